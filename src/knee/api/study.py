@@ -17,16 +17,17 @@ from knee.inputs.argument_types import checked_arguments
 from knee.progress import Progress, watched
 from knee.record.side_by_side import read_record
 from knee.results.result import Result, flat
+from knee.second_process import second_process
 from knee.specs.choices import STUDY_LAUNCHERS, StudyLauncher
 from knee.specs.kept_files import forget_files
 from knee.studies.claims import Tally, Verdict
+from knee.studies.from_the_end import KEPT, RECORDS, WORTH_IT
 from knee.studies.grid_changes import GridChanges, changes_of
 from knee.studies.quantities import Row
 from knee.studies.questions import StudyPoint
 from knee.studies.record_store import Store, cached_fidelity
 from knee.studies.rows import step_row
 from knee.studies.run_study import Ran, points_to_run, recorded, results, strangers
-from knee.studies.second_process import KEPT, RECORDS, second_process
 from knee.studies.study_file import study_names
 from knee.studies.table_files import write_tables
 from knee.validation.carried_set import CarriedFidelity, carried_fidelity
@@ -187,8 +188,9 @@ def study(
     folder = None if out is None else make_folder(Path(out))
     store = Store(None if folder is None else folder / RECORDS, warn)
     with contextlib.ExitStack() as beside:
-        if folder is not None and launcher == "simulate":
-            beside.enter_context(second_process(folder, wanted, changes, missing=len(points) - store.before))
+        if folder is not None and launcher == "simulate" and len(points) - store.before >= WORTH_IT:
+            asked = {"folder": str(folder), "names": wanted, "changes": changes}
+            beside.enter_context(second_process("knee.studies.from_the_end", asked))
         found = list(_recorded(points, store, progress))
         if launcher == "local" and folder is not None:
             measured += _trained(points, folder / "runs", steps, progress, tell, warn)

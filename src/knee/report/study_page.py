@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from knee.report.step_timeline import StepTimeline, step_timelines
 from knee.report.study_summary import findings, headlines, knee_summary
 from knee.report.svg_cache import SvgCache, write_picture
 from knee.report.tables import Table, kind_table, record_table
+from knee.second_process import second_process
 from knee.single import ASSUMPTIONS
 from knee.studies.claims import Tally, Verdict
 from knee.studies.run_study import Ran
@@ -45,6 +47,8 @@ FILES = {
     "records": "the record of each run, with all it depends on",
 }
 """What may lie beside the page."""
+MANY = 40
+"""Charts that are not drawn yet, from which a second process pays."""
 DRAWN = ".kept"
 """Folder of pictures that a second run need not draw again."""
 
@@ -121,12 +125,17 @@ def _tables(figure: Figure) -> list[Table]:
 def write_page(ran: Sequence[Ran], fidelity: CarriedFidelity, out: Path, *, command: str) -> Path:
     """The page and every figure as files of its own; the page's path."""
     folder, pictures = make_folder(out / "figures"), SvgCache(out / DRAWN)
-    for one in ran:
-        for name, spec in figure_files(one):
+    files = [named for one in ran for named in figure_files(one)]
+    specs = [spec for _, spec in files] + [f.spec for one in ran for f in figures(one) if f.spec is not None]
+    with contextlib.ExitStack() as beside:
+        if sum(not pictures.has(spec) for spec in specs) >= MANY:
+            asked = {"folder": str(out / DRAWN), "specs": specs}
+            beside.enter_context(second_process("knee.report.draw_from_the_end", asked))
+        for name, spec in files:
             write_picture(folder / name, spec, pictures.svg(spec))
-    beside = [name for name in FILES if (out / name).exists()]
-    drawn = [drawn_of(one, pictures=pictures) for one in ran]
-    page = study_page(ran, fidelity, command=command, beside=beside, drawn=drawn, draw=pictures.svg)
+        drawn = [drawn_of(one, pictures=pictures) for one in ran]
+    tables = [name for name in FILES if (out / name).exists()]
+    page = study_page(ran, fidelity, command=command, beside=tables, drawn=drawn, draw=pictures.svg)
     write_text(out / "index.html", page)
     pictures.remove_unused()
     return out / "index.html"

@@ -20,6 +20,10 @@ class SvgCache:
         self.folder = None if folder is None else make_folder(folder)
         self.used: set[str] = set()
 
+    def has(self, spec: Spec) -> bool:
+        """Whether the picture lies here."""
+        return self.folder is not None and (self.folder / f"{_digest(spec)}.svg").exists()
+
     def svg(self, spec: Spec) -> str:
         """The picture of a spec."""
         if self.folder is None:

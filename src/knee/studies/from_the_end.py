@@ -1,0 +1,33 @@
+"""What ``second_process`` runs beside a large study: its answers, last ones first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from knee.second_process import asked_of_this
+from knee.studies.budget_rows import budget_rows
+from knee.studies.record_store import Store, cached_fidelity
+from knee.studies.run_study import points_to_run, with_needs
+
+KEPT, RECORDS = ".kept", "records"
+"""Below a study's folder: budgets and fidelity, and what was simulated."""
+WORTH_IT = 64
+"""Answers that are missing, from which a second interpreter pays."""
+
+
+def answer_from_the_end(folder: Path, names: Sequence[str], changes: Mapping[str, Any]) -> None:
+    """Budgets and fidelity first, which the first process comes to last; then points, last ones first."""
+    for study in with_needs(names):
+        for budgets in study.budget:
+            list(budget_rows(study.name, budgets, folder / KEPT))
+    cached_fidelity(folder / KEPT)
+    store = Store(folder / RECORDS, lambda _: None)
+    for point in reversed(points_to_run(names, changes)):
+        store.record(point.question)
+
+
+if __name__ == "__main__":
+    asked = asked_of_this()
+    answer_from_the_end(Path(asked["folder"]), asked["names"], asked["changes"])
