@@ -153,12 +153,12 @@ def _run(
     from knee.cli.render.study import print_answer
     from knee.studies.study_file import load_study
 
-    for name in names:  # a mistake in a file is told before the seconds that altair's import takes
+    for name in names:
         load_study(name)
     if not no_page:  # not after everything has been run
         from knee.figures.vega import load
 
-        load("altair"), load("vl_convert")
+        load("vl_convert"), load("jinja2", "pages")
     with Bars(width=NAME_WIDTH) as bars:
         answer = study(
             *names,
