@@ -123,8 +123,8 @@ def command(model: str, as_json: bool, top: int, export_to: str | None, html: st
 
     The search covers every combination of dp_replicate x dp_shard x tp x pp x cp with every sharding, schedule,
     microbatch size, sequence parallelism and recomputation policy that the model and the batch allow. Virtual stages
-    are tried if they divide the model evenly. Plans that do not fit in memory are counted by what fills the memory.
-    Plans that are certain to be more than 12.5% below the best are pruned. All other plans are simulated.
+    are tried if they divide the model evenly. Plans are simulated in the order of a lower bound of their step time,
+    until no other plan that fits in memory can be among the best. The result is that of simulating every plan.
 
     \b
         knee plan llama2-7b --cluster dgx-h100 --gpus 256 --global-batch 512
