@@ -1,0 +1,72 @@
+"""A second process answers from the end, and whoever made an answer, it is the same."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import knee
+from knee import second_process as beside
+from knee.api import study as api
+from knee.studies.from_the_end import RECORDS, answer_from_the_end
+
+GRID = 'model = "llama-tiny"\ncluster = "cpu"\nprofile = "eager"\ngpus = [1, 2, 4]\nlocal_batch = 1\nseq_len = 64\n'
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors on published runs take seconds, and are tested elsewhere."""
+    monkeypatch.setattr("knee.studies.from_the_end.cached_fidelity", lambda folder: None)
+    monkeypatch.setattr(api, "cached_fidelity", lambda folder: SimpleNamespace(sources=()))
+
+
+@pytest.fixture
+def grid(tmp_path: Path) -> str:
+    path = tmp_path / "mine.toml"
+    path.write_text(GRID, encoding="utf-8")
+    return str(path)
+
+
+def test_what_the_second_made_the_first_finds(grid: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    answer_from_the_end(out, [grid], {})
+    assert len(list((out / RECORDS).glob("*.json"))) == 3
+    found = knee.study(grid, out=out)
+    assert (found.simulated, found.reused) == (0, 3)
+    assert found.ran[0].rows == knee.study(grid).ran[0].rows
+
+
+def test_a_study_beside_a_second_process_is_the_same(
+    grid: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+    start = subprocess.Popen
+
+    def popen(command: list[str], **options: Any) -> subprocess.Popen[str]:
+        started.append(start(command, **options))
+        return started[-1]
+
+    monkeypatch.setattr(api, "WORTH_IT", 1)
+    monkeypatch.setattr(beside, "_cores", lambda: 2)
+    monkeypatch.setattr(beside.subprocess, "Popen", popen)
+    found = knee.study(grid, out=tmp_path / "out")
+    assert (found.simulated, found.reused) == (3, 0)
+    assert found.ran[0].rows == knee.study(grid).ran[0].rows
+    assert [process.poll() is not None for process in started] == [True]
+
+
+@pytest.mark.parametrize("how", ["none", "fails"])
+def test_without_a_second_process_the_first_does_all(
+    grid: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(api, "WORTH_IT", 1)
+    monkeypatch.setattr(beside, "_cores", lambda: 1 if how == "none" else 2)
+    monkeypatch.setattr(beside.subprocess, "Popen", fails)
+    assert knee.study(grid, out=tmp_path / "out").simulated == 3
