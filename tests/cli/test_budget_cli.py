@@ -155,7 +155,7 @@ def test_what_trains_nothing_ends_with_3(args: tuple[str, ...], code: str, field
 def test_check_shows_the_worst(tmp_path: Path) -> None:
     result = knee("budget", "--check")
     assert result.exit_code == 0
-    assert "the worst, llama2-13b-2T" in result.stdout
+    assert "of llama2-13b-2T, is -" in result.stdout
     data = json.loads(knee("budget", "--check", "--json").stdout)
     assert len(data["runs"]) == 5
     assert tmp_path.exists()

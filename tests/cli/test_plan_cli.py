@@ -38,7 +38,7 @@ def test_plans_come_best_first(answer: dict[str, Any]) -> None:
         assert plan["headroom_bytes"] >= 0
         assert 0 <= plan["good_frac"] <= 1
     counts = answer["counts"]
-    assert counts["plans"] == sum(counts["too_large"].values()) + counts["bounded"] + counts["simulated"]
+    assert len(answer["plans"]) <= counts["ranked"] <= counts["simulated"] < counts["plans"]
 
 
 def test_the_rest_of_the_answer(answer: dict[str, Any]) -> None:

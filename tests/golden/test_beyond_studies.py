@@ -84,18 +84,17 @@ def test_it_is_complete_and_small(name: str) -> None:
 def test_prose_holds_whatever_the_numbers_are(name: str) -> None:
     study = load_study(name)
     assert set(re.findall(r"{(\w+)}", study.finding)) == set(study.value)
-    for text in (study.title, study.finding, *(draw.caption for draw in study.draw)):
+    for text in (study.title, study.finding):
         assert "%" not in text, text
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_runs_and_says_one_sentence(name: str, ran: dict[str, Ran]) -> None:
+def test_it_runs_and_says_what_it_found(name: str, ran: dict[str, Ran]) -> None:
     one = ran[name]
     assert not one.impossible
     assert one.rows
     assert not re.search(r"[{}]|\bnan\b|Not said", one.finding)
     assert one.finding.endswith(".")
-    assert ". " not in one.finding
     assert one.trust in LABELS
 
 

@@ -162,7 +162,7 @@ def test_a_file_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
     for name in ("out", "out/deeper"):
-        with pytest.raises(InputError, match="a file of that name") as caught:
+        with pytest.raises(InputError, match="a file with that name") as caught:
             make_folder(tmp_path / name)
         assert caught.value.hint
 
