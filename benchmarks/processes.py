@@ -49,8 +49,8 @@ def cost(command: list[str], env: dict[str, str]) -> Cost:
 def best_cost(command: list[str], env: dict[str, str], runs: int) -> Cost:
     """The least time and the most memory of some runs; the first one writes bytecode and fills the disk's cache."""
     costs = [cost(command, env) for _ in range(runs)]
-    least = (min(one[i] for one in costs) for i in range(2))
-    return Cost(*least, max(one.peak_mb for one in costs), costs[0].printed)
+    wall_s, cpu_s = min(one.wall_s for one in costs), min(one.cpu_s for one in costs)
+    return Cost(wall_s, cpu_s, max(one.peak_mb for one in costs), costs[0].printed)
 
 
 def knee(*arguments: str) -> list[str]:

@@ -25,9 +25,10 @@ def show(parts: dict[str, list[Figure]]) -> None:
         print("  ".join(f"{cell:>{width}}" if name in RIGHT else f"{cell:<{width}}" for name, cell, width in cells))
     print()
     print(f"Today: {_told(recorded.header())}.")
-    for part in parts:
-        if (before := recorded.load().get(part)) is not None:
-            print(f"Recorded, {part}: {_told(before)}.")
+    records = recorded.load()
+    told = {part: _told(records[part]) for part in parts if part in records}
+    for header in dict.fromkeys(told.values()):
+        print(f"Recorded ({', '.join(part for part in told if told[part] == header)}): {header}.")
 
 
 def _line(figure: Figure, before: dict[str, Any] | None) -> tuple[str, ...]:

@@ -123,9 +123,8 @@ def _measured(trace: Path, runs: int, large: Path, env: dict[str, str]) -> list[
     if peers.can_import("hta"):
         hta = Tool(HTA, str(trace), env=peers.environment(), runs=runs, python=str(peers.PYTHON))
     least = Compared(name="read, gunzip, scan", value=floor.work_s, kind="floor")
-    other_s, other_mb = (
-        Compared(name=peers.HTA, value=hta and value(hta)) for value in (lambda t: t.wall_s, lambda t: t.peak_mb)
-    )
+    other_s = Compared(name=peers.HTA, value=hta.wall_s if hta else None)
+    other_mb = Compared(name=peers.HTA, value=hta.peak_mb if hta else None)
     one_mb = Compared(name="one copy", value=once.peak_mb, kind="floor")
     name = "trace, 54 MB" if trace.name == SHARED.name else f"trace, {trace.name}"
     return [
