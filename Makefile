@@ -24,8 +24,8 @@ SEED ?= 0
 KINDS ?=
 CASE ?=
 WORKERS ?= 2
-# Of make bench: options of benchmarks/bench.py, and the tools that knee is compared with. llm-analysis needs only fire for
-# what is measured; the packages that it requires exclude those of the other.
+# Of make bench: options of benchmarks/bench.py, and where the tools lie that knee is compared with. What is measured of
+# llm-analysis needs only fire; with its other requirements pip tries old releases for minutes.
 BENCH ?=
 PEERS := .venv-peers
 

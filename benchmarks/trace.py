@@ -87,6 +87,10 @@ class Tool:
         return min(one.wall_s for one in self.costs)
 
     @property
+    def cpu_s(self) -> float:
+        return min(one.cpu_s for one in self.costs)
+
+    @property
     def work_s(self) -> float:
         """Without interpreter and imports."""
         return min(_work_s(one) for one in self.costs)
@@ -124,6 +128,7 @@ def _measured(trace: Path, runs: int, large: Path, env: dict[str, str]) -> list[
         hta = Tool(HTA, str(trace), env=peers.environment(), runs=runs, python=str(peers.PYTHON))
     least = Compared(name="read, gunzip, scan", value=floor.work_s, kind="floor")
     other_s = Compared(name=peers.HTA, value=hta.wall_s if hta else None)
+    other_cpu_s = Compared(name=peers.HTA, value=hta.cpu_s if hta else None)
     other_mb = Compared(name=peers.HTA, value=hta.peak_mb if hta else None)
     one_mb = Compared(name="one copy", value=once.peak_mb, kind="floor")
     name = "trace, 54 MB" if trace.name == SHARED.name else f"trace, {trace.name}"
@@ -131,6 +136,7 @@ def _measured(trace: Path, runs: int, large: Path, env: dict[str, str]) -> list[
         Figure(name=f"{name}: work", value=once.work_s, unit="s", aim=AIMS["floor"], aim_of="ratio", compared=least),
         Figure(name=f"{name}, from the cache: work", value=again.work_s, unit="s", compared=least),
         Figure(name=f"{name}: wall", value=once.wall_s, unit="s", aim=AIMS["hta"], aim_of="ratio", compared=other_s),
+        Figure(name=f"{name}: CPU", value=once.cpu_s, unit="s", compared=other_cpu_s),
         Figure(name=f"{name}: memory", value=once.peak_mb, unit="MB", compared=other_mb),
         Figure(name=f"{name}, ten copies: memory", value=ten.peak_mb, unit="MB", aim=AIMS["ten_mb"], compared=one_mb),
     ]
