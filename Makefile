@@ -2,7 +2,7 @@
 # make check   linters and the fast tests, in a minute and a half: before every commit
 # make test    everything that is checked before a change is accepted
 # make fuzz    damaged and unlikely files and arguments (CASES=20000 SEED=0 KINDS=trace,job, CASE=... repeats one)
-# make bench   speed of the engine
+# make bench   speed beside other tools and the last record, in five minutes (BENCH="--only engine,search", BENCH=--record)
 # make docs    the documentation site, into out/site; it also makes the pages that come from the code
 # make clean   remove what the others made
 #
@@ -24,6 +24,10 @@ SEED ?= 0
 KINDS ?=
 CASE ?=
 WORKERS ?= 2
+# Of make bench: options of benchmarks/bench.py, and where the tools lie that knee is compared with. What is measured of
+# llm-analysis needs only fire; with its other requirements pip tries old releases for minutes.
+BENCH ?=
+PEERS := .venv-peers
 
 # What the tests of probes run on; empty (make test TORCH=) to skip them.
 TORCH ?= torch==2.13.0
@@ -69,8 +73,8 @@ fuzz: $(VENV)/.dev
 	PYTHONPATH=tests $(BIN)/python -m fuzz --cases $(CASES) --seed $(SEED) --kinds "$(KINDS)" --case "$(CASE)" \
 	    --jobs $(WORKERS) --out $(OUT)/fuzz
 
-bench: $(VENV)/.dev
-	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+bench: $(VENV)/.dev $(PEERS)/.installed
+	@$(BIN)/python benchmarks/bench.py $(BENCH)
 
 # NO_MKDOCS_2_WARNING: a notice of mkdocs-material about its successor, which says nothing of this site.
 docs: $(VENV)/.docs
@@ -81,7 +85,7 @@ docs: $(VENV)/.docs
 	@echo "wrote $(OUT)/site/index.html"
 
 clean:
-	rm -rf $(VENV) $(OUT) build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS) $(OUT) build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Environments. A stamp is as new as the pyproject.toml that it was installed from.
@@ -114,6 +118,15 @@ $(VENV)/.torch: | $(VENV)/.dev
 	        || echo "== $(TORCH) could not be installed: the tests that need it skip"; \
 	fi
 	@touch $@
+
+# Without a stamp, the next run tries again.
+$(PEERS)/.installed: | $(BIN)/python
+	@echo "== installing the tools that knee is compared with into $(PEERS)"
+	@$(BIN)/python -m venv $(PEERS) \
+	&& $(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check HolisticTraceAnalysis==0.5.0 fire \
+	&& $(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-analysis==0.2.2 \
+	&& touch $@ \
+	|| echo "== they could not be installed: the table has their recorded values"
 
 apt:
 	@missing=; for name in $(APT_PACKAGES); do \

@@ -1,41 +1,31 @@
-"""How fast a trace is read: knee against the floor of reading it at all and against HolisticTraceAnalysis.
+"""How fast a trace is read: knee beside the floor of reading it at all, and beside HolisticTraceAnalysis.
 
     python benchmarks/trace.py [--runs 3] [--trace FILE]
 
-Every tool runs in a fresh process of its own, one after the other, and the whole of that process counts: interpreter,
-imports, reading and the answer. "Work" is what is left without interpreter and imports, by the process's own clock; the
-floor is about that work, since any tool of Python starts an interpreter. The best of the runs is shown. Ratios are what
-counts: they were taken in the same minutes on the same machine. The trace is a real one (V100, 54 MB unpacked, 216,092
-events) that is not part of knee.
+Every tool runs in a new process of its own, one after the other. Wall time is that of the whole process: interpreter,
+imports, reading and the answer. "Work" leaves out interpreter and imports, by the process's own clock; the floor is
+about that work, since any tool of Python starts an interpreter. The best of the runs counts. The trace is a real one
+(V100, 54 MB unpacked, 216,092 events) that is not part of knee.
 """
 
 from __future__ import annotations
 
-import argparse
 import gzip
-import importlib.util
-import os
-import platform
 import re
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
+import peers
+from processes import Cost, cost, fresh_environment
+
+from figures import Compared, Figure, main
 
 SHARED = Path(__file__).parents[2] / "shared" / "traces" / "hta_v100_2rank_rank1_large.json.gz"
 COPIES = 10
-BARS = {
-    "faster than HTA": 13.0,
-    "of HTA's memory": 1 / 3,
-    "of the floor": 2.5,
-    "ten copies, MB": 109.0,
-    "ten copies, CPU": 1.2 * COPIES,
-}
-"""What knee promises. Ten copies may take a little more CPU than ten times one: that is linear."""
+AIMS = {"floor": 2.0, "hta": 18.0, "ten_mb": 109.0}
+"""Times the floor; times as fast as HTA; MB for ten copies."""
 
 FLOOR = """
 import sys, time, zlib
@@ -64,40 +54,6 @@ print(time.perf_counter() - start)
 """
 
 
-class Cost(NamedTuple):
-    """Of one whole process."""
-
-    wall_s: float
-    cpu_s: float
-    peak_mb: float
-    work_s: float
-    """Without interpreter and imports."""
-
-
-def cost(program: str, *arguments: str, env: dict[str, str], runs: int) -> Cost:
-    """The best of some runs, after one that fills the caches of disk and bytecode."""
-    costs = [_once([sys.executable, "-c", program, *arguments], env) for _ in range(runs + 1)][1:]
-    return Cost(
-        min(c.wall_s for c in costs),
-        min(c.cpu_s for c in costs),
-        max(c.peak_mb for c in costs),
-        min(c.work_s for c in costs),
-    )
-
-
-def _once(command: list[str], env: dict[str, str]) -> Cost:
-    start = time.perf_counter()
-    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert process.stdout is not None
-    said = process.stdout.read().split()
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    wall = time.perf_counter() - start
-    if process.returncode:
-        raise subprocess.CalledProcessError(process.returncode, command[:2])
-    return Cost(wall, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, float(said[-1]) if said else 0.0)
-
-
 def ten_times(source: Path, target: Path) -> None:
     """One job ten times as long: every copy later, with correlations and steps of its own."""
     text = gzip.decompress(source.read_bytes())
@@ -119,79 +75,79 @@ def ten_times(source: Path, target: Path) -> None:
         file.write(tail)
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=3, help="of each tool; the best counts")
-    parser.add_argument("--trace", type=Path, default=SHARED, help="a .json.gz of torch.profiler")
-    parser.add_argument("--ten", type=Path, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.ten:
-        ten_times(asked.trace, asked.ten)
-        return
-    if not asked.trace.exists():
-        print(f"{asked.trace} is not here; nothing was measured")
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        measure(asked.trace, asked.runs, Path(folder))
+class Tool:
+    """A program and its best runs."""
+
+    def __init__(self, program: str, *arguments: str, env: dict[str, str], runs: int, python: str = sys.executable):
+        # one more, which fills the caches of disk and bytecode
+        self.costs = [cost([python, "-c", program, *arguments], env) for _ in range(runs + 1)][1:]
+
+    @property
+    def wall_s(self) -> float:
+        return min(one.wall_s for one in self.costs)
+
+    @property
+    def cpu_s(self) -> float:
+        return min(one.cpu_s for one in self.costs)
+
+    @property
+    def work_s(self) -> float:
+        """Without interpreter and imports."""
+        return min(_work_s(one) for one in self.costs)
+
+    @property
+    def peak_mb(self) -> float:
+        return max(one.peak_mb for one in self.costs)
 
 
-def measure(trace: Path, runs: int, folder: Path) -> None:
-    """All tools on one trace, and knee on ten of it."""
-    # compiled modules as after an installation, and a cache of traces that starts empty
-    env = os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        "PYTHONDONTWRITEBYTECODE": "",
-        "PYTHONPYCACHEPREFIX": str(folder / "bytecode"),
-        "XDG_CACHE_HOME": str(folder / "cache"),
-    }
-    print(
-        f"{trace.name}, {trace.stat().st_size / 1e6:.1f} MB packed; {platform.machine()}, {os.cpu_count()} cores, "
-        f"Python {platform.python_version()}, NumPy {np.__version__}; best of {runs}, whole processes\n"
-    )
-    found = {
-        "floor: read, gunzip, one scan": cost(FLOOR, str(trace), env=env, runs=runs),
-        "import numpy": cost("import numpy", env=env, runs=runs),
-        "knee, full answer": cost(KNEE, str(trace), "fresh", env=env, runs=runs),
-        "knee, second look": cost(KNEE, str(trace), "cache", env=env, runs=runs),
-    }
-    floor, knee = found["floor: read, gunzip, one scan"], found["knee, full answer"]
-    if importlib.util.find_spec("hta") is None:
-        print("HolisticTraceAnalysis is not installed; it is left out")
-    else:
-        found["HTA, three tables"] = cost(HTA, str(trace), env=env, runs=runs)
-    print(f"{'':<32}{'wall s':>8}{'CPU s':>8}{'peak MB':>9}{'x floor':>9}{'x knee':>8}{'work s':>8}{'x floor':>9}")
-    for name, one in found.items():
-        print(
-            f"{name:<32}{one.wall_s:>8.2f}{one.cpu_s:>8.2f}{one.peak_mb:>9.0f}{one.wall_s / floor.wall_s:>9.1f}"
-            f"{one.wall_s / knee.wall_s:>8.1f}{one.work_s:>8.2f}{one.work_s / floor.work_s:>9.1f}"
-        )
-    large = folder / "ten.json.gz"
+def _work_s(one: Cost) -> float:
+    return float(one.printed.split()[-1])
+
+
+def figures(runs: int = 3, trace: Path = SHARED, ten: Path | None = None) -> list[Figure]:
+    """All tools on one trace, and knee on ten copies of it."""
+    if ten is not None:
+        ten_times(trace, ten)
+        raise SystemExit
+    if not trace.exists():
+        print(f"trace: {trace} is not here; give one with --trace", file=sys.stderr)
+        return []
+    with tempfile.TemporaryDirectory() as folder, fresh_environment() as env:
+        return _measured(trace, runs, Path(folder) / "ten.json.gz", env)
+
+
+def _measured(trace: Path, runs: int, large: Path, env: dict[str, str]) -> list[Figure]:
     # in a process of its own: the peak of a process that starts others is passed on to them
-    subprocess.run([sys.executable, __file__, "--trace", str(trace), "--ten", str(large)], check=True)
-    again = cost(KNEE, str(trace), "fresh", env=env, runs=runs)  # once more: the same minute counts
-    ten = cost(KNEE, str(large), "fresh", env=env, runs=1)
-    ten_floor = cost(FLOOR, str(large), env=env, runs=1)
-    print(
-        f"{'knee, ten copies in one file':<32}{ten.wall_s:>8.2f}{ten.cpu_s:>8.2f}{ten.peak_mb:>9.0f}"
-        f"{ten.wall_s / ten_floor.wall_s:>9.1f}{ten.wall_s / again.wall_s:>8.1f}{ten.work_s:>8.2f}"
-        f"{ten.work_s / ten_floor.work_s:>9.1f}"
-    )
-    print(f"{'floor, the same':<32}{ten_floor.wall_s:>8.2f}{ten_floor.cpu_s:>8.2f}{ten_floor.peak_mb:>9.0f}\n")
-    reached = {
-        "of the floor": knee.work_s / floor.work_s,
-        "ten copies, MB": ten.peak_mb,
-        "ten copies, CPU": ten.cpu_s / again.cpu_s,
-    }
-    hta = found.get("HTA, three tables")
-    if hta is not None:
-        reached |= {"faster than HTA": hta.wall_s / knee.wall_s, "of HTA's memory": knee.peak_mb / hta.peak_mb}
-    for name, value in reached.items():
-        bar = BARS[name]
-        met = value >= bar if name == "faster than HTA" else value <= bar
-        sign = ">=" if name == "faster than HTA" else "<="
-        print(f"{name:<20}{value:>8.2f}   {'met' if met else 'MISSED'}: {sign} {bar:.2f}")
+    subprocess.run([sys.executable, __file__, "--trace", trace, "--ten", large], check=True)
+    floor = Tool(FLOOR, str(trace), env=env, runs=runs)
+    once = Tool(KNEE, str(trace), "fresh", env=env, runs=runs)
+    again = Tool(KNEE, str(trace), "cache", env=env, runs=runs)
+    ten = Tool(KNEE, str(large), "fresh", env=env, runs=1)
+    hta = None
+    if peers.can_import("hta"):
+        hta = Tool(HTA, str(trace), env=peers.environment(), runs=runs, python=str(peers.PYTHON))
+    least = Compared(name="read, gunzip, scan", value=floor.work_s, kind="floor")
+    other_s = Compared(name=peers.HTA, value=hta.wall_s if hta else None)
+    other_cpu_s = Compared(name=peers.HTA, value=hta.cpu_s if hta else None)
+    other_mb = Compared(name=peers.HTA, value=hta.peak_mb if hta else None)
+    one_mb = Compared(name="one copy", value=once.peak_mb, kind="floor")
+    name = "trace, 54 MB" if trace.name == SHARED.name else f"trace, {trace.name}"
+    return [
+        Figure(name=f"{name}: work", value=once.work_s, unit="s", aim=AIMS["floor"], aim_of="ratio", compared=least),
+        Figure(name=f"{name}, from the cache: work", value=again.work_s, unit="s", compared=least),
+        Figure(name=f"{name}: wall", value=once.wall_s, unit="s", aim=AIMS["hta"], aim_of="ratio", compared=other_s),
+        Figure(name=f"{name}: CPU", value=once.cpu_s, unit="s", compared=other_cpu_s),
+        Figure(name=f"{name}: memory", value=once.peak_mb, unit="MB", compared=other_mb),
+        Figure(name=f"{name}, ten copies: memory", value=ten.peak_mb, unit="MB", aim=AIMS["ten_mb"], compared=one_mb),
+    ]
 
 
 if __name__ == "__main__":
-    main()
+    main(
+        "trace",
+        __doc__,
+        figures,
+        runs={"type": int, "default": 3, "help": "of each tool; the best counts"},
+        trace={"type": Path, "default": SHARED, "help": "a .json.gz of torch.profiler"},
+        ten={"type": Path, "help": "only write ten copies of the trace to this file"},
+    )
