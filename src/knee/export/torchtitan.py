@@ -17,6 +17,7 @@ from knee.export.command_line import (
     tp_overlap_frac,
 )
 from knee.specs.job import Job
+from knee.specs.model.departures import departures
 from knee.specs.plan import AXES, RESHARDING
 
 TOOL = "torchtitan"
@@ -173,6 +174,9 @@ def _add_model(launch: LaunchCommand, job: Job) -> str:
 
 def _registered(job: Job) -> tuple[str, dict[str, Any]]:
     model, known = job.model, recorded()[TOOL]["models"]
+    for name, shown in departures(model, job.seq_len).items():
+        text = f"it registers Llama 3, but {model.name} has {shown}"
+        raise cannot(TOOL, f"model.{name}", text, "export a Llama 3 model, or simulate this one")
     for flavor, entry in known.items():
         shape = entry["shape"] | LLAMA
         if (

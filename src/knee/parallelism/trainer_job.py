@@ -11,6 +11,7 @@ from knee.errors import SpecError, argument, out_of_range
 from knee.specs.choices import Device
 from knee.specs.defaults import LEARNING_RATE, TIMEOUT_S
 from knee.specs.model import Model
+from knee.specs.model.departures import departures
 from knee.specs.plan import Plan
 from knee.specs.split_rules import (
     check_divided,
@@ -144,6 +145,12 @@ class TrainJob:
                 "model",
                 f"{model.name} has {', '.join(other)}: the trainer trains Llama decoders (swiglu, rmsnorm, rope, no "
                 "biases)",
+                "simulate it, or train a Llama model of its size",
+            )
+        for name, shown in departures(model, self.seq_len).items():
+            raise _not_trained(
+                f"model.{name}",
+                f"{model.name} has {shown}, which can be simulated but not trained",
                 "simulate it, or train a Llama model of its size",
             )
         if self.device == "cpu" and self.attention in ("flash", "cudnn"):

@@ -34,11 +34,11 @@ def layer_saved_bytes(model: Model, s: Shapes, profile: Profile, recompute: Floa
         norms = norms + inputs * 2.0 * h * (s.tokens - s.norm_tokens)
     # queries, keys, values and the attention output, which is also the input of the output projection
     attention_core = 2.0 * (model.q_width + 2 * model.kv_width) + 2.0 * model.q_width
-    if profile.packed_qkv and model.positions == "rope":
-        attention_core += 2.0 * (model.q_width + model.kv_width)
     if model.qk_norm != "none":
         # queries and keys before their norm; those behind it are among the four above
         attention_core += (norm_bytes(model, profile) - 2.0) * (model.q_width + model.kv_width)
+    elif profile.packed_qkv and model.positions == "rope":
+        attention_core += 2.0 * (model.q_width + model.kv_width)
     # gate, up, activation and product in eager; fused kernels recompute the activation
     gated = 4 if eager else 3
     mlp_tensors = {"swiglu": gated, "geglu": gated, "gelu": 2, "relu2": gated - 1}[model.mlp]

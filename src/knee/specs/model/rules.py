@@ -94,3 +94,10 @@ def check_norms(model: Model) -> None:
     """Refuse a number of norms that no block has."""
     if not 1 <= model.layer_norms <= MOST_NORMS:
         raise out_of_range("model.layer_norms", model.layer_norms, f"it must be between 1 and {MOST_NORMS}")
+    if model.layer_norms == 1 and not model.parallel_residual:
+        raise SpecError(
+            "model.layer_norms is 1, but attention and the MLP share a norm only with model.parallel_residual",
+            hint="give layer_norms 2, or parallel_residual = true",
+            code="contradiction",
+            field="model.layer_norms",
+        )
