@@ -216,6 +216,9 @@ def scripts(to: str) -> dict[str, str]:
         made(profile="eager", tp=2, sequence_parallel=False),
         made("llama3-405b", gpus=512, tp=8, pp=16, sharding="zero1", batch=512),
         made(sharding="zero1", sets={"model.head_size": "64", "model.mlp": "relu2"}),
+        made("qwen2.5-7b", sharding="zero1"),
+        made("qwen3-8b", sharding="zero1"),
+        made("mistral-7b-v0.1", sharding="zero1", sets={"model.rope_frac": "0.5"}),
     ]
     for job in (*grid(), *more):
         try:

@@ -119,9 +119,14 @@ def _refuse_model(job: Job) -> None:
     model, hint = job.model, "simulate it with knee; no option of pretrain_gpt.py describes it"
     if model.mlp == "geglu":
         raise cannot(TOOL, "model.mlp", f"{model.name} has a geglu MLP, for which it has no option", hint)
-    supported = {"qkv_bias", "rope_frac"} | ({"qk_norm"} if model.qk_norm == "head" else set())
+    runs = {
+        "qkv_bias": True,
+        "rope_frac": True,
+        "qk_norm": model.qk_norm == "head",
+        "window": model.sliding_layers == model.layers,
+    }
     for name, shown in departures(model, job.seq_len).items():
-        if name not in supported:
+        if not runs.get(name):
             raise cannot(TOOL, f"model.{name}", f"{model.name} has {shown}, for which it has no option", hint)
 
 
@@ -184,6 +189,9 @@ def _add_model(launch: LaunchCommand, job: Job) -> None:
             launch.option("--rotary-percent", model.rope_frac)
     if model.qk_norm == "head":
         launch.option("--qk-layernorm")
+    if model.slides(job.seq_len):
+        # tokens before the query's own, and after it
+        launch.option("--window-size", f"{model.window - 1},0")
     launch.option("--max-position-embeddings", max(model.max_seq_len, job.seq_len))
     if not model.tied_embeddings:
         launch.option("--untie-embeddings-and-output-weights")
