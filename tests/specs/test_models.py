@@ -10,7 +10,9 @@ import pytest
 
 import knee
 from knee.errors import SpecError
+from knee.parallelism.trainer_job import TrainJob
 from knee.specs.load import catalog_entries, load_model
+from knee.specs.plan import Plan
 from knee.workload.parameters import parameter_count
 from refusals import caught, kind
 from tables import LLAMA_7B
@@ -149,3 +151,23 @@ def test_kernels_that_cannot_compute_the_attention_are_refused() -> None:
             )
         assert kind(refused.value) == ("not-modelled", "profile.attention")
         assert "flash2" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"qk_norm": "head"}, "model.qk_norm"),
+        ({"window": 63}, "model.window"),
+        ({"final_soft_cap": 30.0}, "model.final_soft_cap"),
+        ({"parallel_residual": True}, "model.parallel_residual"),
+        ({"layer_norms": 4}, "model.layer_norms"),
+        ({"rope_frac": 0.5}, "model.rope_frac"),
+        ({"mlp_bias": True}, "model.mlp_bias"),
+        ({"mlp": "geglu"}, "model.mlp"),
+    ],
+)
+def test_the_trainer_refuses_what_it_cannot_run(change: dict[str, Any], field: str) -> None:
+    shape: dict[str, Any] = {"plan": Plan(), "gpus": 1, "global_batch": 1, "seq_len": 64}
+    error = caught(lambda: TrainJob(model=replace(LLAMA_7B, **change), **shape))
+    assert kind(error) == ("not-trained", field)
+    TrainJob(model=replace(LLAMA_7B, window=64), **shape)  # not shorter than the sequence

@@ -117,9 +117,11 @@ def _refuse(launch: LaunchCommand, job: Job) -> None:
 def _refuse_model(job: Job) -> None:
     """Parts of a model for which no option was found."""
     model, hint = job.model, "simulate it with knee; no option of pretrain_gpt.py describes it"
-    if model.mlp == "geglu":
-        raise cannot(TOOL, "model.mlp", f"{model.name} has a geglu MLP, for which it has no option", hint)
     runs = {
+        "mlp": model.mlp != "geglu",
+        "norm": True,
+        "positions": True,
+        "biases": True,
         "qkv_bias": True,
         "rope_frac": True,
         "qk_norm": model.qk_norm == "head",

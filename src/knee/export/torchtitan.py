@@ -25,7 +25,6 @@ SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}
 ITS_CHUNKS = 2
 """Chunks a rank that torchtitan gives an interleaved schedule unless told otherwise."""
 LOCAL_BATCH = "knee's --local-batch is the global batch divided by all GPUs"
-LLAMA = {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rope", "biases": False}
 
 MODULE = """\
 cat > knee_plan.py <<'EOF'
@@ -178,7 +177,7 @@ def _registered(job: Job) -> tuple[str, dict[str, Any]]:
         text = f"it registers Llama 3, but {model.name} has {shown}"
         raise cannot(TOOL, f"model.{name}", text, "export a Llama 3 model, or simulate this one")
     for flavor, entry in known.items():
-        shape = entry["shape"] | LLAMA
+        shape = entry["shape"]
         if (
             all(getattr(model, name) == value for name, value in shape.items())
             and model.head_dim == model.hidden // model.heads

@@ -138,19 +138,12 @@ class TrainJob:
 
     def _check_trainable(self) -> None:
         model, plan = self.model, self.plan
-        llama = {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rope", "biases": False}
-        other = [f"{name} {getattr(model, name)}" for name, value in llama.items() if getattr(model, name) != value]
+        other = departures(model, self.seq_len)
         if other:
             raise _not_trained(
-                "model",
-                f"{model.name} has {', '.join(other)}: the trainer trains Llama decoders (swiglu, rmsnorm, rope, no "
-                "biases)",
-                "simulate it, or train a Llama model of its size",
-            )
-        for name, shown in departures(model, self.seq_len).items():
-            raise _not_trained(
-                f"model.{name}",
-                f"{model.name} has {shown}, which can be simulated but not trained",
+                f"model.{next(iter(other))}",
+                f"{model.name} has {', '.join(other.values())}: the trainer trains Llama decoders (swiglu, rmsnorm, "
+                "rope, no biases, no windows, no other norms)",
                 "simulate it, or train a Llama model of its size",
             )
         if self.device == "cpu" and self.attention in ("flash", "cudnn"):

@@ -5,6 +5,10 @@ from __future__ import annotations
 from knee.specs.model.decoder import Model
 
 PLAIN: dict[str, object] = {
+    "mlp": "swiglu",
+    "norm": "rmsnorm",
+    "positions": "rope",
+    "biases": False,
     "qk_norm": "none",
     "layer_norms": 2,
     "rope_frac": 1.0,
