@@ -191,11 +191,13 @@ def _local_loads(w: EvaluatedStep, layer_passes: float) -> list[Row]:
     of_loss, loss_s = (LOSS_ALL_REDUCES if parallel else 1) * end_passes, float(comm.tp_loss[0])
     of_loss_bytes = 4.0 * tokens if parallel else float(w.traffic.logits_bytes[0])
     exchange, reduction = float(comm.tp_gather[0]), float(comm.tp_all_reduce[0])
+    sums = calls(attrgetter("sums"))
     rows: list[Row] = [
         ("all_gather", "tp", tp, gathers, size, gathers * exchange),
         ("reduce_scatter", "tp", tp, scatters, size, scatters * exchange),
         ("all_reduce", "tp", tp, all_reduces, size, all_reduces * reduction),
         ("all_reduce" if parallel else "all_gather", "tp", tp, of_loss, of_loss_bytes, of_loss * loss_s),
+        *([("all_reduce", "tp", tp, sums, 4.0 * tokens, sums * float(comm.tp_sum[0]))] if sums else []),
         *_context_loads(w, layer_passes, again),
         ("send_recv", "pp", 2, sends, float(w.traffic.pp_bytes[0]), sends * hidden),
     ]

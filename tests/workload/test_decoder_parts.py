@@ -180,6 +180,20 @@ def test_messages_of_a_parallel_residual() -> None:
     assert ops_again(LLAMA_7B) == TpMessages(gathers=2, all_reduces=1)
 
 
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_a_norm_over_all_heads_sums_between_ranks(sequence_parallel: bool) -> None:
+    full = replace(LLAMA_7B, qk_norm="full")
+    assert layer_forward(full).sums == layer_backward(full, EAGER).sums == 2
+    ask: dict[str, Any] = {"gpus": 8, "local_batch": 1, "seq_len": 4096, "sharding": "fsdp", "tp": 2}
+    ask |= {"sequence_parallel": sequence_parallel}
+    head, all_heads = (
+        knee.simulate(replace(LLAMA_7B, qk_norm=norm), cluster="dgx-h100", **ask).measurement.comm_loads
+        for norm in ("head", "full")
+    )
+    small = [sum(load.calls for load in loads if load.message_bytes == 4 * 8192) for loads in (head, all_heads)]
+    assert small[1] - small[0] == 32 * (2 + 2)
+
+
 def test_every_feature_costs_time_or_none() -> None:
     """A step with a window is faster; with more norms, soft caps or QK norm it is slower; the trace adds up."""
 

@@ -80,7 +80,10 @@ def local_comms(
     def tp(of: tp_messages.TpMessages) -> LocalComm:
         total = np.where(sp, of.collectives * comm.tp_gather, of.all_reduces * comm.tp_all_reduce)
         host = np.where(sp, of.collectives, of.all_reduces) * issue
-        return LocalComm(hidden_s=share * total, blocking_s=(1.0 - share) * total, host_s=host)
+        blocks = (1.0 - share) * total
+        if of.sums:
+            host, blocks = host + of.sums * issue, blocks + of.sums * comm.tp_sum
+        return LocalComm(hidden_s=share * total, blocking_s=blocks, host_s=host)
 
     def blocking(seconds: Floats) -> LocalComm:
         return LocalComm(hidden_s=0.0 * seconds, blocking_s=seconds, host_s=0.0 * seconds)

@@ -103,11 +103,12 @@ def _local(model: Model, parts: StepParts, stage: int, send: Timed, *, forward: 
         return Message(collective=collective, group=tp, message_bytes=message_bytes, dtype=dtype)
 
     def exchange(of: tp_messages.TpMessages) -> Timed:
+        sums = [(message("all_reduce", 4.0 * float(table.micro_tokens[0]), "fp32"), float(comm.tp_sum[0]))] * of.sums
         if not sp:
-            return [(message("all_reduce", size), float(comm.tp_all_reduce[0]))] * of.all_reduces
+            return [(message("all_reduce", size), float(comm.tp_all_reduce[0]))] * of.all_reduces + sums
         seconds = float(comm.tp_gather[0])
         gathers = [(message("all_gather", size), seconds)] * of.gathers
-        return gathers + [(message("reduce_scatter", size), seconds)] * of.scatters
+        return gathers + [(message("reduce_scatter", size), seconds)] * of.scatters + sums
 
     kv = _keys_and_values(parts, stage, forward)
     if forward:

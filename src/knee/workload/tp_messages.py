@@ -18,6 +18,8 @@ class TpMessages:
     gathers: int = 0
     scatters: int = 0
     all_reduces: int = 0
+    sums: int = 0
+    """All-reduces of one number per token, with sequence parallelism and without."""
 
     @property
     def collectives(self) -> int:
@@ -32,17 +34,19 @@ ENDS = (EMBEDDING_FORWARD, HEAD_FORWARD, HEAD_BACKWARD, EMBEDDING_BACKWARD)
 
 def layer_forward(model: Model) -> TpMessages:
     """Before and after attention, and before and after the MLP. Blocks with a parallel residual add what attention and
-    the MLP put out before one message; if the two share a norm, they share its gather."""
+    the MLP put out before one message; if the two share a norm, they share its gather. A norm over all heads sums the
+    squares of queries, and those of keys."""
+    sums = 2 if model.qk_norm == "full" else 0
     if not model.parallel_residual:
-        return TpMessages(gathers=2, scatters=2, all_reduces=2)
-    return TpMessages(gathers=min(model.layer_norms, 2), scatters=1, all_reduces=1)
+        return TpMessages(gathers=2, scatters=2, all_reduces=2, sums=sums)
+    return TpMessages(gathers=min(model.layer_norms, 2), scatters=1, all_reduces=1, sums=sums)
 
 
 def ops_again(model: Model) -> TpMessages:
     """Of a layer's forward, what recomputing "ops" sends again: outputs of reduce-scatters are kept, and torch stops
     before the layer's last message."""
     forward = layer_forward(model)
-    return TpMessages(gathers=forward.gathers, all_reduces=forward.all_reduces - 1)
+    return TpMessages(gathers=forward.gathers, all_reduces=forward.all_reduces - 1, sums=forward.sums)
 
 
 def layer_backward(model: Model, profile: Profile) -> TpMessages:
@@ -50,4 +54,5 @@ def layer_backward(model: Model, profile: Profile) -> TpMessages:
     are gathered again, because the weight gradients need them whole."""
     forward = layer_forward(model)
     again = 0 if profile.keeps_gathered else forward.gathers
-    return TpMessages(gathers=forward.scatters + again, scatters=forward.gathers, all_reduces=forward.gathers)
+    gathers = forward.scatters + again
+    return TpMessages(gathers=gathers, scatters=forward.gathers, all_reduces=forward.gathers, sums=forward.sums)
