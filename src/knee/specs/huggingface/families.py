@@ -43,6 +43,7 @@ def _llama(c: Keys) -> dict[str, Any]:
 
 
 def _mistral(c: Keys) -> dict[str, Any]:
+    c.need("num_key_value_heads")
     return {**_decoder(c), **c.window()}
 
 
