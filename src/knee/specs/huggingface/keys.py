@@ -44,7 +44,9 @@ class Keys:
         """true or false, and no word that Python takes for true."""
         value = self.get(key, default)
         if not isinstance(value, bool):
-            raise self.wrong(key, "should be true or false", "write true or false without quotation marks", code="wrong-type")
+            raise self.wrong(
+                key, "should be true or false", "write true or false without quotation marks", code="wrong-type"
+            )
         return value
 
     def inside(self, key: str) -> Keys:
