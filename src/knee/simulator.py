@@ -165,7 +165,7 @@ def priced(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -
         traffic=traffic,
         compute=compute,
         comm=comm,
-        local=local_comms(profile, table, groups, comm, compute, host_scale),
+        local=local_comms(model, profile, table, groups, comm, compute, host_scale),
         kappa=contention(cluster, profile, table, modes, traffic, groups, comm),
         **_who_shares_the_network(profile, modes, groups),
     )

@@ -20,7 +20,7 @@ from knee.specs.plan_table import table_of
 from knee.timeline.actions import gathers_kv_again
 from knee.timeline.segment_events import scripts_of
 from knee.timeline.step_events import Tail, stage_events, world_name
-from knee.workload.tp_messages import ENDS, LAYER_FORWARD, LOSS_ALL_REDUCES, OPS_AGAIN, TpMessages, layer_backward
+from knee.workload.tp_messages import ENDS, LOSS_ALL_REDUCES, TpMessages, layer_backward, layer_forward, ops_again
 from knee.workload.traffic import PARAMETER_BYTES
 
 ASSUMPTIONS = (
@@ -178,11 +178,12 @@ def _local_loads(w: EvaluatedStep, layer_passes: float) -> list[Row]:
     tp, tokens = int(table.tp[0]), float(table.micro_tokens[0])
     size, sp = float(w.traffic.tp_bytes[0]), bool(table.sequence_parallel[0])
     again = 1.0 + float(table.repeats_frac[0])
-    ops, backward = float(table.recomputes("ops")[0]), layer_backward(w.profile)
+    ops, backward = float(table.recomputes("ops")[0]), layer_backward(w.model, w.profile)
+    forward, repeated = layer_forward(w.model), ops_again(w.model)
     end_passes = m / stages  # the embedding and the head are each on one stage
 
     def calls(count: Callable[[TpMessages], int]) -> float:
-        layers = layer_passes * (count(LAYER_FORWARD) * again + count(OPS_AGAIN) * ops + count(backward))
+        layers = layer_passes * (count(forward) * again + count(repeated) * ops + count(backward))
         return layers + sum(map(count, ENDS)) * end_passes
 
     gathers, scatters = calls(attrgetter("gathers")) * sp, calls(attrgetter("scatters")) * sp
@@ -190,11 +191,13 @@ def _local_loads(w: EvaluatedStep, layer_passes: float) -> list[Row]:
     of_loss, loss_s = (LOSS_ALL_REDUCES if parallel else 1) * end_passes, float(comm.tp_loss[0])
     of_loss_bytes = 4.0 * tokens if parallel else float(w.traffic.logits_bytes[0])
     exchange, reduction = float(comm.tp_gather[0]), float(comm.tp_all_reduce[0])
+    sums = calls(attrgetter("sums"))
     rows: list[Row] = [
         ("all_gather", "tp", tp, gathers, size, gathers * exchange),
         ("reduce_scatter", "tp", tp, scatters, size, scatters * exchange),
         ("all_reduce", "tp", tp, all_reduces, size, all_reduces * reduction),
         ("all_reduce" if parallel else "all_gather", "tp", tp, of_loss, of_loss_bytes, of_loss * loss_s),
+        *([("all_reduce", "tp", tp, sums, 4.0 * tokens, sums * float(comm.tp_sum[0]))] if sums else []),
         *_context_loads(w, layer_passes, again),
         ("send_recv", "pp", 2, sends, float(w.traffic.pp_bytes[0]), sends * hidden),
     ]

@@ -18,12 +18,13 @@ from knee.specs.constants import constant_rows
 from knee.specs.defaults import DEFAULT_CONVENTION
 from knee.specs.job import Job
 from knee.specs.kernel_traffic import pass_rows
+from knee.specs.model import Model
 from knee.specs.plan_table import table_of
 from knee.units import dimension, show
 from knee.workload import operations as op
 from knee.workload.flop import model_flop_per_token
 from knee.workload.parameters import parameter_count
-from knee.workload.tp_messages import LAYER_FORWARD, layer_backward
+from knee.workload.tp_messages import layer_backward, layer_forward
 from knee.workload.traffic import PARAMETER_BYTES
 
 SPELLED = ("no", "one", "two", "three", "four", "five", "six")
@@ -120,7 +121,7 @@ def _compute(c: _Chain, job: Job, w: EvaluatedStep) -> None:
     )
     for o in op.layer_forward(job.model, s, kernels):
         seconds = float(operation_s(gpu, job.profile, types, o, clock)[0])
-        c.add(1, o.name, show(seconds, "s"), _formula(o, seconds))
+        c.add(1, o.name, show(seconds, "s"), _formula(job.model, o, seconds))
     kernel = f"gpu.attention.{job.profile.attention}"
     kind = GEMM_TYPES[types[0]]
     product = f"gpu.gemm.{kind if kind in gpu.gemm else 'bf16'}"
@@ -135,17 +136,24 @@ def _compute(c: _Chain, job: Job, w: EvaluatedStep) -> None:
     if job.plan.precision == "fp4":
         c.constant(1, "bf16_layers_frac", f"{job.profile.bf16_layers_frac:g}")
     for name, passes, kind, source in pass_rows(kernels):
-        outer = ("outer",) if job.plan.sync_every > 1 else ()
-        if name in (job.model.norm, job.model.positions, job.model.mlp, *_EVERY_MODEL, *outer):
+        some = ("outer",) * (job.plan.sync_every > 1) + ("soft_cap",) * (job.model.final_soft_cap > 0)
+        if name in (job.model.norm, job.model.positions, job.model.mlp, *_EVERY_MODEL, *some):
             c.add(1, f"{kernels}.{name}", passes, source=f"{kind}: {source}")
 
 
-def _formula(o: op.Operation, seconds: float) -> str:
+def _window(model: Model) -> str:
+    """What the mean layer's attention is the mean of, where layers have a sliding window."""
+    if not model.window:
+        return ""
+    return f"; {model.sliding_layers} of {model.layers} layers have a window of {model.window:,}"
+
+
+def _formula(model: Model, o: op.Operation, seconds: float) -> str:
     if isinstance(o, op.Gemm):
         m, n, k = (float(np.ravel(x)[0]) for x in (o.m, o.n, o.k))
         return f"GEMM {m:,.0f} x {n:,.0f} x {k:,.0f}: {2 * m * n * k / seconds / 1e12:,.0f} TFLOP/s (tiles, waves, HBM)"
     if isinstance(o, op.Attention):
-        return f"{o.flop[0] / 1e9:,.1f} GFLOP at {o.flop[0] / seconds / 1e12:,.0f} TFLOP/s, causal"
+        return f"{o.flop[0] / 1e9:,.1f} GFLOP at {o.flop[0] / seconds / 1e12:,.0f} TFLOP/s, causal{_window(model)}"
     return f"{show(float(o.moved_bytes[0]), 'bytes')} moved in {int(np.max(o.kernels))} kernels"
 
 
@@ -200,12 +208,10 @@ def _messages(c: _Chain, job: Job, w: EvaluatedStep) -> None:
     message("gather of a layer", comm.gather_layer, PARAMETER_BYTES * layer, "with FSDP2's padding")
     message("reduction of a layer", comm.reduce_layer + comm.replicate_layer, reduced, f"in {plan.reduce_dtype}")
     if plan.tp > 1:
-        often = f"{SPELLED[LAYER_FORWARD.all_reduces]} all-reduces per layer and direction"
-        if sp:
-            there, back = LAYER_FORWARD.collectives, layer_backward(job.profile).collectives
-            often = f"{SPELLED[there]} per layer" + (
-                " and direction" if back == there else f", {SPELLED[back]} backward"
-            )
+        both = layer_forward(job.model), layer_backward(job.model, job.profile)
+        there, back = (of.collectives if sp else of.all_reduces for of in both)
+        often = f"{SPELLED[there]}{'' if sp else ' all-reduces'} per layer"
+        often += " and direction" if back == there else f", {SPELLED[back]} backward"
         note = f"over tp {plan.tp}; {often}"
         message("tp communication", comm.tp_gather if sp else comm.tp_all_reduce, float(t.tp_bytes[0]), note)
     if plan.cp > 1:

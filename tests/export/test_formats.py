@@ -216,6 +216,9 @@ def scripts(to: str) -> dict[str, str]:
         made(profile="eager", tp=2, sequence_parallel=False),
         made("llama3-405b", gpus=512, tp=8, pp=16, sharding="zero1", batch=512),
         made(sharding="zero1", sets={"model.head_size": "64", "model.mlp": "relu2"}),
+        made("qwen2.5-7b", sharding="zero1"),
+        made("qwen3-8b", sharding="zero1"),
+        made("mistral-7b-v0.1", sharding="zero1", sets={"model.rope_frac": "0.5"}),
     ]
     for job in (*grid(), *more):
         try:
@@ -386,3 +389,37 @@ def test_texts_are_as_they_were_read(name: str) -> None:
     job, to = golden_jobs()[name]
     text = export(job, to).replace(f"knee {knee.__version__}:", "knee VERSION:")
     assert text == (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("model", "field"),
+    [
+        ("gemma2-9b", "model.mlp"),
+        ("olmo2-7b", "model.qk_norm"),
+        ("gpt-neox-20b", "model.parallel_residual"),
+    ],
+)
+def test_models_that_megatron_cannot_run(model: str, field: str) -> None:
+    job = made(model, profile="eager", seq_len=2048, sharding="zero1")
+    assert kind(caught(lambda: export(job, "megatron"))) == ("cannot-run", field)
+
+
+def test_a_window_of_some_layers_cannot_be_exported() -> None:
+    every = {"model.window": "4096"}
+    assert "--window-size" in options_of(export(made(sharding="zero1", sets=every), "megatron"))
+    job = made(sharding="zero1", sets=every | {"model.layer_pattern": "sf"})
+    assert kind(caught(lambda: export(job, "megatron"))) == ("cannot-run", "model.window")
+    short = made(sharding="zero1", sets=every, seq_len=4096)
+    assert "--window-size" not in options_of(export(short, "megatron"))
+
+
+@pytest.mark.parametrize(("model", "field"), [("qwen3-8b", "model.qk_norm"), ("mistral-7b-v0.1", "model.window")])
+def test_models_that_torchtitan_does_not_register(model: str, field: str) -> None:
+    assert kind(caught(lambda: export(made(model), "torchtitan"))) == ("cannot-run", field)
+
+
+def test_new_models_come_back(tmp_path: Path) -> None:
+    for model in ("gemma3-12b", "qwen2.5-7b", "gpt-neox-20b"):
+        job = made(model, profile="eager", seq_len=2048)
+        own = replace(job, model=replace(job.model, name="mine"))
+        assert read_back(own, tmp_path) == own

@@ -12,6 +12,8 @@ from knee.specs.load import load_cluster, load_model, load_profile
 from knee.specs.plan import AXES, CP_METHODS, RECOMPUTES, REDUCE_DTYPES, REDUCING, SCHEDULES, SHARDINGS, STATE_DTYPES
 
 MODELS = ("llama-tiny", "llama-tiny", "llama2-7b", "llama3-8b", "llama3-8b", "llama3-405b")
+MODELS += ("gemma3-4b", "olmo2-7b", "gpt-neox-20b")
+"""Of Llama's shape, and with windows, other norms and a parallel residual."""
 CLUSTERS = ("dgx-a100", "dgx-h100", "gb200-nvl72")
 PROFILES = ("eager", "fused", "paper")
 

@@ -260,3 +260,17 @@ def test_the_answers_table_counts_the_same_calls(name: str) -> None:
         if load.collective != "straggler_wait":
             table[load.collective, load.group] += load.calls * job.plan.pp
     assert table == pytest.approx(calls)
+
+
+@pytest.mark.parametrize(
+    ("model", "field"),
+    [
+        ("qwen3-0.6b", "model.qk_norm"),
+        ("qwen2.5-0.5b", "model.qkv_bias"),
+        ("gemma2-2b", "model.mlp"),
+        ("gpt-neox-20b", "model.mlp"),
+    ],
+)
+def test_models_that_are_not_trained_are_not_traced(model: str, field: str) -> None:
+    error = refused("dryrun", model, "--gpus", "2", "--seq-len", "64")
+    assert (error.code, error.field) == ("not-trained", field)

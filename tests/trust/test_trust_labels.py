@@ -154,6 +154,8 @@ def test_fsdp_on_h100_is_validated() -> None:
         (job(gpus=102_400), "no all-gather over more than 1,024 GPUs"),
         (job(gpus=512), "GPUs: 512 here"),
         (sized(hidden=64, heads=2, kv_heads=2, ffn=128), "hidden size: 64 here"),
+        (sized(window=512), "no published run had attention with a sliding window"),
+        (sized(attention_soft_cap=50.0), "no published run had attention with a soft cap"),
         (job("dgx-h200"), "no published run used the GPU h200-sxm"),
         (job(pp=2, sharding="zero1", schedule="zero_bubble"), "no published run used the zero_bubble schedule"),
         (job(cp=2), "no published run used this kind of parallelism: FSDP + CP"),

@@ -301,6 +301,8 @@ class CommCosts:
     tp_gather: Floats
     """All-gather or reduce-scatter of a microbatch's activations (sequence parallel)."""
     tp_all_reduce: Floats
+    tp_sum: Floats
+    """All-reduce of one number per token."""
     tp_loss: Floats
     """One of the small reductions of the parallel loss, or the gather of all logits."""
     cp_gather: Floats
@@ -356,15 +358,15 @@ def _comm_costs(
     def send(group: GroupPlacement, message: Floats, axis: str) -> Floats:
         return send_s(links, group.ranks, group.nodes == 1, message, nodes_apart(table, per_node, axis))
 
+    tp_sum = all_reduce_s(links, g.tp, 4.0 * table.micro_tokens.astype(np.float64))
     return CommCosts(
         **over(gather, "gather"),
         **over(reduce, "reduce"),
         **over(replicate, "replicate"),
         tp_gather=gather_s(links, g.tp, t.tp_bytes) + tp_wait,
         tp_all_reduce=all_reduce_s(links, g.tp, t.tp_bytes) + tp_wait,
-        tp_loss=all_reduce_s(links, g.tp, 4.0 * table.micro_tokens.astype(np.float64))
-        if profile.loss_parallel
-        else gather_s(links, g.tp, t.logits_bytes),
+        tp_sum=tp_sum,
+        tp_loss=tp_sum if profile.loss_parallel else gather_s(links, g.tp, t.logits_bytes),
         cp_gather=gather_s(links, g.cp, t.cp_bytes),
         cp_send=np.where(table.cp > 1, send(g.cp, t.cp_bytes, "cp"), 0.0),
         pp_send=np.where(table.pp > 1, send(g.pp, t.pp_bytes, "pp"), 0.0),

@@ -16,6 +16,7 @@ from knee.export.command_line import (
     tp_overlap_frac,
 )
 from knee.specs.job import Job
+from knee.specs.model.departures import departures
 from knee.specs.plan import AXES
 
 TOOL = "megatron"
@@ -100,6 +101,7 @@ def _refuse(launch: LaunchCommand, job: Job) -> None:
             f"--rotary-base must be a whole number, but {model.name} has {model.rope_base:g}",
             f"the nearest model has --set model.rope_base={model.rope_base:.0f}",
         )
+    _refuse_model(job)
     if not placed(plan, AXES) and not placed(plan, PP_BEFORE_DP):
         orders = f"{'-'.join(AXES)} or {'-'.join(PP_BEFORE_DP)}"
         raise cannot(
@@ -110,6 +112,24 @@ def _refuse(launch: LaunchCommand, job: Job) -> None:
         )
     if _is_fsdp(job):
         _refuse_fsdp(launch, job)
+
+
+def _refuse_model(job: Job) -> None:
+    """Parts of a model for which no option was found."""
+    model, hint = job.model, "simulate it with knee; no option of pretrain_gpt.py describes it"
+    runs = {
+        "mlp": model.mlp != "geglu",
+        "norm": True,
+        "positions": True,
+        "biases": True,
+        "qkv_bias": True,
+        "rope_frac": True,
+        "qk_norm": model.qk_norm == "head",
+        "window": model.sliding_layers == model.layers,
+    }
+    for name, shown in departures(model, job.seq_len).items():
+        if not runs.get(name):
+            raise cannot(TOOL, f"model.{name}", f"{model.name} has {shown}, for which it has no option", hint)
 
 
 def _refuse_fsdp(launch: LaunchCommand, job: Job) -> None:
@@ -167,11 +187,20 @@ def _add_model(launch: LaunchCommand, job: Job) -> None:
     launch.option("--position-embedding-type", {"rope": "rope", "learned": "learned_absolute"}[model.positions])
     if model.positions == "rope":
         launch.option("--rotary-base", int(model.rope_base))
+        if model.rope_frac != 1:
+            launch.option("--rotary-percent", model.rope_frac)
+    if model.qk_norm == "head":
+        launch.option("--qk-layernorm")
+    if model.slides(job.seq_len):
+        # tokens before the query's own, and after it
+        launch.option("--window-size", f"{model.window - 1},0")
     launch.option("--max-position-embeddings", max(model.max_seq_len, job.seq_len))
     if not model.tied_embeddings:
         launch.option("--untie-embeddings-and-output-weights")
     if not model.biases:
         launch.option("--disable-bias-linear")
+        if model.qkv_bias:
+            launch.option("--add-qkv-bias")
     # Megatron drops out a tenth by default
     launch.option("--attention-dropout", 0.0)
     launch.option("--hidden-dropout", 0.0)

@@ -17,6 +17,7 @@ from knee.export.command_line import (
     tp_overlap_frac,
 )
 from knee.specs.job import Job
+from knee.specs.model.departures import departures
 from knee.specs.plan import AXES, RESHARDING
 
 TOOL = "torchtitan"
@@ -24,7 +25,6 @@ SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}
 ITS_CHUNKS = 2
 """Chunks a rank that torchtitan gives an interleaved schedule unless told otherwise."""
 LOCAL_BATCH = "knee's --local-batch is the global batch divided by all GPUs"
-LLAMA = {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rope", "biases": False}
 
 MODULE = """\
 cat > knee_plan.py <<'EOF'
@@ -173,8 +173,11 @@ def _add_model(launch: LaunchCommand, job: Job) -> str:
 
 def _registered(job: Job) -> tuple[str, dict[str, Any]]:
     model, known = job.model, recorded()[TOOL]["models"]
+    for name, shown in departures(model, job.seq_len).items():
+        text = f"it registers Llama 3, but {model.name} has {shown}"
+        raise cannot(TOOL, f"model.{name}", text, "export a Llama 3 model, or simulate this one")
     for flavor, entry in known.items():
-        shape = entry["shape"] | LLAMA
+        shape = entry["shape"]
         if (
             all(getattr(model, name) == value for name, value in shape.items())
             and model.head_dim == model.hidden // model.heads

@@ -11,6 +11,7 @@ from knee.errors import SpecError, argument, out_of_range
 from knee.specs.choices import Device
 from knee.specs.defaults import LEARNING_RATE, TIMEOUT_S
 from knee.specs.model import Model
+from knee.specs.model.departures import departures
 from knee.specs.plan import Plan
 from knee.specs.split_rules import (
     check_divided,
@@ -137,13 +138,12 @@ class TrainJob:
 
     def _check_trainable(self) -> None:
         model, plan = self.model, self.plan
-        llama = {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rope", "biases": False}
-        other = [f"{name} {getattr(model, name)}" for name, value in llama.items() if getattr(model, name) != value]
+        other = departures(model, self.seq_len)
         if other:
             raise _not_trained(
-                "model",
-                f"{model.name} has {', '.join(other)}: the trainer trains Llama decoders (swiglu, rmsnorm, rope, no "
-                "biases)",
+                f"model.{next(iter(other))}",
+                f"{model.name} has {', '.join(other.values())}: the trainer trains Llama decoders (swiglu, rmsnorm, "
+                "rope, no biases, no windows, no other norms)",
                 "simulate it, or train a Llama model of its size",
             )
         if self.device == "cpu" and self.attention in ("flash", "cudnn"):

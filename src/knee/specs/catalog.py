@@ -40,7 +40,8 @@ RATES = frozenset(("fp16_flop_per_s", "bf16_flop_per_s"))
 """What a table of a GPU of its own has, and one of these."""
 ROOT = Path(__file__).parent.parent / "catalog"
 
-_HEADER = re.compile(r"^\[([A-Za-z0-9_-]+)\]\s*$", re.MULTILINE)
+_HEADER = re.compile(r"""^\["?((?<=")[A-Za-z0-9_.-]+(?=")|[A-Za-z0-9_-]+)"?\]\s*$""", re.MULTILINE)
+"""A table's name: in quotation marks if it has a dot; tables inside an entry have a dot and none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +91,7 @@ def read_path(kind: Kind, path: Path, within: tuple[str, ...] = ()) -> Tree:
         hint = "knee does not download models: save the model's config.json, and give its path"
         raise InputError(f"there is no file or folder {str(path)!r}", hint=hint, code="no-file", field=kind)
     if kind == "model" and (path.suffix == ".json" or path.is_dir()):
-        from knee.specs.user_files.huggingface import read_config  # which reads files by this module
+        from knee.specs.huggingface.read import read_config  # which reads files by this module
 
         raw = read_config(path)
     else:

@@ -35,7 +35,7 @@ PLAUSIBLE = {
 PER_ELEMENT = ("rmsnorm_bytes", "logit_bytes")
 """Bytes that are counted one by one."""
 _KERNELS = frozenset(("attention", "gemm"))  # tables of kernels: an entry need not have all of them
-_MAY_BE_ZERO = ("head_size", "prefetch", "reduces_in_flight")
+_MAY_BE_ZERO = ("head_size", "window", "prefetch", "reduces_in_flight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

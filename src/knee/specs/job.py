@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from knee.errors import SpecError, argument, either, out_of_range
-from knee.specs.hardware import Cluster
+from knee.specs.hardware import AttentionKernel, Cluster
 from knee.specs.model import Model
 from knee.specs.plan import Plan
 from knee.specs.profile import Profile
@@ -131,11 +131,35 @@ class Job:
                 code="no-rate",
                 field="profile.attention",
             )
+        check_kernel(self.model, self.profile, self.seq_len)
         if self.model.positions == "learned" and self.seq_len > self.model.max_seq_len:
             raise SpecError(
                 f"{self.model.name} has {self.model.max_seq_len} learned positions; seq_len is {self.seq_len}",
                 code="out-of-range",
                 field="seq_len",
+            )
+
+
+WINDOWS: tuple[AttentionKernel, ...] = ("flash2", "flash3", "cudnn", "cutlass")
+"""Attention kernels that skip what lies outside a sliding window."""
+SOFT_CAPS: tuple[AttentionKernel, ...] = ("flash2", "flash3")
+"""Attention kernels that cap scores."""
+
+
+def check_kernel(model: Model, profile: Profile, seq_len: int) -> None:
+    """Refuse an attention kernel that cannot compute the model's attention."""
+    for needed, what, kernels in (
+        (model.attention_soft_cap > 0, "attention_soft_cap", SOFT_CAPS),
+        (model.slides(seq_len), "window", WINDOWS),
+    ):
+        if needed and profile.attention not in kernels:
+            raise SpecError(
+                f"{model.name} has {what} {getattr(model, what):g}, which {profile.attention} attention of profile "
+                f"{profile.name} does not support",
+                hint=f"use a profile with {' or '.join(kernels)} attention, or {argument('overrides')} "
+                f"profile.attention={kernels[0]}",
+                code="not-modelled",
+                field="profile.attention",
             )
 
 

@@ -10,6 +10,7 @@ from knee.arrays import Bools, Floats
 from knee.cost.kernel_cost import stream_s
 from knee.cost.step_parts import CommCosts, ComputeCosts, GroupPlacements
 from knee.specs.hardware import Gpu
+from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, SCHEDULES
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
@@ -61,6 +62,7 @@ def issue_s(profile: Profile, table: PlanTable, groups: GroupPlacements) -> Floa
 
 
 def local_comms(
+    model: Model,
     profile: Profile,
     table: PlanTable,
     groups: GroupPlacements,
@@ -78,21 +80,24 @@ def local_comms(
     def tp(of: tp_messages.TpMessages) -> LocalComm:
         total = np.where(sp, of.collectives * comm.tp_gather, of.all_reduces * comm.tp_all_reduce)
         host = np.where(sp, of.collectives, of.all_reduces) * issue
-        return LocalComm(hidden_s=share * total, blocking_s=(1.0 - share) * total, host_s=host)
+        blocks = (1.0 - share) * total
+        if of.sums:
+            host, blocks = host + of.sums * issue, blocks + of.sums * comm.tp_sum
+        return LocalComm(hidden_s=share * total, blocking_s=blocks, host_s=host)
 
     def blocking(seconds: Floats) -> LocalComm:
         return LocalComm(hidden_s=0.0 * seconds, blocking_s=seconds, host_s=0.0 * seconds)
 
     times = tp_messages.LOSS_ALL_REDUCES if profile.loss_parallel else 1
     forward_cp, backward_cp = _context_parallel(profile, table, comm, compute)
-    forward = tp(tp_messages.LAYER_FORWARD).plus(forward_cp)
-    backward = tp(tp_messages.layer_backward(profile)).plus(backward_cp)
+    forward = tp(tp_messages.layer_forward(model)).plus(forward_cp)
+    backward = tp(tp_messages.layer_backward(model, profile)).plus(backward_cp)
     return LocalComms(
         embedding_forward=tp(tp_messages.EMBEDDING_FORWARD),
         embedding_backward=tp(tp_messages.EMBEDDING_BACKWARD),
         layer_forward=forward,
         layer_backward=backward.plus(forward.times(table.repeats_frac)).plus(
-            tp(tp_messages.OPS_AGAIN).times(table.recomputes("ops"))
+            tp(tp_messages.ops_again(model)).times(table.recomputes("ops"))
         ),
         head_forward=tp(tp_messages.HEAD_FORWARD).plus(blocking(times * comm.tp_loss)),
         head_backward=tp(tp_messages.HEAD_BACKWARD),

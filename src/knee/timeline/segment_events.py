@@ -34,7 +34,7 @@ def scripts_of(
             receives = not (a.rows.embedding[row] if forward else a.rows.head[row]) and action[0] != "W"
             send = _hidden_send(parts, stage, int(a.rows.layers[row]), forward) if receives else []
             scripts[(action, row)] = script_of(
-                parts, kernels, _local(parts, stage, send, forward=forward), row, a, stage, action
+                parts, kernels, _local(model, parts, stage, send, forward=forward), row, a, stage, action
             )
     return scripts
 
@@ -93,7 +93,7 @@ def _hidden_send(parts: StepParts, stage: int, layers: int, forward: bool) -> Ti
     return [(message, float(parts.comm.pp_send[0]) * share)]
 
 
-def _local(parts: StepParts, stage: int, send: Timed, *, forward: bool) -> dict[str, Shares]:
+def _local(model: Model, parts: StepParts, stage: int, send: Timed, *, forward: bool) -> dict[str, Shares]:
     """TP and CP messages of each segment, with their shares of its own communication."""
     table, comm = parts.table, parts.comm
     tp = group(parts, "tp", ("tp",), stage)
@@ -103,11 +103,12 @@ def _local(parts: StepParts, stage: int, send: Timed, *, forward: bool) -> dict[
         return Message(collective=collective, group=tp, message_bytes=message_bytes, dtype=dtype)
 
     def exchange(of: tp_messages.TpMessages) -> Timed:
+        sums = [(message("all_reduce", 4.0 * float(table.micro_tokens[0]), "fp32"), float(comm.tp_sum[0]))] * of.sums
         if not sp:
-            return [(message("all_reduce", size), float(comm.tp_all_reduce[0]))] * of.all_reduces
+            return [(message("all_reduce", size), float(comm.tp_all_reduce[0]))] * of.all_reduces + sums
         seconds = float(comm.tp_gather[0])
         gathers = [(message("all_gather", size), seconds)] * of.gathers
-        return gathers + [(message("reduce_scatter", size), seconds)] * of.scatters
+        return gathers + [(message("reduce_scatter", size), seconds)] * of.scatters + sums
 
     kv = _keys_and_values(parts, stage, forward)
     if forward:
@@ -117,18 +118,18 @@ def _local(parts: StepParts, stage: int, send: Timed, *, forward: bool) -> dict[
         loss = [(one, float(comm.tp_loss[0]))] * times
         return {
             "lead": _normal(exchange(tp_messages.EMBEDDING_FORWARD)),
-            "layer": _normal([*exchange(tp_messages.LAYER_FORWARD), *kv, *send]),
+            "layer": _normal([*exchange(tp_messages.layer_forward(model)), *kv, *send]),
             "tail": _normal([*exchange(tp_messages.HEAD_FORWARD), *loss]),
         }
     share = float(table.repeats_frac[0])
     repeated = [
-        (m, share * s) for m, s in (*exchange(tp_messages.LAYER_FORWARD), *_keys_and_values(parts, stage, True))
+        (m, share * s) for m, s in (*exchange(tp_messages.layer_forward(model)), *_keys_and_values(parts, stage, True))
     ]
     if table.recomputes("ops")[0]:
-        repeated = exchange(tp_messages.OPS_AGAIN)
+        repeated = exchange(tp_messages.ops_again(model))
     return {
         "lead": _normal(exchange(tp_messages.HEAD_BACKWARD)),
-        "layer": _normal([*repeated, *exchange(tp_messages.layer_backward(parts.profile)), *kv, *send]),
+        "layer": _normal([*repeated, *exchange(tp_messages.layer_backward(model, parts.profile)), *kv, *send]),
         "tail": _normal(exchange(tp_messages.EMBEDDING_BACKWARD)),
     }
 

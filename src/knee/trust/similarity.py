@@ -191,6 +191,9 @@ class _Comparison:
                 "no-run-of-sync-every",
                 f"no published run synchronized its replicas only every {plan.sync_every:,} steps",
             )
+        if self.job.model.slides(self.job.seq_len) or self.job.model.attention_soft_cap:
+            part = "a soft cap of its scores" if self.job.model.attention_soft_cap else "a sliding window"
+            yield Note("no-run-of-attention", f"no published run had attention with {part}")
         if self.job.plan.dp_shard > GATHERED_GPUS:
             text = (
                 f"no all-gather over more than {GATHERED_GPUS:,} GPUs was ever measured, so its latency is extrapolated"

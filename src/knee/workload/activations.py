@@ -24,16 +24,24 @@ def layer_saved_bytes(model: Model, s: Shapes, profile: Profile, recompute: Floa
     Source:  counted from the tensors autograd saves; Korthikanti et al. (arXiv 2205.05198) count 34 h for GPT
     """
     h, tokens_tp, eager = model.hidden, s.tokens / s.tp, profile.saved in WRITTEN_OUT
-    # two norms; what they put out is the input of the products behind them
-    norms = 2 * norm_bytes(model, profile) * h * s.norm_tokens
+    # norms before attention and the MLP; what they put out is the input of the products behind them
+    inputs = min(model.layer_norms, 2)
+    norms = inputs * norm_bytes(model, profile) * h * s.norm_tokens
+    if model.layer_norms > inputs:
+        # what the others put out is added to the residual stream, and not kept
+        norms = norms + (model.layer_norms - inputs) * (norm_bytes(model, profile) - 2.0) * h * s.norm_tokens
     if profile.keeps_gathered:
-        norms = norms + 2 * 2.0 * h * (s.tokens - s.norm_tokens)
+        norms = norms + inputs * 2.0 * h * (s.tokens - s.norm_tokens)
     # queries, keys, values and the attention output, which is also the input of the output projection
     attention_core = 2.0 * (model.q_width + 2 * model.kv_width) + 2.0 * model.q_width
-    if profile.packed_qkv and model.positions == "rope":
+    if model.qk_norm != "none":
+        # queries and keys before their norm; those behind it are among the four above
+        attention_core += (norm_bytes(model, profile) - 2.0) * (model.q_width + model.kv_width)
+    elif profile.packed_qkv and model.positions == "rope":
         attention_core += 2.0 * (model.q_width + model.kv_width)
     # gate, up, activation and product in eager; fused kernels recompute the activation
-    mlp_tensors = {"swiglu": 4 if eager else 3, "gelu": 2, "relu2": 3 if eager else 2}[model.mlp]
+    gated = 4 if eager else 3
+    mlp_tensors = {"swiglu": gated, "geglu": gated, "gelu": 2, "relu2": gated - 1}[model.mlp]
     mlp = 2.0 * mlp_tensors * model.ffn
     scores = np.zeros_like(s.tokens)
     if profile.attention == "unfused":
@@ -76,5 +84,6 @@ def norm_bytes(model: Model, profile: Profile) -> float:
 def logits_bytes(model: Model, s: Shapes, profile: Profile) -> Floats:
     """What the loss holds when backward begins: fp32 log-probabilities and their gradient in fp32 and 16 bit; fused
     losses keep 16-bit logits and one fp32 copy. Without loss parallelism all of them stand on every rank."""
-    per_logit = profile.logit_bytes or (4.0 + 4.0 + 2.0 if profile.saved in WRITTEN_OUT else 2.0 + 4.0)
+    soft_cap = 2.0 if model.final_soft_cap and profile.saved in WRITTEN_OUT else 0.0  # the 16-bit result of tanh
+    per_logit = soft_cap + (profile.logit_bytes or (4.0 + 4.0 + 2.0 if profile.saved in WRITTEN_OUT else 2.0 + 4.0))
     return per_logit * s.tokens * model.vocab / (s.tp if profile.loss_parallel else 1.0)

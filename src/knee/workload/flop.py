@@ -9,12 +9,19 @@ from numpy.typing import NDArray
 
 from knee.errors import InputError
 from knee.specs.model import Model
+from knee.workload.attention_span import causal_keys, most_keys
 from knee.workload.parameters import parameter_count
 
 
 def _attention(model: Model, seq_len: NDArray[np.int64]) -> NDArray[np.float64]:
-    """L * d * s: one multiply-add column of attention over all layers."""
-    return model.layers * model.q_width * seq_len.astype(np.float64)
+    """L * d * s: one multiply-add column of attention over all layers. A query of a layer with a sliding window has
+    the window's keys."""
+    return model.layers * model.q_width * most_keys(model, seq_len.astype(np.float64))
+
+
+def _causal_attention(model: Model, seq_len: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The same of the keys that the causal mask leaves: half of them without a window."""
+    return model.layers * model.q_width * causal_keys(model, seq_len.astype(np.float64))
 
 
 # Each is FLOP per trained token, forward and backward; recomputation never counts.
@@ -24,7 +31,7 @@ CONVENTIONS: dict[str, Callable[[Model, NDArray[np.int64]], NDArray[np.float64]]
     # Kaplan et al. 2020: parameters only
     "6n": lambda m, s: np.full(len(s), 6.0 * parameter_count(m)),
     # as PaLM, with the causal half of the square
-    "causal": lambda m, s: 6.0 * parameter_count(m) + 6.0 * _attention(m, s),
+    "causal": lambda m, s: 6.0 * parameter_count(m) + 12.0 * _causal_attention(m, s),
     # torchtitan: the input embedding is a lookup, not a product
     "torchtitan": lambda m, s: 6.0 * (parameter_count(m) - m.vocab * m.hidden) + 12.0 * _attention(m, s),
 }

@@ -13,6 +13,7 @@ from knee.arrays import Floats
 from knee.specs.kernel_traffic import passes_of
 from knee.specs.model import Model
 from knee.specs.profile import Kernels
+from knee.workload.attention_span import causal_keys, kernel_keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,7 @@ class Attention:
     name: str
     flop: Floats
     seq_len: Floats
-    """Keys that a query sees at most."""
+    """Keys that a query sees at most; the rate of a kernel depends on it."""
     rows: Floats
     """Queries, over heads and sequences."""
     head_dim: int
@@ -82,7 +83,6 @@ Operation = Gemm | Attention | MemoryBound
 BYTES = 2.0  # activations are 16-bit; fp8 and NVFP4 keep them so outside their products
 NVFP4_BYTES = 0.5 + 1 / 16  # an element, with its share of a scale of one byte for 16
 _NVFP4_KERNELS = 3  # the largest element, the cast by rows, the transform and cast by columns
-_NORMS = 2  # weights of a layer that no product has
 OUTER_STATE_BYTES = 4.0  # an outer optimizer's states are fp32, whatever those of the inner one
 
 
@@ -98,7 +98,7 @@ def _projections(model: Model, s: Shapes, kernels: Kernels) -> list[tuple[str, F
         if kernels == "fused"
         else [("q", q, hidden), ("k", kv, hidden), ("v", kv, hidden)]
     )
-    up = [("gate", ffn, hidden), ("up", ffn, hidden)] if model.mlp == "swiglu" else [("up", ffn, hidden)]
+    up = [("gate", ffn, hidden), ("up", ffn, hidden)] if model.gated else [("up", ffn, hidden)]
     return [*qkv, ("attention_out", hidden, q), *up, ("down", hidden, ffn)]
 
 
@@ -108,11 +108,13 @@ def _streams(model: Model, s: Shapes, kernels: Kernels, backward: bool) -> list[
     qk_bytes = s.tokens * (model.q_width + model.kv_width) / s.tp * BYTES
     ffn_bytes = s.tokens * model.ffn / s.tp * BYTES
     parts = [
-        ("norm", model.norm, 2 * norm_bytes, 2),
-        (model.positions, model.positions, qk_bytes, 2),
+        ("norm", model.norm, model.layer_norms * norm_bytes, model.layer_norms),
+        (model.positions, model.positions, model.rope_frac * qk_bytes, 2),
         (model.mlp, model.mlp, ffn_bytes, 1),
         ("residual", "residual", 2 * norm_bytes, 2),
     ]
+    if model.qk_norm != "none":
+        parts.append(("qk_norm", model.norm, qk_bytes, 2))
     streams: list[Operation] = []
     for name, key, tensor_bytes, times in parts:
         passes = passes_of(kernels, key)
@@ -124,18 +126,21 @@ def _streams(model: Model, s: Shapes, kernels: Kernels, backward: bool) -> list[
 
 
 def _attention(model: Model, s: Shapes, forward: bool) -> Attention:
-    """The causal kernel of one rank.
+    """The causal kernel of one rank; of layers with and without a window, the mean.
 
     Formula: forward 2 * b * heads/tp * seq^2 * head_dim / cp; backward 2.5 times that
     Where:   two products of 2 * seq^2 * head_dim, halved by the mask; context parallelism deals head and tail
-             blocks to each rank, so that every rank does the same share
+             blocks to each rank, so that every rank does the same share. A window replaces the mean of seq / 2 keys
     Source:  FlashAttention-2 (arXiv 2307.08691): the backward pass has five products for the forward's two
     """
-    work = 2.0 * s.sequences * (model.heads / s.tp) * s.seq_len**2 * model.head_dim / s.cp
+    work, keys = 2.0 * s.sequences * (model.heads / s.tp) * s.seq_len**2 * model.head_dim / s.cp, s.kv_block
+    if model.window:
+        work = work * causal_keys(model, s.seq_len) / (s.seq_len / 2.0)
+        keys = kernel_keys(model, s.seq_len, s.kv_block)
     return Attention(
         name="attention",
         flop=work if forward else 2.5 * work,
-        seq_len=s.kv_block,
+        seq_len=keys,
         rows=s.tokens * (model.heads / s.tp),
         head_dim=model.head_dim,
         forward=forward,
@@ -180,7 +185,12 @@ def _weight_casts(model: Model, s: Shapes, kernels: Kernels, *, backward: bool) 
     passes, weights = passes_of(kernels, "cast"), _projections(model, s, kernels)
     elements = sum(out * inner for _, out, inner in weights)
     moved = (passes.backward if backward else passes.forward) * BYTES * elements * s.casts
-    return [MemoryBound(name="cast", moved_bytes=moved, kernels=(len(weights) + _NORMS) * s.casts)]
+    return [MemoryBound(name="cast", moved_bytes=moved, kernels=(len(weights) + _norm_weights(model)) * s.casts)]
+
+
+def _norm_weights(model: Model) -> int:
+    """Weights of a layer that no product has."""
+    return model.layer_norms + (0 if model.qk_norm == "none" else 2)
 
 
 def layer_forward(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
@@ -254,8 +264,18 @@ def head_forward(model: Model, s: Shapes, kernels: Kernels, *, loss_parallel: bo
             name="norm", moved_bytes=norm.forward * s.norm_tokens * hidden * BYTES, kernels=norm.forward_kernels
         ),
         Gemm(name="logits", m=s.tokens, n=vocab, k=hidden),
+        *_final_soft_cap(model, logits, kernels, backward=False),
         MemoryBound(name="loss", moved_bytes=loss.forward * logits * BYTES, kernels=loss.forward_kernels),
     ]
+
+
+def _final_soft_cap(model: Model, logits: Floats, kernels: Kernels, *, backward: bool) -> list[Operation]:
+    """cap * tanh(logits / cap), where the model has it."""
+    if not model.final_soft_cap:
+        return []
+    of = passes_of(kernels, "soft_cap")
+    passes, launched = (of.backward, of.backward_kernels) if backward else (of.forward, of.forward_kernels)
+    return [MemoryBound(name="soft_cap", moved_bytes=passes * logits * BYTES, kernels=launched)]
 
 
 def head_backward(model: Model, s: Shapes, kernels: Kernels, *, loss_parallel: bool = True) -> list[Operation]:
@@ -266,6 +286,7 @@ def head_backward(model: Model, s: Shapes, kernels: Kernels, *, loss_parallel: b
     hidden = np.full_like(s.tp, float(model.hidden))
     return [
         MemoryBound(name="loss", moved_bytes=loss.backward * logits * BYTES, kernels=loss.backward_kernels),
+        *_final_soft_cap(model, logits, kernels, backward=True),
         Gemm(name="logits_dgrad", m=s.tokens, n=hidden, k=vocab),
         Gemm(name="logits_wgrad", m=vocab, n=hidden, k=s.tokens),
         MemoryBound(

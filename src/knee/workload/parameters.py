@@ -37,23 +37,43 @@ def layer_tensors(model: Model) -> tuple[Tensor, ...]:
         Tensor(name="wk", rows=model.kv_width, cols=h, tp="rows", least_rows=model.head_dim),
         Tensor(name="wv", rows=model.kv_width, cols=h, tp="rows", least_rows=model.head_dim),
         Tensor(name="wo", rows=h, cols=model.q_width, tp="cols"),
-        *(Tensor(name=n, rows=f, cols=h, tp="rows") for n in (("w1", "w3") if model.mlp == "swiglu" else ("w1",))),
+        *(Tensor(name=n, rows=f, cols=h, tp="rows") for n in (("w1", "w3") if model.gated else ("w1",))),
         Tensor(name="w2", rows=h, cols=f, tp="cols"),
-        Tensor(name="attention_norm", rows=h, cols=1, tp="none"),
-        Tensor(name="mlp_norm", rows=h, cols=1, tp="none"),
+        *(Tensor(name=f"{n}_norm", rows=h, cols=1, tp="none") for n in _norm_names(model)),
+        *_qk_norms(model),
+        *_biases(model),
     ]
-    if model.biases:
-        tensors += [
-            Tensor(name="bq", rows=model.q_width, cols=1, tp="rows"),
-            Tensor(name="bk", rows=model.kv_width, cols=1, tp="rows"),
-            Tensor(name="bv", rows=model.kv_width, cols=1, tp="rows"),
-            Tensor(name="bo", rows=h, cols=1, tp="none"),
-            Tensor(name="b1", rows=f, cols=1, tp="rows"),
-            Tensor(name="b2", rows=h, cols=1, tp="none"),
-            Tensor(name="attention_norm_bias", rows=h, cols=1, tp="none"),
-            Tensor(name="mlp_norm_bias", rows=h, cols=1, tp="none"),
-        ]
     return tuple(tensors)
+
+
+def _norm_names(model: Model) -> tuple[str, ...]:
+    """Names of the norms of the residual stream."""
+    more = tuple(f"post_{i}" for i in range(1, model.layer_norms - 1))
+    return ("attention", "mlp", *more)[: model.layer_norms]
+
+
+def _qk_norms(model: Model) -> list[Tensor]:
+    """The weights of the norms of queries and keys: one head's, or all heads'."""
+    if model.qk_norm == "none":
+        return []
+    cut = "rows" if model.qk_norm == "full" else "none"
+    q, k = (model.q_width, model.kv_width) if model.qk_norm == "full" else (model.head_dim, model.head_dim)
+    return [Tensor(name="q_norm", rows=q, cols=1, tp=cut), Tensor(name="k_norm", rows=k, cols=1, tp=cut)]
+
+
+def _biases(model: Model) -> list[Tensor]:
+    """The biases of linear layers, and of norms where everything has one."""
+    h, f, every = model.hidden, model.ffn, model.biases
+    rows: list[tuple[str, int, str]] = []
+    if every or model.qkv_bias:
+        rows += [("bq", model.q_width, "rows"), ("bk", model.kv_width, "rows"), ("bv", model.kv_width, "rows")]
+    if every or model.attention_output_bias:
+        rows += [("bo", h, "none")]
+    if every or model.mlp_bias:
+        rows += [*((name, f, "rows") for name in (("b1", "b3") if model.gated else ("b1",))), ("b2", h, "none")]
+    if every:
+        rows += [(f"{name}_norm_bias", h, "none") for name in _norm_names(model)]
+    return [Tensor(name=name, rows=size, cols=1, tp=tp) for name, size, tp in rows]
 
 
 def head_layers(model: Model) -> float:

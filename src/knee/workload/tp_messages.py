@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from knee.specs.model import Model
 from knee.specs.profile import Profile
 
 LOSS_ALL_REDUCES = 3
@@ -17,6 +18,8 @@ class TpMessages:
     gathers: int = 0
     scatters: int = 0
     all_reduces: int = 0
+    sums: int = 0
+    """All-reduces of one number per token, with sequence parallelism and without."""
 
     @property
     def collectives(self) -> int:
@@ -24,17 +27,32 @@ class TpMessages:
         return self.gathers + self.scatters
 
 
-LAYER_FORWARD = TpMessages(gathers=2, scatters=2, all_reduces=2)
-"""Before and after attention, and before and after the MLP."""
-OPS_AGAIN = TpMessages(gathers=2, all_reduces=1)
-"""Of a layer's forward, what recomputing "ops" sends again: outputs of reduce-scatters are kept, and torch stops before
-the MLP's last message."""
 EMBEDDING_FORWARD = HEAD_BACKWARD = TpMessages(scatters=1, all_reduces=1)
 EMBEDDING_BACKWARD = HEAD_FORWARD = TpMessages(gathers=1)
 ENDS = (EMBEDDING_FORWARD, HEAD_FORWARD, HEAD_BACKWARD, EMBEDDING_BACKWARD)
 
 
-def layer_backward(profile: Profile) -> TpMessages:
-    """As forward, and two more gathers where inputs were kept cut: the weight gradients need them whole."""
-    kept = LAYER_FORWARD.gathers if profile.keeps_gathered else 2 * LAYER_FORWARD.gathers
-    return TpMessages(gathers=kept, scatters=LAYER_FORWARD.scatters, all_reduces=LAYER_FORWARD.all_reduces)
+def layer_forward(model: Model) -> TpMessages:
+    """Before and after attention, and before and after the MLP. Blocks with a parallel residual add what attention and
+    the MLP put out before one message; if the two share a norm, they share its gather. A norm over all heads sums the
+    squares of queries, and those of keys."""
+    sums = 2 if model.qk_norm == "full" else 0
+    if not model.parallel_residual:
+        return TpMessages(gathers=2, scatters=2, all_reduces=2, sums=sums)
+    return TpMessages(gathers=min(model.layer_norms, 2), scatters=1, all_reduces=1, sums=sums)
+
+
+def ops_again(model: Model) -> TpMessages:
+    """Of a layer's forward, what recomputing "ops" sends again: outputs of reduce-scatters are kept, and torch stops
+    before the layer's last message."""
+    forward = layer_forward(model)
+    return TpMessages(gathers=forward.gathers, all_reduces=forward.all_reduces - 1, sums=forward.sums)
+
+
+def layer_backward(model: Model, profile: Profile) -> TpMessages:
+    """Gradients go the other way: a gather for each scatter and a scatter for each gather. Inputs that were kept cut
+    are gathered again, because the weight gradients need them whole."""
+    forward = layer_forward(model)
+    again = 0 if profile.keeps_gathered else forward.gathers
+    gathers = forward.scatters + again
+    return TpMessages(gathers=gathers, scatters=forward.gathers, all_reduces=forward.gathers, sums=forward.sums)

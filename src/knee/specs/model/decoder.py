@@ -1,0 +1,119 @@
+"""The shape of a dense decoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from knee.specs.model.rules import check_attention, check_norms, check_numbers, check_windows
+
+Mlp = Literal["swiglu", "geglu", "gelu", "relu2"]
+Norm = Literal["rmsnorm", "layernorm"]
+Positions = Literal["rope", "learned", "alibi"]
+QkNorm = Literal["none", "head", "full"]
+
+GATED: tuple[Mlp, ...] = ("swiglu", "geglu")
+SLIDING = "s"
+"""Letter of a layer with the window, in ``layer_pattern``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A dense decoder. Sizes are counts, so they carry no unit."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    name: str
+    """Name of the model. It defaults to the file's name."""
+    layers: int
+    """Decoder blocks."""
+    hidden: int
+    """Width of the residual stream."""
+    ffn: int
+    """Inner width of the MLP."""
+    heads: int
+    """Query heads."""
+    kv_heads: int
+    """Key and value heads; fewer than ``heads`` is grouped-query attention."""
+    vocab: int
+    """Number of tokens in the vocabulary."""
+    head_size: int = 0
+    """Width of one head; 0 means hidden / heads."""
+    mlp: Mlp = "swiglu"
+    """Activation of the MLP. swiglu and geglu are gated and have three weight matrices; the others have two."""
+    norm: Norm = "rmsnorm"
+    """Kind of normalisation."""
+    layer_norms: int = 2
+    """Norms of the residual stream in each block: 2 in most models, 4 in Gemma 2 and 3, 1 in GPT-J. Their order does
+    not change the simulated time."""
+    qk_norm: QkNorm = "none"
+    """Norm of queries and keys: head (one weight for all heads: Qwen3, Gemma 3) or full (over all heads: OLMo 2)."""
+    positions: Positions = "rope"
+    """How positions are encoded."""
+    rope_base: float = 10_000.0
+    """Base of the rotary embedding. It does not change the simulated time; real training needs it."""
+    rope_frac: float = 1.0
+    """Share of each head that the rotary embedding rotates (GPT-NeoX: 0.25)."""
+    window: int = 0
+    """Sliding window: tokens that a query attends to at most, itself included; 0 means full attention."""
+    layer_pattern: str = SLIDING
+    """Which layers have the window: a letter per layer, s (sliding window) or f (full attention). A shorter pattern
+    repeats: sf in Gemma 2, sssssf in Gemma 3. By default all layers have the window, if there is one."""
+    attention_soft_cap: float = 0.0
+    """Soft cap of attention scores (Gemma 2: 50); 0 means none."""
+    final_soft_cap: float = 0.0
+    """Soft cap of the logits (Gemma 2: 30); 0 means none."""
+    parallel_residual: bool = False
+    """Whether attention and the MLP of a block read the same input (GPT-J, GPT-NeoX). With layer_norms = 1 they share
+    their norm."""
+    tied_embeddings: bool = False
+    """Whether the output projection shares the weights of the input embedding."""
+    biases: bool = False
+    """Whether all linear layers and norms have biases (GPT-2 and GPT-3)."""
+    qkv_bias: bool = False
+    """Whether the projections of queries, keys and values have biases (Qwen2)."""
+    attention_output_bias: bool = False
+    """Whether the output projection of attention has a bias."""
+    mlp_bias: bool = False
+    """Whether the linear layers of the MLP have biases."""
+    max_seq_len: int = 4096
+    """Longest sequence that the model supports; also the number of learned positions."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        check_attention(self)
+        check_windows(self)
+        check_norms(self)
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        return self.head_size or self.hidden // self.heads
+
+    @property
+    def q_width(self) -> int:
+        """Columns of the query projection."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Columns of the key projection (and of the value projection)."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def gated(self) -> bool:
+        """Whether the MLP has a gate, and so a third weight matrix."""
+        return self.mlp in GATED
+
+    @property
+    def sliding_layers(self) -> int:
+        """Layers whose attention has the window."""
+        if not self.window:
+            return 0
+        pattern = self.layer_pattern
+        whole, rest = divmod(self.layers, len(pattern))
+        return whole * pattern.count(SLIDING) + pattern[:rest].count(SLIDING)
+
+    def slides(self, seq_len: int) -> bool:
+        """Whether the window leaves out tokens of a sequence of this length."""
+        return 0 < self.window < seq_len

@@ -1,0 +1,34 @@
+"""How many keys a query attends to: all before it, or those of a sliding window."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from knee.arrays import Floats
+from knee.specs.model import Model
+
+
+def most_keys(model: Model, seq_len: Floats) -> Floats:
+    """Keys that a query sees if the causal mask is not counted, mean over layers: the sequence, or the window."""
+    sliding = model.sliding_layers / model.layers
+    return (1.0 - sliding) * seq_len + sliding * np.minimum(model.window, seq_len)
+
+
+def causal_keys(model: Model, seq_len: Floats) -> Floats:
+    """Keys that a query attends to, mean over queries and layers.
+
+    Formula: full attention s / 2; a window w - w^2 / (2 s)
+    Where:   w is at most s; the first w queries see fewer keys than the window has
+    """
+    sliding = model.sliding_layers / model.layers
+    window = np.minimum(model.window, seq_len)
+    return (1.0 - sliding) * seq_len / 2.0 + sliding * (window - window**2 / (2.0 * seq_len))
+
+
+def kernel_keys(model: Model, seq_len: Floats, kv_block: Floats) -> Floats:
+    """The length that gives a kernel with full attention the rate of the mean layer's: a kernel's time is
+    flop (1 + half / length), so it is the harmonic mean over layers, weighted by FLOP."""
+    sliding, window = model.sliding_layers / model.layers, np.minimum(model.window, seq_len)
+    full = (1.0 - sliding) * seq_len / 2.0
+    band = sliding * (window - window**2 / (2.0 * seq_len))
+    return (full + band) / (full / kv_block + band / np.minimum(window, kv_block))
