@@ -31,7 +31,7 @@ def series_of(tmp_path: Path, text: str, *sets: str) -> list[tuple[int, int, str
 def test_a_series_keeps_the_batch_that_its_grid_is_given_by(tmp_path: Path) -> None:
     weak = series_of(tmp_path, WEAK + "[[grid]]\ngpus = [1, 2, 4]\nlocal_batch = [4, 8]\n")
     assert len({name for *_, name in weak}) == 2
-    assert all(f"batch {total // gpus} a GPU" in name for gpus, total, name in weak)
+    assert all(f"batch {total // gpus} per GPU" in name for gpus, total, name in weak)
     strong = series_of(tmp_path, WEAK + "[[grid]]\ngpus = [1, 2, 4]\nglobal_batch = [8, 16]\n")
     assert len({name for *_, name in strong}) == 2
     assert all(f"batch {total} in total" in name for _, total, name in strong)

@@ -63,7 +63,7 @@ def test_what_does_not_fit_or_fill_nodes_is_not_started(tmp_path: Path) -> None:
     )
     data = json.loads(ask(path, "--out", tmp_path / "o", "--launcher", "slurm", "--dry-run", "--json").stdout)
     why = [run["refused"] for run in data["runs"]]
-    assert "does not fit, by simulation" in why[0]
+    assert "it does not fit" in why[0]
     assert "12 GPUs do not fill whole nodes of 8" in why[1]
     assert not why[2]
     assert data["cost_usd"] > 0
@@ -294,7 +294,7 @@ def test_what_may_change_from_call_to_call(tmp_path: Path, stub: str) -> None:
     sweep(grid, "--out", out, "--program", stub)
     found = status(out)
     assert [one["state"] for one in found.values()] == ["done", "failed"]
-    assert "does not fit, by simulation" in found["0002"]["words"]
+    assert "it does not fit" in found["0002"]["words"]
     out = out.rename(tmp_path / "moved")
     sweep(grid, "--out", out, "--program", stub, "--anyway", "--timeout", "77")
     assert {one["state"] for one in status(out).values()} == {"done"}

@@ -23,7 +23,7 @@ def test_a_run_that_is_done_by_its_record_is_not_run_again(grid: Path, tmp_path:
         (run / "attempts" / "1").mkdir(parents=True, exist_ok=True)
         found = read_status(run)
         assert (found.state, found.attempts) == ("done", 2)
-        assert found.words == "its status could not be read; by its record it is done"
+        assert found.words == "its status could not be read; its record says done"
         sweep(*words)
         assert not (run / "attempts" / "2").exists()
     (run / "record.json").unlink()

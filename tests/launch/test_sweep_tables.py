@@ -65,8 +65,8 @@ def test_a_node_is_left_out_as_its_launcher_can(launcher: str, advice: str, caps
 def test_energy_says_of_how_many_runs_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     measured, not_measured = Status(state="done", attempts=1, energy_j=3.6e6), Status(state="failed", attempts=1)
     print_status(swept("local", measured, not_measured, Status()))  # one has not begun
-    assert "energy 1.000 kWh of 1 of 2 runs" in capsys.readouterr().out
+    assert "energy: 1.000 kWh (measured in 1 of 2 runs)" in capsys.readouterr().out
     print_status(swept("local", measured, measured, Status()))
-    assert "energy 2.000 kWh\n" in capsys.readouterr().out
+    assert "energy: 2.000 kWh\n" in capsys.readouterr().out
     print_status(swept("local", not_measured))
-    assert "energy not measured" in capsys.readouterr().out
+    assert "energy: not measured" in capsys.readouterr().out
