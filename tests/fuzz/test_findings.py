@@ -20,6 +20,7 @@ LONG = Raw("9" * 5000)
 DEEP = Raw("[" * 30_000 + "]" * 30_000)
 ENDLESS = Raw("1e999")
 ASKED = ("--cluster", "dgx-h100", *specs.ASKED, "--json")
+MPT = next(config for config in specs.CONFIGS if "expansion_ratio" in config)
 DRY = ("sweep", "g.toml", "--out", "o", "--dry-run")
 GRID = toml_text(studies.ONE)
 
@@ -77,7 +78,7 @@ CASES: dict[str, tuple[tuple[str, ...], Mapping[str, str | bytes], int]] = {
     ),
     "a word as often as a model is wide": (
         ("simulate", "c.json", *ASKED),
-        {"c.json": json_text(with_(with_(specs.CONFIGS[2], "expansion_ratio", "%s"), "d_model", 64 * 10**9))},
+        {"c.json": json_text(with_(with_(MPT, "expansion_ratio", "%s"), "d_model", 64 * 10**9))},
         2,
     ),
     "more layers than any model has": (
@@ -97,7 +98,7 @@ CASES: dict[str, tuple[tuple[str, ...], Mapping[str, str | bytes], int]] = {
     ),
     "a word times a ratio": (
         ("simulate", "c.json", *ASKED),
-        {"c.json": json_text(with_(with_(specs.CONFIGS[2], "expansion_ratio", 4 * 10**9), "d_model", "64"))},
+        {"c.json": json_text(with_(with_(MPT, "expansion_ratio", 4 * 10**9), "d_model", "64"))},
         2,
     ),
     "an index of half a letter": (("data", "show", "d"), shown("shards/0/sha256", "\ud800"), 2),
@@ -123,7 +124,7 @@ CASES: dict[str, tuple[tuple[str, ...], Mapping[str, str | bytes], int]] = {
     ),
     "a config's ratio without end": (
         ("simulate", "c.json", *ASKED),
-        {"c.json": json_text(with_(specs.CONFIGS[2], "expansion_ratio", ENDLESS))},
+        {"c.json": json_text(with_(MPT, "expansion_ratio", ENDLESS))},
         2,
     ),
     "a number of 5,000 digits among classes": (

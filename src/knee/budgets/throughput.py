@@ -72,6 +72,8 @@ class Rates:
     """Tokens/s a GPU that no plan of a model exceeds on any count."""
     tables: dict[tuple[Key, Degrees], PlanTable] = field(default_factory=dict)
     """Plans of a count and batch: models that are cut into the same degrees have the same ones."""
+    undivided: PlanTable | None = None
+    """Plans of one GPU."""
     plans: int = 0
     """Looked at so far."""
 
@@ -91,16 +93,18 @@ class Rates:
     def most_tokens_per_s_per_gpu(self, model: Model) -> float:
         """No plan does more: the compute of an undivided model alone, at its best micro-batch."""
         if model not in self.bounds:
-            sizes = [(micro, self._space(model, 1, micro)) for micro in MICRO_BATCHES]
-            table = joined(
-                *(
-                    whole_table(replace(space, micro_batches=(micro,), recomputes=("none",), shardings=("fsdp",)))
-                    for micro, space in sizes
-                )
-            )
+            table = self._undivided(model)
             least = least_unsharded_step(model, self.cluster, self.profile, table).step_s
             self.bounds[model] = float(np.max(table.global_batch * self.seq_len / least))
         return self.bounds[model]
+
+    def _undivided(self, model: Model) -> PlanTable:
+        """One GPU at every micro-batch: the same plans for all models."""
+        if self.undivided is None:
+            spaces = [replace(self._space(model, 1, micro), micro_batches=(micro,)) for micro in MICRO_BATCHES]
+            spaces = [replace(space, recomputes=("none",), shardings=("zero1",)) for space in spaces]
+            self.undivided = joined(*map(whole_table, spaces))
+        return self.undivided
 
     def _priced(self, model: Model, keys: list[Key], least_tokens_per_s: float) -> dict[Key, Rate | None]:
         """What is now known of the keys: a plan, or that there is none. Those that are too slow are left out."""
