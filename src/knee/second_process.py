@@ -11,8 +11,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
 
 GRACE_S = 5.0
 """How long it may take to end."""
@@ -33,6 +35,15 @@ def asked_of_this() -> dict[str, Any]:
     """In the second process: what is asked."""
     found: dict[str, Any] = json.loads(sys.stdin.read())
     return found
+
+
+def while_wanted(items: Iterable[Item]) -> Iterator[Item]:
+    """In the second process: one after the other, as long as the first one lives."""
+    first = os.getppid()
+    for item in items:
+        if os.getppid() != first:
+            return
+        yield item
 
 
 def _started(module: str, asked: str) -> subprocess.Popen[str] | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from knee.second_process import asked_of_this
+from knee.second_process import asked_of_this, while_wanted
 from knee.studies.budget_rows import budget_rows
 from knee.studies.record_store import Store, cached_fidelity
 from knee.studies.run_study import points_to_run, with_needs
@@ -24,7 +24,7 @@ def answer_from_the_end(folder: Path, names: Sequence[str], changes: Mapping[str
             list(budget_rows(study.name, budgets, folder / KEPT))
     cached_fidelity(folder / KEPT)
     store = Store(folder / RECORDS, lambda _: None)
-    for point in reversed(points_to_run(names, changes)):
+    for point in while_wanted(reversed(points_to_run(names, changes))):
         store.record(point.question)
 
 
