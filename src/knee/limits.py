@@ -25,6 +25,8 @@ runs of four models on three GPUs take 81 s of CPU."""
 MOST_POINTS = 100_000
 """Of the grids of all studies that are run together: plans to simulate, at 17 ms of CPU and 7 kB each. More are
 a slip of the pen."""
+MOST_LISTED_PLANS = 1_000
+"""Of a search: the order of so many plans is certain only once they, and all that may be among them, are simulated."""
 MOST_RUNS = 10_000
 """Of a sweep: each is a folder of its own, and is trained for real."""
 MOST_TRACES = 4_096

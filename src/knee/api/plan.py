@@ -25,6 +25,7 @@ from knee.inputs.request import (
     pairs_of,
     request,
 )
+from knee.limits import MOST_LISTED_PLANS
 from knee.progress import Progress, silent
 from knee.results.plan_result import PlanSearch
 from knee.search.nearest_plan import no_plan, nothing_fits
@@ -89,9 +90,9 @@ def plan(
     >>> found.best.plan.tp in (1, 2, 4, 8)
     True
     """
-    if top < 1:
+    if not 1 <= top <= MOST_LISTED_PLANS:
         raise InputError(
-            f"{argument('top')} is {top}; it must be at least 1",
+            f"{argument('top')} is {top:,}; it must be from 1 to {MOST_LISTED_PLANS:,}",
             hint=f"for example {argument('top')} 10",
             code="out-of-range",
             field="top",

@@ -122,8 +122,11 @@ def command(model: str, as_json: bool, top: int, export_to: str | None, html: st
     MODEL is the same as for `knee simulate`. If it is a job file, the search replaces the plan in the file.
 
     The search covers every combination of dp_replicate x dp_shard x tp x pp x cp with every sharding, schedule,
-    microbatch size, sequence parallelism and recomputation policy that the model and the batch allow. Virtual stages
-    are tried if they divide the model evenly. Plans are simulated in the order of a lower bound of their step time,
+    microbatch size and sequence parallelism that the model and the batch allow, without recomputation, with full
+    recomputation, and with the smallest share of recomputed blocks that fits. Other policies are searched if
+    --recompute names them. Virtual stages are tried if they divide the model evenly.
+
+    Plans are simulated in the order of a lower bound of their step time,
     until no other plan that fits in memory can be among the best. The result is that of simulating every plan.
 
     \b

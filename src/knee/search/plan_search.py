@@ -37,7 +37,7 @@ class SearchResult(ByValue):
     objective: Objective
     only: str | None
     plans: int
-    """Valid plans within the limits, but for those that recompute a share of their layers."""
+    """Valid plans within the limits; those that recompute a share of their layers count where there are no others."""
     ranked: int
     """Plans at the head of the table that no other plan of the space is better than."""
     table: PlanTable
@@ -134,7 +134,7 @@ def search(
         profile=profile,
         objective=objective,
         only=only,
-        plans=plans,
+        plans=max(plans, len(order)),
         ranked=min(keep, len(order)),
         table=found.table.rows(order),
         results=results_rows(found.results, order),

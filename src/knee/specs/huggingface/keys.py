@@ -90,7 +90,8 @@ class Keys:
         """The sliding window and its layers, by ``layer_types`` where the config has them, else by a pattern."""
         types = self.get("layer_types")
         letters = pattern if types is None else self._letters(types)
-        window = self.get("sliding_window", default)
+        # null is an answer, full attention; only a key that is not there has the default
+        window = self.get("sliding_window", None if "sliding_window" in self.values else default)
         if window is None or self.values.get("use_sliding_window") is False or "s" not in letters:
             self.flag("use_sliding_window")
             if types is not None and "s" in letters:
