@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -189,7 +189,12 @@ def simulate_table(
         return Results(**{f.name: np.zeros(0, dtype=bool if f.name == "fits" else float) for f in fields(Results)})
     pieces = (table.rows(slice(i, i + CHUNK)) for i in range(0, len(table), CHUNK))
     done = list(simulate_tables(model, cluster, profile, pieces, convention=convention))
-    return Results(**{f.name: np.concatenate([getattr(r, f.name) for r in done]) for f in fields(Results)})
+    return joined_results(done)
+
+
+def joined_results(parts: Sequence[Results]) -> Results:
+    """Results one after the other."""
+    return Results(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Results)})
 
 
 def simulate_tables(

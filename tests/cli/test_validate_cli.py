@@ -314,7 +314,7 @@ def test_bandwidths_that_cannot_be_used(bandwidths: Path) -> None:
 def test_hostile_headers(tmp_path: Path, text: str) -> None:
     path = tmp_path / "h.csv"
     path.write_text(text)
-    refused(path)
+    assert refused(path).code
 
 
 def test_hostile_cells(bandwidths: Path) -> None:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from knee.arrays import Bools, Floats, Ints
-from knee.search.bound import LeastStep, least_step, least_unsharded_step
+from knee.search.bound import LeastStep, by_chunk, least_step, least_unsharded_step
 from knee.search.memory_fit import SHARES, memory_bytes, partly_recomputed
 from knee.search.space import Space, degrees, joined, whole_table
-from knee.simulator import CHUNK, Results, simulate_table
+from knee.simulator import Results, joined_results, simulate_table
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, RECOMPUTES, RESHARDING, SHARDINGS, Plan
@@ -135,7 +135,7 @@ class Rates:
 
     def _most(self, model: Model, table: PlanTable) -> tuple[Floats, LeastStep]:
         """Tokens/s that each plan does not exceed, and the step that it does not fall below."""
-        least = _by_chunk(model, self.cluster, self.profile, table)
+        least = by_chunk(least_step, model, self.cluster, self.profile, table)
         return table.global_batch * self.seq_len / least.step_s, least
 
     def _fastest(self, model: Model, table: PlanTable, bound: Floats, energy_j: Floats) -> dict[Key, Rate]:
@@ -156,7 +156,7 @@ class Rates:
             done.append(rows)
             parts.append(some)
         index = np.concatenate(done)
-        results = Results(**{f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Results)})
+        results = joined_results(parts)
         return _winners(table.rows(index), results, group[index])
 
     def _space(self, model: Model, gpus: int, batch: int) -> Space:
@@ -224,12 +224,6 @@ def _least(bound: Floats, group: Ints, count: int) -> Ints:
     order = np.lexsort((bound, group))
     starts = np.searchsorted(group[order], group[order])
     return np.sort(order[np.arange(len(order)) - starts < count])
-
-
-def _by_chunk(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> LeastStep:
-    pieces = [table.rows(slice(i, i + CHUNK)) for i in range(0, len(table), CHUNK)]
-    found = [least_step(model, cluster, profile, piece) for piece in pieces]
-    return LeastStep(**{f.name: np.concatenate([getattr(one, f.name) for one in found]) for f in fields(LeastStep)})
 
 
 def _winners(table: PlanTable, results: Results, group: Ints) -> dict[Key, Rate]:

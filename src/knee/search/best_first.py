@@ -8,16 +8,16 @@ the simulator's. What is left out is certain to be worse, so that the first plan
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
 from knee.arrays import Bools, ByValue, Floats, Ints
-from knee.search.bound import LeastStep, least_step, least_unsharded_step
+from knee.search.bound import by_chunk, least_step, least_unsharded_step
 from knee.search.memory_fit import least_memory_bytes, memory_bytes, partly_recomputed
 from knee.search.pareto_front import FRONT_STEP, Merits, pareto
 from knee.search.space import Space, joined, sharded_table, unsharded_table
-from knee.simulator import CHUNK, Results, simulate_table
+from knee.simulator import joined_results, simulate_table
 from knee.specs.choices import Objective
 from knee.specs.hardware import Cluster
 from knee.specs.plan_table import PlanTable
@@ -51,7 +51,7 @@ class Unsharded(ByValue):
     def of(cls, space: Space, cluster: Cluster, profile: Profile, objective: Objective) -> Unsharded:
         """All of a space."""
         table = unsharded_table(space)
-        least = _least(least_unsharded_step, space, cluster, profile, table)
+        least = by_chunk(least_unsharded_step, space.model, cluster, profile, table)
         cost = cost_of(least.step_s, least.energy_j, objective)
         order = np.argsort(cost, kind="stable")
         return cls(
@@ -63,16 +63,6 @@ class Unsharded(ByValue):
             step_s=least.step_s[order],
             cost=cost[order],
         )
-
-
-def _least(
-    bound: Callable[..., LeastStep], space: Space, cluster: Cluster, profile: Profile, table: PlanTable
-) -> LeastStep:
-    pieces = [table.rows(slice(i, i + CHUNK)) for i in range(0, len(table), CHUNK)]
-    found = [bound(space.model, cluster, profile, piece) for piece in pieces]
-    return LeastStep(
-        **{f.name: np.concatenate([np.zeros(0), *(getattr(one, f.name) for one in found)]) for f in fields(LeastStep)}
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +172,7 @@ class BestFirst:
         table = joined(table.rows(np.flatnonzero(fits)), partly)
         if self.wanted is not None:
             table = table.rows(np.flatnonzero(self.wanted(table)))
-        bounds = _least(least_step, start.space, start.cluster, start.profile, table)
+        bounds = by_chunk(least_step, start.space.model, start.cluster, start.profile, table)
         self._waiting = self._waiting.plus(
             _Waiting(
                 table=table,
@@ -200,11 +190,6 @@ class BestFirst:
         now = self._waiting.rows(first)
         results = simulate_table(start.space.model, start.cluster, start.profile, now.table)
         self.table = joined(self.table, now.table)
-        self.results = Results(
-            **{
-                f.name: np.concatenate((getattr(self.results, f.name), getattr(results, f.name)))
-                for f in fields(Results)
-            }
-        )
+        self.results = joined_results([self.results, results])
         self._waiting = self._waiting.rows(np.setdiff1d(np.arange(len(self._waiting.step_s)), first))
         self.progress()

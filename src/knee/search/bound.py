@@ -18,7 +18,7 @@ from knee.cost.kernel_cost import Cost
 from knee.cost.outer_sync import outer_sync_cost
 from knee.cost.skew import expected_maximum
 from knee.energy.step_power import power_w
-from knee.simulator import late_gather_s, optimizer_cost, priced, step_work
+from knee.simulator import CHUNK, late_gather_s, optimizer_cost, priced, step_work
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
 from knee.specs.plan import SCHEDULES
@@ -73,6 +73,21 @@ def least_unsharded_step(model: Model, cluster: Cluster, profile: Profile, table
     span = _span_s(table, work, ranks, lambda rank: 2 * (table.microbatches * _microbatch_s(work, rank),))
     straggler = profile.straggler_frac * expected_maximum(table.gpus) * work.compute_s
     return _least(cluster, span + straggler + profile.step_overhead_s, flop, moved, work.blocked_s + straggler)
+
+
+def by_chunk(
+    bound: Callable[[Model, Cluster, Profile, PlanTable], LeastStep],
+    model: Model,
+    cluster: Cluster,
+    profile: Profile,
+    table: PlanTable,
+) -> LeastStep:
+    """One of the two for a table of any length."""
+    pieces = [table.rows(slice(i, i + CHUNK)) for i in range(0, len(table), CHUNK)]
+    found = [bound(model, cluster, profile, piece) for piece in pieces]
+    return LeastStep(
+        **{f.name: np.concatenate([np.zeros(0), *(getattr(one, f.name) for one in found)]) for f in fields(LeastStep)}
+    )
 
 
 def _least(cluster: Cluster, step_s: Floats, flop: Floats, moved: Floats, comm_s: Floats) -> LeastStep:
