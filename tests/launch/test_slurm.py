@@ -170,7 +170,9 @@ def test_a_run_that_is_put_back_into_the_queue_runs_again_by_itself(
     assert states(out) == {"0001": "pending"}
     go.touch()
     cluster.until_idle()  # a node that still ends the first life may take the second one for it
-    cluster.call("scontrol", "update", f"jobid={job}", "starttime=now")  # Slurm itself waits for two minutes
+    # Slurm itself waits for two minutes. A node refuses what was put into the queue in the second in which it ended the
+    # first life, so that the second life begins in a later one.
+    cluster.call("scontrol", "update", f"jobid={job}", "starttime=now+2")
     until(lambda: over(out), "it has ended")
     assert states(out) == {"0001": "done"}
     assert status(out)["0001"]["attempts"] == 2
