@@ -114,6 +114,7 @@ class Job:
         check_interleaved(plan, self.microbatches)
 
     def _check_modelled(self) -> None:
+        check_simulated(self.model)
         if self.plan.prefetch > self.model.layers:
             raise SpecError(
                 f"prefetch is {self.plan.prefetch}, but {self.model.name} has {self.model.layers} layers",
@@ -144,6 +145,18 @@ WINDOWS: tuple[AttentionKernel, ...] = ("flash2", "flash3", "cudnn", "cutlass")
 """Attention kernels that skip what lies outside a sliding window."""
 SOFT_CAPS: tuple[AttentionKernel, ...] = ("flash2", "flash3")
 """Attention kernels that cap scores."""
+
+
+def check_simulated(model: Model) -> None:
+    """Refuse models whose step is not simulated yet."""
+    for field in ("experts", "latent_attention", "mtp_layers"):
+        if getattr(model, field):
+            raise SpecError(
+                f"{model.name} has {field}, which are not simulated yet",
+                hint="use a dense model without latent attention",
+                code="not-modelled",
+                field=f"model.{field}",
+            )
 
 
 def check_kernel(model: Model, profile: Profile, seq_len: int) -> None:

@@ -1,11 +1,20 @@
-"""The shape of a dense decoder."""
+"""The shape of a decoder, dense or with experts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from knee.specs.model.rules import check_attention, check_norms, check_numbers, check_windows
+from knee.specs.model.experts import Experts
+from knee.specs.model.latent_attention import LatentAttention
+from knee.specs.model.rules import (
+    check_attention,
+    check_experts,
+    check_latent,
+    check_norms,
+    check_numbers,
+    check_windows,
+)
 
 Mlp = Literal["swiglu", "geglu", "gelu", "relu2"]
 Norm = Literal["rmsnorm", "layernorm"]
@@ -19,7 +28,7 @@ SLIDING = "s"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A dense decoder. Sizes are counts, so they carry no unit."""
+    """A decoder. Sizes are counts, so they carry no unit."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
@@ -30,7 +39,7 @@ class Model:
     hidden: int
     """Width of the residual stream."""
     ffn: int
-    """Inner width of the MLP."""
+    """Inner width of the MLP; in a mixture of experts that of its dense layers."""
     heads: int
     """Query heads."""
     kv_heads: int
@@ -78,16 +87,26 @@ class Model:
     """Whether the linear layers of the MLP have biases."""
     max_seq_len: int = 4096
     """Longest sequence that the model supports; also the number of learned positions."""
+    experts: Experts | None = None
+    """The experts of a mixture of experts; none in a dense model."""
+    latent_attention: LatentAttention | None = None
+    """Latent attention (DeepSeek-V2 and V3) in place of full keys and values."""
+    mtp_layers: int = 0
+    """Layers that predict further tokens in training (multi-token prediction; DeepSeek-V3: 1)."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
         check_attention(self)
         check_windows(self)
         check_norms(self)
+        check_experts(self)
+        check_latent(self)
 
     @property
     def head_dim(self) -> int:
-        """Width of one head."""
+        """Width of one head's queries and keys."""
+        if self.latent_attention is not None:
+            return self.latent_attention.nope_size + self.latent_attention.rope_size
         return self.head_size or self.hidden // self.heads
 
     @property

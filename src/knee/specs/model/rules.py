@@ -16,6 +16,8 @@ MOST_LAYERS = 10_000
 """The same of layers, which a step is walked through one by one."""
 MOST_NORMS = 8
 """The same of the norms of a block."""
+MOST_MTP = 64
+"""The same of layers that predict further tokens."""
 LETTERS = "sf"
 
 
@@ -40,7 +42,7 @@ def check_attention(model: Model) -> None:
     """Refuse heads that do not fit together."""
     if not 0 <= model.head_size <= MOST:
         raise out_of_range("model.head_size", model.head_size, f"it must be between 0 (hidden / heads) and {MOST:,}")
-    if model.head_size == 0 and model.hidden % model.heads:
+    if model.head_size == 0 and model.latent_attention is None and model.hidden % model.heads:
         raise SpecError(
             f"model.hidden {model.hidden} is not divisible by model.heads {model.heads}",
             hint="give head_size explicitly, or correct one of them",
@@ -100,4 +102,47 @@ def check_norms(model: Model) -> None:
             hint="give layer_norms 2, or parallel_residual = true",
             code="contradiction",
             field="model.layer_norms",
+        )
+
+
+def check_experts(model: Model) -> None:
+    """Refuse a mixture of experts without a layer that has them."""
+    experts = model.experts
+    if not 0 <= model.mtp_layers <= MOST_MTP:
+        raise out_of_range("model.mtp_layers", model.mtp_layers, f"it must be between 0 and {MOST_MTP}")
+    if experts is not None and not experts.layers_with_experts(model.layers):
+        raise SpecError(
+            f"no layer has experts: of {model.layers} layers {experts.dense_layers} are dense, and one in "
+            f"{experts.every} of the others has experts",
+            hint="lower dense_layers or every",
+            code="contradiction",
+            field="model.experts.dense_layers",
+        )
+
+
+def check_latent(model: Model) -> None:
+    """Refuse what latent attention has no place for."""
+    if model.latent_attention is None:
+        return
+    if model.kv_heads != model.heads:
+        raise SpecError(
+            f"model.kv_heads is {model.kv_heads}, but latent attention has keys and values for each of the "
+            f"{model.heads} heads",
+            hint=f"give kv_heads = {model.heads}",
+            code="contradiction",
+            field="model.kv_heads",
+        )
+    if model.head_size:
+        raise SpecError(
+            "model.head_size has no meaning with latent attention, whose heads have nope_size + rope_size",
+            hint="leave head_size out",
+            code="contradiction",
+            field="model.head_size",
+        )
+    if model.qk_norm != "none":
+        raise SpecError(
+            f"model.qk_norm is {model.qk_norm}, but latent attention has norms of its narrow vectors",
+            hint='leave qk_norm out, or give "none"',
+            code="contradiction",
+            field="model.qk_norm",
         )
