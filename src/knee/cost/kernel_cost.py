@@ -39,12 +39,19 @@ class Cost:
 
 
 def gemm_s(
-    gpu: Gpu, kind: GemmType, m: Floats, n: Floats, k: Floats, *, clock_frac: Floats | float | None = None
+    gpu: Gpu,
+    kind: GemmType,
+    m: Floats,
+    n: Floats,
+    k: Floats,
+    *,
+    count: Floats | float = 1.0,
+    clock_frac: Floats | float | None = None,
 ) -> Floats:
-    """Seconds of an (m x k)(k x n) product of one type.
+    """Seconds of an (m x k)(k x n) product of one type, or of so many of them in one kernel.
 
     Formula: kernel_s + max( waves * tile_flop * sms / rate , bytes / hbm ), the best of a few tiles and k-splits
-    Where:   waves = ceil(tiles * split / sms); rate = peak * peak_frac * clock * k/(k + half_k) * intensity of the
+    Where:   waves = ceil(count * tiles * split / sms); rate = peak * peak_frac * clock * k/(k + half_k) * intensity of the
              tile; bytes = operand bytes * (mk + kn) + 2 mn; clock = sustained_frac, as in a training step, unless given
     Source:  tile and wave quantisation as in NVIDIA's matrix-multiplication guide; rates per type and GPU in the
              catalogue, most from measured products (tools/fit_gemm.py)
@@ -53,22 +60,22 @@ def gemm_s(
     peak, of = gpu.gemm_rate(kind)
     hbm = gpu.hbm_bytes_per_s * gpu.hbm_frac
     clock = of.sustained_frac if clock_frac is None else clock_frac
-    moved = gemm_bytes(kind, m, n, k)
+    moved = count * gemm_bytes(kind, m, n, k)
     half = of.half_intensity
     full = of.tile_m * of.tile_n / (of.tile_m + of.tile_n)
-    best = np.full(np.broadcast(m, n, k).shape, np.inf)
+    best = np.full(np.broadcast(m, n, k, count).shape, np.inf)
     for fm, fn in _TILES:
         tm, tn = of.tile_m * fm, of.tile_n * fn
         intensity = tm * tn / (tm + tn)
         # smaller tiles load more operands per FLOP; relative to the largest tile, which peak_frac describes
         quality = (intensity / (intensity + half)) / (full / (full + half))
-        tiles = np.ceil(m / tm) * np.ceil(n / tn)
+        tiles = count * np.ceil(m / tm) * np.ceil(n / tn)
         rate = peak * of.peak_frac * clock * quality / gpu.sms
         for split in _SPLITS:
             waves = np.ceil(tiles * split / gpu.sms)
             math = waves * 2.0 * tm * tn * (k / split + of.half_k) / rate
             # partial sums go through memory in fp32, written and read once
-            partial = 0.0 if split == 1 else 8.0 * split * m * n
+            partial = 0.0 if split == 1 else 8.0 * split * count * m * n
             best = np.minimum(best, np.maximum(math, (moved + partial) / hbm))
     return best + gpu.kernel_s
 
@@ -130,25 +137,33 @@ def stream_s(gpu: Gpu, profile: Profile, op: MemoryBound) -> Floats:
 
 
 def products_s(
-    gpu: Gpu, profile: Profile, types: Ints, m: Floats, n: Floats, k: Floats, clock: float = 1.0
+    gpu: Gpu,
+    profile: Profile,
+    types: Ints,
+    m: Floats,
+    n: Floats,
+    k: Floats,
+    count: Floats | float = 1.0,
+    clock: float = 1.0,
 ) -> tuple[Floats, Floats]:
     """Seconds at a share of the highest clock and bytes of products whose type, an index of ``GEMM_TYPES``, is a
     column: the last axis."""
-    m, n, k, code = np.broadcast_arrays(m, n, k, types)
+    m, n, k, count, code = np.broadcast_arrays(m, n, k, count, types)
     seconds, moved = np.empty(m.shape), np.empty(m.shape)
     for index in np.unique(types):
         kind, of = GEMM_TYPES[index], code == index
         # the sustained rate was measured at the clock that the board's limit left
         rate = gpu.gemm_rate(kind)[1].sustained_frac * profile.gemm_scale * clock / gpu.gemm_clock_frac
         sides = (m[of], n[of], k[of])
-        seconds[of], moved[of] = gemm_s(gpu, kind, *sides, clock_frac=rate), gemm_bytes(kind, *sides)
+        seconds[of] = gemm_s(gpu, kind, *sides, count=count[of], clock_frac=rate)
+        moved[of] = count[of] * gemm_bytes(kind, *sides)
     return seconds, moved
 
 
 def operation_s(gpu: Gpu, profile: Profile, types: Ints, op: Operation, clock: float = 1.0) -> Floats:
     """Seconds of any operation at a share of the highest clock."""
     if isinstance(op, Gemm):
-        return products_s(gpu, profile, types, op.m, op.n, op.k, clock)[0]
+        return op.times * products_s(gpu, profile, types, op.m, op.n, op.k, op.count, clock)[0]
     if isinstance(op, Attention):
         return stack_attention_s(gpu, profile, op) / clock
     return stream_s(gpu, profile, op)
@@ -163,12 +178,14 @@ def cost_of(gpu: Gpu, profile: Profile, types: Ints, ops: Sequence[Operation]) -
     if gemms:
         # all products at once: pricing one costs a hundred NumPy calls, whatever the number of shapes
         m, n, k = (np.stack([getattr(op, side) for op in gemms]) for side in ("m", "n", "k"))
-        seconds, traffic = products_s(gpu, profile, types, m, n, k)
-        time_s = time_s + seconds.sum(axis=0)
-        clocked = time_s - len(gemms) * gpu.kernel_s
-        flop = flop + (2.0 * m * n * k).sum(axis=0)
-        moved = moved + traffic.sum(axis=0)
-        kernels += len(gemms)
+        count = np.stack([np.broadcast_to(op.count, len(types)) for op in gemms])
+        times = np.array([[op.times] for op in gemms])
+        seconds, traffic = products_s(gpu, profile, types, m, n, k, count)
+        time_s = time_s + (times * seconds).sum(axis=0)
+        clocked = time_s - times.sum() * gpu.kernel_s
+        flop = flop + (times * count * 2.0 * m * n * k).sum(axis=0)
+        moved = moved + (times * traffic).sum(axis=0)
+        kernels += float(times.sum())
     for op in ops:
         if isinstance(op, Attention):
             seconds = stack_attention_s(gpu, profile, op)

@@ -57,7 +57,40 @@ def _blocks(table: PlanTable, axes: tuple[str, ...]) -> list[tuple[Ints, Ints]]:
 
 
 def place(table: PlanTable, gpus_per_node: int | Ints, *axes: str) -> GroupPlacement:
-    """The group over some mesh axes, the worst placed one where groups do not divide nodes.
+    """The group over some mesh axes, the worst placed one where groups do not divide nodes."""
+    return _placed(table, gpus_per_node, _blocks(table, axes))
+
+
+def place_folded(
+    table: PlanTable, gpus_per_node: int | Ints, axes: tuple[str, ...], low: Ints, high: Ints
+) -> GroupPlacement:
+    """A group of experts over part of the ranks that some mesh axes have together: every ``low``-th of ``high``
+    neighbours, as Megatron folds etp, ep and the replicas of experts, innermost first, over tp, cp and dp."""
+    return _placed(table, gpus_per_node, _folded(table, axes, low, high))
+
+
+def _folded(table: PlanTable, axes: tuple[str, ...], low: Ints, high: Ints) -> list[tuple[Ints, Ints]]:
+    """(stride, size) of the group's parts, one for each axis that it has ranks on."""
+    stride, inner = np.ones(len(table), dtype=np.int64), np.ones(len(table), dtype=np.int64)
+    start, size = stride, stride
+    blocks = []
+    for axis in table.placement:
+        degree = getattr(table, axis)
+        if axis in axes:
+            first, last = np.clip(low, inner, inner * degree), np.clip(high, inner, inner * degree)
+            here, at = last // first, stride * (first // inner)
+            # ranks that follow on those of the axis before are one part with them
+            follows = (here > 1) & (size > 1) & (at == start * size)
+            blocks.append((start, np.where(follows | (here == 1), 1, size)))
+            start = np.where(follows | (here == 1), start, at)
+            size = np.where(here == 1, size, np.where(follows, size * here, here))
+            inner = inner * degree
+        stride = stride * degree
+    return [*blocks, (start, size)]
+
+
+def _placed(table: PlanTable, gpus_per_node: int | Ints, blocks: list[tuple[Ints, Ints]]) -> GroupPlacement:
+    """A group whose ranks lie in parts.
 
     Formula: a part of size n and stride s uses min(n, floor((o + s (n - 1)) / g) + 1) nodes of g GPUs from offset o
     Where:   parts start at multiples of s n, plus up to s - 1; the worst offset in a node is
@@ -66,7 +99,7 @@ def place(table: PlanTable, gpus_per_node: int | Ints, *axes: str) -> GroupPlace
     """
     per_node, ranks = np.ones(len(table)), np.ones(len(table))
     reach = np.zeros(len(table), dtype=np.int64)
-    for stride, size in _blocks(table, axes):
+    for stride, size in blocks:
         block = stride * size
         common = np.gcd(block, gpus_per_node)
         offset = gpus_per_node - common + np.minimum(stride, common) - 1

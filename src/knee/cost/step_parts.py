@@ -20,25 +20,30 @@ from knee.cost.skew import skew_wait_s
 from knee.specs.constants import constant
 from knee.specs.hardware import Cluster, GemmType, Precision
 from knee.specs.model import Model
-from knee.specs.plan import CP_METHODS, PRECISIONS, SHARDINGS
+from knee.specs.plan import CP_METHODS, DISPATCHERS, PRECISIONS, SHARDINGS
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Kernels, Profile
 from knee.workload import operations as op
 from knee.workload.parameters import parameter_count
+from knee.workload.shapes import Shapes
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 
 
-def shapes_of(table: PlanTable, *, casts: bool = False) -> op.Shapes:
+def shapes_of(table: PlanTable, *, casts: bool = False) -> Shapes:
     """What the kernels of each plan depend on; ``casts`` where the stack casts whole fp32 weights in every forward."""
     tokens = table.micro_tokens.astype(np.float64)
     eight_bit, four_bit = (table.precision == PRECISIONS.index(name) for name in ("fp8", "fp4"))
     ring = table.cp_method == CP_METHODS.index("ring")
-    return op.Shapes(
+    return Shapes(
         tokens=tokens,
         sequences=table.micro_batch.astype(np.float64),
         seq_len=table.seq_len.astype(np.float64),
         tp=table.tp.astype(np.float64),
         cp=table.cp.astype(np.float64),
+        ep=table.ep.astype(np.float64),
+        etp=table.etp.astype(np.float64),
+        busiest=busiest_rank(table),
+        sends_copies=np.where(table.dispatcher == DISPATCHERS.index("alltoall"), 1.0, 0.0),
         kv_block=np.where(ring, table.seq_len / table.cp, table.seq_len),
         norm_tokens=np.where(table.sequence_parallel, tokens / table.tp, tokens),
         eight_bit=np.where(eight_bit, 1.0, 0.0),
@@ -155,7 +160,7 @@ def _fastest_costs(model: Model, cluster: Cluster, profile: Profile, table: Plan
     kept = bf16_layers(profile, few)
     wide = replace(s, four_bit=0.0 * s.four_bit) if kept.any() else None
 
-    def layer(ops: Callable[[Model, op.Shapes, Kernels], list[op.Operation]]) -> Cost:
+    def layer(ops: Callable[[Model, Shapes, Kernels], list[op.Operation]]) -> Cost:
         mean = cost(ops(model, s, profile.kernels))
         if wide is None:
             return mean

@@ -13,15 +13,17 @@ from functools import cache
 
 import numpy as np
 
-from knee.arrays import Bools, Ints
+from knee.arrays import Bools, Floats, Ints
 from knee.errors import InputError
 from knee.specs.model import Model
 from knee.specs.plan import (
     CP_METHODS,
+    DISPATCHERS,
     PRECISIONS,
     RECOMPUTES,
     REDUCE_DTYPES,
     REDUCING,
+    ROUTINGS,
     SCHEDULES,
     SHARDINGS,
     STATE_DTYPES,
@@ -45,6 +47,7 @@ class Space:
     max_tp: int | None = None
     max_pp: int | None = None
     max_cp: int | None = None
+    max_ep: int | None = None
     shardings: tuple[str, ...] = ()
     schedules: tuple[str, ...] = ()
     recomputes: tuple[str, ...] = ()
@@ -58,7 +61,7 @@ class Space:
         for name in ("gpus", "global_batch", "seq_len", "sync_every"):
             if getattr(self, name) < 1:
                 raise _too_small(name, getattr(self, name))
-        limits = {"max_tp": self.max_tp, "max_pp": self.max_pp, "max_cp": self.max_cp}
+        limits = {"max_tp": self.max_tp, "max_pp": self.max_pp, "max_cp": self.max_cp, "max_ep": self.max_ep}
         limits |= {"micro_batch": min(self.micro_batches, default=1)}
         for name, value in limits.items():
             if value is not None and value < 1:
@@ -90,6 +93,17 @@ def degrees(space: Space) -> Iterator[tuple[int, int, int, int]]:
                 if cp > (space.max_cp or cp) or space.global_batch % dp or not splits_sequence(space.seq_len, cp):
                     continue
                 yield tp, pp, cp, dp
+
+
+def folds(space: Space, tp: int, cp: int, dp: int) -> list[tuple[int, int]]:
+    """(ep, etp) of every way to lay the experts over the ranks of a stage; an expert is whole, or split as tp splits the
+    rest of the model."""
+    experts = space.model.experts
+    if experts is None:
+        return [(1, 1)]
+    eps = [ep for ep in divisors(experts.count) if ep <= (space.max_ep or ep)]
+    etps = [etp for etp in dict.fromkeys((1, tp)) if experts.ffn % etp == 0]
+    return [(ep, etp) for ep in eps for etp in etps if (tp * cp * dp) % (ep * etp) == 0]
 
 
 def shardings(space: Space, dp: int) -> list[tuple[Sharding, int, int]]:
@@ -163,7 +177,7 @@ def sharded_table(space: Space, unsharded: PlanTable) -> PlanTable:
             dp_replicate=copies,
             sync_every=np.where(copies > 1, space.sync_every, 1),
         )
-        parts.append(some.rows(np.flatnonzero(_can_be(mode, some.schedule, some.pp))))
+        parts.append(some.rows(np.flatnonzero(_can_be(mode, some.schedule, some.pp) & _folds(some))))
     return joined(unsharded.rows(slice(0, 0)), *parts)
 
 
@@ -172,8 +186,11 @@ def count_plans(space: Space, unsharded: PlanTable) -> int:
     found = 0
     for dp in np.unique(unsharded.dp_shard).tolist():
         some = unsharded.rows(np.flatnonzero(unsharded.dp_shard == dp))
-        for mode in _codes(SHARDINGS, [one[0] for one in shardings(space, dp)]).tolist():
-            found += int(_can_be(np.full(len(some), mode), some.schedule, some.pp).sum())
+        folded = some.ep * some.etp
+        for name, shard, copies in shardings(space, dp):
+            mode = np.full(len(some), SHARDINGS.index(name))
+            fits = _stage_ranks(mode, shard, copies, some.tp, some.cp) % folded == 0
+            found += int((_can_be(mode, some.schedule, some.pp) & fits).sum())
     return found
 
 
@@ -191,24 +208,40 @@ def _can_be(mode: Ints, schedule: Ints, pp: Ints | int) -> Bools:
     return np.asarray(~(reduces & (schedule == SCHEDULES.index("zero_bubble")) & (pp > 1)), dtype=np.bool_)
 
 
+def _stage_ranks(mode: Ints, shard: Ints | int, copies: Ints | int, tp: Ints | int, cp: Ints | int) -> Ints:
+    """Ranks of a stage over which experts are laid: those of one replica, or all of them under DDP."""
+    return np.asarray(np.where(mode == SHARDINGS.index("ddp"), copies, shard) * tp * cp, dtype=np.int64)
+
+
+def _folds(table: PlanTable) -> Bools:
+    """Plans whose experts fill the ranks of a stage evenly."""
+    ranks = _stage_ranks(table.sharding, table.dp_shard, table.dp_replicate, table.tp, table.cp)
+    return np.asarray(ranks % (table.ep * table.etp) == 0, dtype=np.bool_)
+
+
 def _table(space: Space, tp: int, pp: int, cp: int, dp: int, shared: Sequence[tuple[Sharding, int, int]]) -> PlanTable:
     """Every combination of what a factorisation leaves open, less those that cannot be."""
     per_rank = space.global_batch // dp
     sizes = [size for size in divisors(per_rank) if not space.micro_batches or size in space.micro_batches]
     splits = [True, False][: 2 if tp > 1 else 1] if splits_tokens(space.seq_len, cp, tp) else [False]
+    if space.model.experts is not None and tp > 1:
+        splits = [split for split in splits if split]  # experts take each token from one rank
     usual = ("none", *(("attention",) if space.attention_again else ()), "full")
     # ops, and every second block, only where they are asked for; the search adds the least share of blocks that fits
     again = [name for name in RECOMPUTES if name in (space.recomputes or usual)]
     again = [name for name in again if name != "attention" or space.attention_again]
     methods = CP_METHODS if cp > 1 else CP_METHODS[:1]
-    orders = schedules(space, pp)
-    lengths = (len(shared), len(sizes), len(orders), len(splits), len(again), len(methods))
-    share, size, order, split, recompute, method = (grid.ravel() for grid in np.indices(lengths))
+    orders, folded = schedules(space, pp), folds(space, tp, cp, dp)
+    lengths = (len(shared), len(sizes), len(orders), len(splits), len(again), len(methods), len(folded))
+    share, size, order, split, recompute, method, fold = (grid.ravel() for grid in np.indices(lengths))
     mode = _codes(SHARDINGS, [one[0] for one in shared])[share]
     schedule = _codes(SCHEDULES, [one[0] for one in orders])[order]
     micro = _ints(sizes)[size]
     interleaved = (schedule == SCHEDULES.index("interleaved")) & (pp > 1)
     good = _can_be(mode, schedule, pp) & ~(interleaved & ((per_rank // micro) % pp > 0))
+    ep, etp = (_ints([one[i] for one in folded])[fold] for i in range(2))
+    ranks = _stage_ranks(mode, *(_ints([one[i] for one in shared])[share] for i in (1, 2)), tp, cp)
+    good = good & (ranks % (ep * etp) == 0)
     fixed, n = space.fixed, int(good.sum())
 
     def same(value: int) -> Ints:
@@ -224,6 +257,8 @@ def _table(space: Space, tp: int, pp: int, cp: int, dp: int, shared: Sequence[tu
         tp=same(tp),
         pp=same(pp),
         cp=same(cp),
+        ep=ep[good],
+        etp=etp[good],
         micro_batch=micro[good],
         virtual_stages=_ints([one[1] for one in orders])[order][good],
         prefetch=same(fixed.prefetch),
@@ -235,11 +270,21 @@ def _table(space: Space, tp: int, pp: int, cp: int, dp: int, shared: Sequence[tu
         reduce_dtype=same(REDUCE_DTYPES.index(fixed.reduce_dtype)),
         state_dtype=same(STATE_DTYPES.index(fixed.state_dtype)),
         sync_every=np.where(copies > 1, space.sync_every, 1),
+        dispatcher=same(DISPATCHERS.index(fixed.dispatcher)),
+        routing=same(ROUTINGS.index(fixed.routing)),
+        ep_overlap=np.full(n, fixed.ep_overlap),
         sequence_parallel=np.array(splits, dtype=np.bool_)[split][good],
         recompute_frac=np.where(_codes(RECOMPUTES, again)[recompute][good] == RECOMPUTES.index("blocks"), 0.5, 1.0),
-        tp_overlap_frac=np.full(n, np.nan if fixed.tp_overlap_frac is None else fixed.tp_overlap_frac),
+        tp_overlap_frac=_maybe(n, fixed.tp_overlap_frac),
+        imbalance=_maybe(n, fixed.imbalance),
+        capacity_factor=_maybe(n, fixed.capacity_factor),
         placement=fixed.placement,
     )
+
+
+def _maybe(rows: int, value: float | None) -> Floats:
+    """The same value in all rows; NaN for none."""
+    return np.full(rows, np.nan if value is None else value)
 
 
 def _ints(values: Sequence[int]) -> Ints:

@@ -14,6 +14,8 @@ Recompute = Literal["none", "attention", "ops", "blocks", "full"]
 CpMethod = Literal["allgather", "ring"]
 ReduceDtype = Literal["fp32", "bf16"]
 StateDtype = Literal["fp32", "bf16"]
+Dispatcher = Literal["alltoall", "deepep", "hybridep"]
+Routing = Literal["balanced", "dropless"]
 
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 SHARDING_FAMILIES = {
@@ -41,9 +43,13 @@ RENAMED = {
 CP_METHODS: tuple[CpMethod, ...] = get_args(CpMethod)
 REDUCE_DTYPES: tuple[ReduceDtype, ...] = get_args(ReduceDtype)
 STATE_DTYPES: tuple[StateDtype, ...] = get_args(StateDtype)
+DISPATCHERS: tuple[Dispatcher, ...] = get_args(Dispatcher)
+ROUTINGS: tuple[Routing, ...] = get_args(Routing)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 MOST = 16_777_216
+MOST_IMBALANCE = 1_000
 AXES = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
+DEGREES = ("dp_shard", "dp_replicate", "tp", "pp", "cp", "ep", "etp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +65,22 @@ class Plan:
     tp: int = 1
     pp: int = 1
     cp: int = 1
+    ep: int = 1
+    """Expert-parallel ranks: each has its part of the experts. They are ranks of the same stage that tp, cp and dp name
+    for the rest of the model (Megatron's parallel folding)."""
+    etp: int = 1
+    """Ranks over which each expert is split, as tp splits the rest of the model."""
+    dispatcher: Dispatcher = "alltoall"
+    """What sends tokens to their experts and back: NCCL's all-to-all, DeepEP or HybridEP."""
+    ep_overlap: bool = False
+    """Whether tokens travel beside the compute of another microbatch (Megatron's 1F1B overlap, DualPipe)."""
+    routing: Routing = "dropless"
+    """How tokens spread over experts: balanced (each expert has equally many, as benchmarks force it), or dropless (as
+    measured in training: the busiest rank has more)."""
+    imbalance: float | None = None
+    """Tokens of the busiest expert-parallel rank over the mean; overrides routing."""
+    capacity_factor: float | None = None
+    """Tokens that an expert takes at most, over the mean; further ones are dropped. By default none are."""
     sharding: Sharding = "fsdp_no_reshard"
     sequence_parallel: bool = True
     """Norms and residuals are split along the sequence inside the tensor-parallel group."""
@@ -87,7 +109,7 @@ class Plan:
     """Mesh axes from the innermost (neighbouring GPUs) to the outermost."""
 
     def __post_init__(self) -> None:
-        for name in ("dp_shard", "dp_replicate", "tp", "pp", "cp", "virtual_stages", "micro_batch", "sync_every"):
+        for name in (*DEGREES, "virtual_stages", "micro_batch", "sync_every"):
             if getattr(self, name) < 1:
                 raise out_of_range(f"plan.{name}", getattr(self, name), "it must be at least 1")
             if getattr(self, name) > MOST:
@@ -105,6 +127,10 @@ class Plan:
                 hint=f"use {argument('recompute')} blocks",
                 code="contradiction",
             )
+        for name in ("imbalance", "capacity_factor"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= MOST_IMBALANCE:
+                raise out_of_range(f"plan.{name}", f"{value:g}", f"it must be between 1 and {MOST_IMBALANCE}")
         if sorted(self.placement) != sorted(AXES):
             raise SpecError(
                 f"plan.placement {'-'.join(self.placement)} must name each axis once",

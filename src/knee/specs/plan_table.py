@@ -13,9 +13,11 @@ from knee.specs.job import Job
 from knee.specs.plan import (
     AXES,
     CP_METHODS,
+    DISPATCHERS,
     PRECISIONS,
     RECOMPUTES,
     REDUCE_DTYPES,
+    ROUTINGS,
     SCHEDULES,
     SHARDINGS,
     STATE_DTYPES,
@@ -40,6 +42,8 @@ class PlanTable(ByValue):
     tp: Ints
     pp: Ints
     cp: Ints
+    ep: Ints
+    etp: Ints
     micro_batch: Ints
     virtual_stages: Ints
     prefetch: Ints
@@ -51,10 +55,17 @@ class PlanTable(ByValue):
     reduce_dtype: Ints
     state_dtype: Ints
     sync_every: Ints
+    dispatcher: Ints
+    routing: Ints
+    ep_overlap: Bools
     sequence_parallel: Bools
     recompute_frac: Floats
     tp_overlap_frac: Floats
     """NaN where the profile decides."""
+    imbalance: Floats
+    """NaN where the routing decides."""
+    capacity_factor: Floats
+    """NaN where no token is dropped."""
     placement: tuple[str, ...] = AXES
     """One for the whole table."""
 
@@ -97,16 +108,22 @@ class PlanTable(ByValue):
 
     def plan(self, row: int) -> Plan:
         """One row as a plan."""
-        overlap = float(self.tp_overlap_frac[row])
         return Plan(
             dp_shard=int(self.dp_shard[row]),
             dp_replicate=int(self.dp_replicate[row]),
             tp=int(self.tp[row]),
             pp=int(self.pp[row]),
             cp=int(self.cp[row]),
+            ep=int(self.ep[row]),
+            etp=int(self.etp[row]),
+            dispatcher=DISPATCHERS[self.dispatcher[row]],
+            ep_overlap=bool(self.ep_overlap[row]),
+            routing=ROUTINGS[self.routing[row]],
+            imbalance=_optional(self.imbalance[row]),
+            capacity_factor=_optional(self.capacity_factor[row]),
             sharding=SHARDINGS[self.sharding[row]],
             sequence_parallel=bool(self.sequence_parallel[row]),
-            tp_overlap_frac=None if np.isnan(overlap) else overlap,
+            tp_overlap_frac=_optional(self.tp_overlap_frac[row]),
             schedule=SCHEDULES[self.schedule[row]],
             virtual_stages=int(self.virtual_stages[row]),
             cp_method=CP_METHODS[self.cp_method[row]],
@@ -120,6 +137,15 @@ class PlanTable(ByValue):
             sync_every=int(self.sync_every[row]),
             placement=self.placement,
         )
+
+
+def _optional(value: float) -> float | None:
+    """None where a column has no value."""
+    return None if np.isnan(value) else float(value)
+
+
+def _floats(values: Sequence[float | None]) -> Floats:
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
 def table_of(jobs: Sequence[Job]) -> PlanTable:
@@ -146,6 +172,8 @@ def table_of(jobs: Sequence[Job]) -> PlanTable:
         tp=ints([p.tp for p in plans]),
         pp=ints([p.pp for p in plans]),
         cp=ints([p.cp for p in plans]),
+        ep=ints([p.ep for p in plans]),
+        etp=ints([p.etp for p in plans]),
         micro_batch=ints([p.micro_batch for p in plans]),
         virtual_stages=ints([p.virtual_stages for p in plans]),
         prefetch=ints([p.prefetch for p in plans]),
@@ -157,10 +185,13 @@ def table_of(jobs: Sequence[Job]) -> PlanTable:
         reduce_dtype=ints([REDUCE_DTYPES.index(p.reduce_dtype) for p in plans]),
         state_dtype=ints([STATE_DTYPES.index(p.state_dtype) for p in plans]),
         sync_every=ints([p.sync_every for p in plans]),
+        dispatcher=ints([DISPATCHERS.index(p.dispatcher) for p in plans]),
+        routing=ints([ROUTINGS.index(p.routing) for p in plans]),
+        ep_overlap=np.array([p.ep_overlap for p in plans], dtype=np.bool_),
         sequence_parallel=np.array([p.sequence_parallel for p in plans], dtype=np.bool_),
         recompute_frac=np.array([p.recompute_frac for p in plans], dtype=np.float64),
-        tp_overlap_frac=np.array(
-            [np.nan if p.tp_overlap_frac is None else p.tp_overlap_frac for p in plans], dtype=np.float64
-        ),
+        tp_overlap_frac=_floats([p.tp_overlap_frac for p in plans]),
+        imbalance=_floats([p.imbalance for p in plans]),
+        capacity_factor=_floats([p.capacity_factor for p in plans]),
         placement=plans[0].placement if plans else AXES,
     )

@@ -8,7 +8,8 @@ from knee.arrays import Floats
 from knee.specs.model import Model
 from knee.specs.plan import RECOMPUTES
 from knee.specs.profile import Profile
-from knee.workload.operations import BYTES, NVFP4_BYTES, Shapes, kept_product_columns
+from knee.workload.operations import BYTES, NVFP4_BYTES, kept_product_columns
+from knee.workload.shapes import Shapes
 
 WRITTEN_OUT = ("eager", "fused_norm", "flash_attn")
 """Kernel sets whose MLP and loss are written out in PyTorch."""

@@ -14,8 +14,9 @@ from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
 from knee.workload.activations import layer_saved_bytes, logits_bytes
 from knee.workload.layers_per_stage import chunk_layers, stage_layers
-from knee.workload.operations import NVFP4_BYTES, OUTER_STATE_BYTES, Shapes
+from knee.workload.operations import NVFP4_BYTES, OUTER_STATE_BYTES
 from knee.workload.parameters import head_layers
+from knee.workload.shapes import Shapes
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 
 MOMENTS = 2.0  # of AdamW, in the type of the states

@@ -14,43 +14,22 @@ from knee.specs.kernel_traffic import passes_of
 from knee.specs.model import Model
 from knee.specs.profile import Kernels
 from knee.workload.attention_span import causal_keys, kernel_keys
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shapes:
-    """What the kernels of a layer depend on."""
-
-    tokens: Floats
-    """Tokens of a microbatch on one context-parallel rank."""
-    sequences: Floats
-    """Sequences of a microbatch."""
-    seq_len: Floats
-    """Whole sequence, before context parallelism."""
-    tp: Floats
-    cp: Floats
-    kv_block: Floats
-    """Keys that one attention kernel sees: the whole sequence, or a ring step's block of it."""
-    norm_tokens: Floats
-    """Tokens that norms and residuals work on: cut by tp under sequence parallelism."""
-    eight_bit: Floats
-    """1 where a layer's products are fp8, else 0; the output projection stays in 16 bit."""
-    four_bit: Floats
-    """1 where they are NVFP4, else 0."""
-    casts_narrow: Floats
-    """1 where fp8 or NVFP4 weights are cast in every pass, because each pass gathers them in 16 bit; else their copy is
-    kept."""
-    casts: Floats
-    """1 where every forward casts whole fp32 weights and every backward their gradients, else 0."""
+from knee.workload.expert_streams import expert_streams
+from knee.workload.projections import expert_share, projections
+from knee.workload.shapes import Shapes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemm:
-    """A matrix product: (m x k) times (k x n)."""
+    """A matrix product: (m x k) times (k x n), or several alike in one kernel."""
 
     name: str
     m: Floats
     n: Floats
     k: Floats
+    count: Floats | float = 1.0
+    times: float = 1.0
+    """How often the mean layer has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,35 +65,24 @@ _NVFP4_KERNELS = 3  # the largest element, the cast by rows, the transform and c
 OUTER_STATE_BYTES = 4.0  # an outer optimizer's states are fp32, whatever those of the inner one
 
 
-def _projections(model: Model, s: Shapes, kernels: Kernels) -> list[tuple[str, Floats, Floats]]:
-    """(name, output columns, inner size) of a layer's linear maps on one tensor-parallel rank."""
-    q = model.q_width / s.tp
-    # a rank keeps at least one key-value head
-    kv = np.maximum(model.kv_width / s.tp, float(model.head_dim))
-    hidden = np.full_like(s.tp, float(model.hidden))
-    ffn = model.ffn / s.tp
-    qkv = (
-        [("qkv", q + 2 * kv, hidden)]
-        if kernels == "fused"
-        else [("q", q, hidden), ("k", kv, hidden), ("v", kv, hidden)]
-    )
-    up = [("gate", ffn, hidden), ("up", ffn, hidden)] if model.gated else [("up", ffn, hidden)]
-    return [*qkv, ("attention_out", hidden, q), *up, ("down", hidden, ffn)]
-
-
 def _streams(model: Model, s: Shapes, kernels: Kernels, backward: bool) -> list[Operation]:
     """The memory-bound kernels of a layer."""
     norm_bytes = s.norm_tokens * model.hidden * BYTES
     qk_bytes = s.tokens * (model.q_width + model.kv_width) / s.tp * BYTES
-    ffn_bytes = s.tokens * model.ffn / s.tp * BYTES
-    parts = [
+    ffn_bytes = (1.0 - expert_share(model)) * s.tokens * model.ffn / s.tp * BYTES
+    parts: list[tuple[str, str, Floats, float]] = [
         ("norm", model.norm, model.layer_norms * norm_bytes, model.layer_norms),
         (model.positions, model.positions, model.rope_frac * qk_bytes, 2),
-        (model.mlp, model.mlp, ffn_bytes, 1),
+        (model.mlp, model.mlp, ffn_bytes, 1.0 - expert_share(model)),
         ("residual", "residual", 2 * norm_bytes, 2),
     ]
     if model.qk_norm != "none":
         parts.append(("qk_norm", model.norm, qk_bytes, 2))
+    if model.latent_attention is not None:
+        narrow = model.latent_attention.kv_rank + model.latent_attention.q_rank
+        parts.append(("latent_norm", model.norm, s.norm_tokens * narrow * BYTES, 2))
+    if model.experts is not None:
+        parts += expert_streams(model, model.experts, s)
     streams: list[Operation] = []
     for name, key, tensor_bytes, times in parts:
         passes = passes_of(kernels, key)
@@ -129,11 +97,15 @@ def _attention(model: Model, s: Shapes, forward: bool) -> Attention:
     """The causal kernel of one rank; of layers with and without a window, the mean.
 
     Formula: forward 2 * b * heads/tp * seq^2 * head_dim / cp; backward 2.5 times that
-    Where:   two products of 2 * seq^2 * head_dim, halved by the mask; context parallelism deals head and tail
+    Where:   two products of 2 * seq^2 * head_dim (of its two sizes the mean, with latent attention), halved by the
+             mask; context parallelism deals head and tail
              blocks to each rank, so that every rank does the same share. A window replaces the mean of seq / 2 keys
     Source:  FlashAttention-2 (arXiv 2307.08691): the backward pass has five products for the forward's two
     """
-    work, keys = 2.0 * s.sequences * (model.heads / s.tp) * s.seq_len**2 * model.head_dim / s.cp, s.kv_block
+    width, keys = model.head_dim, s.kv_block
+    if model.latent_attention is not None:
+        width = (model.head_dim + model.latent_attention.value_size) / 2.0
+    work = 2.0 * s.sequences * (model.heads / s.tp) * s.seq_len**2 * width / s.cp
     if model.window:
         work = work * causal_keys(model, s.seq_len) / (s.seq_len / 2.0)
         keys = kernel_keys(model, s.seq_len, s.kv_block)
@@ -151,7 +123,9 @@ def _casts(model: Model, s: Shapes, kernels: Kernels, *, backward: bool) -> list
     """The copies that fp8 and NVFP4 products read. fp8: each operand is read in 16 bit and written in 8."""
     casts: list[Operation] = []
     if np.any(s.eight_bit):
-        operands = sum((s.tokens + out * s.casts_narrow) * inner for _, out, inner in _projections(model, s, kernels))
+        operands = sum(
+            p.times * p.count * (p.rows + p.out * s.casts_narrow) * p.inner for p in projections(model, s, kernels)
+        )
         casts.append(MemoryBound(name="fp8_cast", moved_bytes=3.0 * operands * s.eight_bit, kernels=0))
     if np.any(s.four_bit):
         casts.append(_nvfp4_casts(model, s, kernels, backward=backward))
@@ -168,11 +142,11 @@ def _nvfp4_casts(model: Model, s: Shapes, kernels: Kernels, *, backward: bool) -
     Source:  arXiv 2509.25149, section 4; Transformer Engine 2.8 (common/hadamard_transform, recipe NVFP4BlockScaling)
     Valid:   later releases cast rows and columns in one reading
     """
-    maps = _projections(model, s, kernels)
+    maps = projections(model, s, kernels)
     # fused stacks keep gate and up in one product: their input is cast once, their gradients are two
-    cast = [m for m in maps if backward or kernels != "fused" or m[0] != "gate"]
-    elements = s.tokens * sum(out if backward else inner for _, out, inner in cast)
-    weights = sum(out * inner for _, out, inner in maps) * s.casts_narrow
+    cast = [p for p in maps if backward or kernels != "fused" or p.name != "gate"]
+    elements = sum(p.times * p.count * p.rows * (p.out if backward else p.inner) for p in cast)
+    weights = sum(p.weights for p in maps) * s.casts_narrow
     moved = (3 * BYTES + 2 * NVFP4_BYTES) * elements + (2 * BYTES + NVFP4_BYTES) * weights
     launched = (_NVFP4_KERNELS * len(cast) + 2 * len(maps) * s.casts_narrow) * s.four_bit
     return MemoryBound(name="nvfp4_cast", moved_bytes=moved * s.four_bit, kernels=launched)
@@ -182,8 +156,8 @@ def _weight_casts(model: Model, s: Shapes, kernels: Kernels, *, backward: bool) 
     """16-bit copies of a layer's fp32 weights, and the casts of their gradients."""
     if not np.any(s.casts):
         return []
-    passes, weights = passes_of(kernels, "cast"), _projections(model, s, kernels)
-    elements = sum(out * inner for _, out, inner in weights)
+    passes, weights = passes_of(kernels, "cast"), projections(model, s, kernels)
+    elements = sum(p.weights for p in weights)
     moved = (passes.backward if backward else passes.forward) * BYTES * elements * s.casts
     return [MemoryBound(name="cast", moved_bytes=moved, kernels=(len(weights) + _norm_weights(model)) * s.casts)]
 
@@ -196,7 +170,8 @@ def _norm_weights(model: Model) -> int:
 def layer_forward(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
     """One decoder layer, forward."""
     gemms: list[Operation] = [
-        Gemm(name=n, m=s.tokens, n=out, k=inner) for n, out, inner in _projections(model, s, kernels)
+        Gemm(name=p.name, m=p.rows, n=p.out, k=p.inner, count=p.count, times=p.times)
+        for p in projections(model, s, kernels)
     ]
     casts = [*_casts(model, s, kernels, backward=False), *_weight_casts(model, s, kernels, backward=False)]
     return [*gemms, *casts, _attention(model, s, forward=True), *_streams(model, s, kernels, backward=False)]
@@ -211,7 +186,7 @@ def recomputed_ops(model: Model, s: Shapes, kernels: Kernels, *, attention: bool
     Source:  pytorch/torchtitan torchtitan/distributed/activation_checkpoint.py: its list of saved operators, "except
              every second mm"
     """
-    dropped = {name for name, _, _ in _projections(model, s, kernels)[1::2]} - {"down"}
+    dropped = {p.name for p in projections(model, s, kernels)[1::2]} - {"down"}
     return [
         one
         for one in layer_forward(model, s, kernels)
@@ -221,13 +196,15 @@ def recomputed_ops(model: Model, s: Shapes, kernels: Kernels, *, attention: bool
 
 def kept_product_columns(model: Model, s: Shapes, kernels: Kernels) -> Floats:
     """Elements per token of the products' outputs that the policy "ops" keeps, on one tensor-parallel rank."""
-    return np.asarray(np.sum([out for _, out, _ in _projections(model, s, kernels)[::2]], axis=0), dtype=np.float64)
+    kept = [p.times * p.count * p.rows * p.out / s.tokens for p in projections(model, s, kernels)[::2]]
+    return np.asarray(np.sum(kept, axis=0), dtype=np.float64)
 
 
 def layer_backward_input(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
     """One decoder layer, backward with respect to its input: data gradients, attention, memory-bound kernels."""
     gemms: list[Operation] = [
-        Gemm(name=f"{n}_dgrad", m=s.tokens, n=inner, k=out) for n, out, inner in _projections(model, s, kernels)
+        Gemm(name=f"{p.name}_dgrad", m=p.rows, n=p.inner, k=p.out, count=p.count, times=p.times)
+        for p in projections(model, s, kernels)
     ]
     casts = _casts(model, s, kernels, backward=True)
     return [*gemms, *casts, _attention(model, s, forward=False), *_streams(model, s, kernels, backward=True)]
@@ -236,7 +213,8 @@ def layer_backward_input(model: Model, s: Shapes, kernels: Kernels) -> list[Oper
 def layer_backward_weight(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
     """One decoder layer, backward with respect to its weights."""
     gemms: list[Operation] = [
-        Gemm(name=f"{n}_wgrad", m=out, n=inner, k=s.tokens) for n, out, inner in _projections(model, s, kernels)
+        Gemm(name=f"{p.name}_wgrad", m=p.out, n=p.inner, k=p.rows, count=p.count, times=p.times)
+        for p in projections(model, s, kernels)
     ]
     return [*gemms, *_weight_casts(model, s, kernels, backward=True)]
 

@@ -1,0 +1,40 @@
+"""What the kernels of a layer depend on, as columns over plans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from knee.arrays import Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shapes:
+    """Sizes that the plan gives to the kernels of a layer."""
+
+    tokens: Floats
+    """Tokens of a microbatch on one context-parallel rank."""
+    sequences: Floats
+    """Sequences of a microbatch."""
+    seq_len: Floats
+    """Whole sequence, before context parallelism."""
+    tp: Floats
+    cp: Floats
+    ep: Floats
+    etp: Floats
+    kv_block: Floats
+    """Keys that one attention kernel sees: the whole sequence, or a ring step's block of it."""
+    norm_tokens: Floats
+    """Tokens that norms and residuals work on: cut by tp under sequence parallelism."""
+    busiest: Floats
+    """Tokens that the busiest expert-parallel rank computes, over the mean."""
+    sends_copies: Floats
+    """1 where a token is copied for each of its experts before it is sent (NCCL's all-to-all), else 0."""
+    eight_bit: Floats
+    """1 where a layer's products are fp8, else 0; the output projection stays in 16 bit."""
+    four_bit: Floats
+    """1 where they are NVFP4, else 0."""
+    casts_narrow: Floats
+    """1 where fp8 or NVFP4 weights are cast in every pass, because each pass gathers them in 16 bit; else their copy is
+    kept."""
+    casts: Floats
+    """1 where every forward casts whole fp32 weights and every backward their gradients, else 0."""
