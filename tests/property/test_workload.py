@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 
 from knee.specs.load import load_model
 from knee.specs.model import Model
+from knee.workload.layer_weights import Tensor, layer_tensors
 from knee.workload.layers_per_stage import chunk_layers, stage_layers
 from knee.workload.parameters import (
-    Tensor,
     embedding_tensors,
     gathered_elements,
     head_tensors,
-    layer_tensors,
     parameter_count,
     shard_elements,
 )

@@ -125,7 +125,7 @@ def _refuse_model(job: Job) -> None:
         "qkv_bias": True,
         "rope_frac": True,
         "qk_norm": model.qk_norm == "head",
-        "window": model.sliding_layers == model.layers,
+        "window": model.sliding_layers == model.layers and model.window_kind == "sliding",
     }
     for name, shown in departures(model, job.seq_len).items():
         if not runs.get(name):

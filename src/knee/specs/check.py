@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_origin
 from knee import units
 from knee.errors import FieldError, SpecError
 from knee.specs.catalog import SOURCE_KINDS, Leaf, Source, Tree, did_you_mean, walk
-from knee.specs.fields import SPECS, Field, field_at, fields_of, known_keys, unit_of
+from knee.specs.fields import SPECS, Field, field_at, fields_of, known_keys, optional_table, unit_of
 from knee.specs.plan import RENAMED
 
 if TYPE_CHECKING:
@@ -35,7 +35,10 @@ PLAUSIBLE = {
 PER_ELEMENT = ("rmsnorm_bytes", "logit_bytes")
 """Bytes that are counted one by one."""
 _KERNELS = frozenset(("attention", "gemm"))  # tables of kernels: an entry need not have all of them
-_MAY_BE_ZERO = ("head_size", "window", "prefetch", "reduces_in_flight")
+_MAY_BE_ZERO = (
+    *("head_size", "window", "mtp_layers", "experts.shared_ffn", "experts.dense_layers", "latent_attention.q_rank"),
+    *("prefetch", "reduces_in_flight"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +95,7 @@ def raise_mistakes(label: str, mistakes: list[Mistake]) -> None:
 def _sentence(mistake: Mistake) -> str:
     """ "plan.tp is 0; ...": the place is the subject, unless the text names it or has another."""
     place, text = mistake.place, mistake.text
-    if not place or (mistake.field or "").startswith(f"{place}."):
+    if not place or f".{place}." in f".{mistake.field}":
         return text
     return f"{place} {text}" if mistake.predicate else f"{place}: {text}"
 
@@ -125,7 +128,10 @@ def sources_of(kind: str, tree: Tree) -> dict[str, Source]:
     """Dotted path -> source of every value of an entry; what the entry leaves out has the field's default."""
     sources = {path: leaf.source for path, leaf in walk(tree) if path.rpartition(".")[2] != "name"}
     written = {known[:end] for known in sources for end in (*_dots(known), len(known))}
+    absent = {f"{path}." for path, field in fields_of(kind).items() if optional_table(field.type) and path not in tree}
     for path, field in fields_of(kind).items():
+        if path.startswith(tuple(absent)):
+            continue
         if path not in written and path.rpartition(".")[2] != "name" and _KERNELS.isdisjoint(path.split(".")):
             sources[path] = Source(value=field.default, kind="assumed", text="default value of the field")
     return sources

@@ -70,9 +70,16 @@ def _open(spec: type, prefix: str) -> list[Field]:
                 opened += _open(value, f"{path}.{name}.")
         else:
             opened.append(Field(path=path, type=hint, default=field.default))
+            if (table := optional_table(hint)) is not None:
+                opened += _open(table, path + ".")
             if get_origin(hint) is tuple and is_dataclass(item := get_args(hint)[0]) and isinstance(item, type):
                 opened += _open(item, f"{path}.*.")
     return opened
+
+
+def optional_table(hint: Any) -> type | None:
+    """The dataclass of a field that is a table or nothing: ``Experts | None``."""
+    return next((one for one in get_args(hint) if isinstance(one, type) and is_dataclass(one)), None)
 
 
 def find_field(kind: str, key: str) -> list[str]:

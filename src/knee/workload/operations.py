@@ -164,7 +164,7 @@ def _weight_casts(model: Model, s: Shapes, kernels: Kernels, *, backward: bool) 
 
 def _norm_weights(model: Model) -> int:
     """Weights of a layer that no product has."""
-    return model.layer_norms + (0 if model.qk_norm == "none" else 2)
+    return model.layer_norms + (2 if model.qk_norm in ("head", "full") else 0)
 
 
 def layer_forward(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:

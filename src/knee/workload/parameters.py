@@ -1,79 +1,15 @@
-"""How many parameters a model has, and what FSDP2 really moves for them."""
+"""How many parameters a model has, how many a token uses, and what FSDP2 really moves for them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
 from knee.arrays import Floats, Ints
 from knee.specs.model import Model
 from knee.specs.plan_table import PlanTable
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tensor:
-    """A weight: rows (its dimension 0, the one FSDP2 cuts), columns, and how TP cuts it."""
-
-    name: str
-    rows: int
-    cols: int
-    tp: str
-    """"rows", "cols" or "none" (replicated)."""
-    least_rows: int = 1
-    """Rows that a tensor-parallel rank keeps at least: a whole head, replicated where tp exceeds the heads."""
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return self.rows * self.cols
-
-
-def layer_tensors(model: Model) -> tuple[Tensor, ...]:
-    """The weights of one decoder layer, as torch stores them (out_features first)."""
-    h, f = model.hidden, model.ffn
-    tensors = [
-        Tensor(name="wq", rows=model.q_width, cols=h, tp="rows"),
-        Tensor(name="wk", rows=model.kv_width, cols=h, tp="rows", least_rows=model.head_dim),
-        Tensor(name="wv", rows=model.kv_width, cols=h, tp="rows", least_rows=model.head_dim),
-        Tensor(name="wo", rows=h, cols=model.q_width, tp="cols"),
-        *(Tensor(name=n, rows=f, cols=h, tp="rows") for n in (("w1", "w3") if model.gated else ("w1",))),
-        Tensor(name="w2", rows=h, cols=f, tp="cols"),
-        *(Tensor(name=f"{n}_norm", rows=h, cols=1, tp="none") for n in _norm_names(model)),
-        *_qk_norms(model),
-        *_biases(model),
-    ]
-    return tuple(tensors)
-
-
-def _norm_names(model: Model) -> tuple[str, ...]:
-    """Names of the norms of the residual stream."""
-    more = tuple(f"post_{i}" for i in range(1, model.layer_norms - 1))
-    return ("attention", "mlp", *more)[: model.layer_norms]
-
-
-def _qk_norms(model: Model) -> list[Tensor]:
-    """The weights of the norms of queries and keys: one head's, or all heads'."""
-    if model.qk_norm == "none":
-        return []
-    cut = "rows" if model.qk_norm == "full" else "none"
-    q, k = (model.q_width, model.kv_width) if model.qk_norm == "full" else (model.head_dim, model.head_dim)
-    return [Tensor(name="q_norm", rows=q, cols=1, tp=cut), Tensor(name="k_norm", rows=k, cols=1, tp=cut)]
-
-
-def _biases(model: Model) -> list[Tensor]:
-    """The biases of linear layers, and of norms where everything has one."""
-    h, f, every = model.hidden, model.ffn, model.biases
-    rows: list[tuple[str, int, str]] = []
-    if every or model.qkv_bias:
-        rows += [("bq", model.q_width, "rows"), ("bk", model.kv_width, "rows"), ("bv", model.kv_width, "rows")]
-    if every or model.attention_output_bias:
-        rows += [("bo", h, "none")]
-    if every or model.mlp_bias:
-        rows += [*((name, f, "rows") for name in (("b1", "b3") if model.gated else ("b1",))), ("b2", h, "none")]
-    if every:
-        rows += [(f"{name}_norm_bias", h, "none") for name in _norm_names(model)]
-    return [Tensor(name=name, rows=size, cols=1, tp=tp) for name, size, tp in rows]
+from knee.workload.layer_weights import Tensor, layer_tensors, routed_tensors
 
 
 def head_layers(model: Model) -> float:
@@ -93,22 +29,53 @@ def embedding_tensors(model: Model) -> tuple[Tensor, ...]:
 def head_tensors(model: Model) -> tuple[Tensor, ...]:
     """What stands after the last layer. A tied output projection is counted with the embedding."""
     tensors = [Tensor(name="norm", rows=model.hidden, cols=1, tp="none")]
-    if model.biases:
+    if model.biases or model.norm_bias:
         tensors.append(Tensor(name="norm_bias", rows=model.hidden, cols=1, tp="none"))
     if not model.tied_embeddings:
         tensors.append(Tensor(name="output", rows=model.vocab, cols=model.hidden, tp="rows"))
+    if model.output_bias:
+        tensors.append(Tensor(name="output_bias", rows=model.vocab, cols=1, tp="rows"))
     return tuple(tensors)
 
 
 def parameter_count(model: Model) -> int:
-    """Parameters of the whole model, as torch counts them."""
-    layer = sum(t.size for t in layer_tensors(model))
-    ends = sum(t.size for t in embedding_tensors(model) + head_tensors(model))
-    return model.layers * layer + ends
+    """Parameters of the whole model, as torch counts them, without the layers of multi-token prediction."""
+    layers = (model.layers - model.expert_layers) * _elements(layer_tensors(model))
+    if model.experts is not None:
+        layers += model.expert_layers * _elements(layer_tensors(model, experts=True))
+    return layers + _elements(embedding_tensors(model) + head_tensors(model))
+
+
+def active_parameter_count(model: Model) -> int:
+    """Parameters that one token uses: all but those of the routed experts that it is not sent to.
+
+    Both embeddings count, as in ``parameter_count``, so a dense model has as many active parameters as parameters.
+    Some authors leave out the input embedding, which is a lookup (GPT-OSS), or both (Moonlight).
+    """
+    if model.experts is None:
+        return parameter_count(model)
+    unused = 1 - Fraction(model.experts.top_k, model.experts.count)
+    return parameter_count(model) - int(model.expert_layers * _elements(routed_tensors(model)) * unused)
+
+
+def mtp_parameter_count(model: Model) -> int:
+    """Parameters of the layers that predict further tokens, which ``parameter_count`` leaves out.
+
+    Where:   each is a layer as the model's last, a projection of two vectors to one, a norm of each and one before
+             the output projection. Embedding and output projection are the model's own, and not counted again
+    Source:  DeepSeek-V3, arXiv 2412.19437, section 2.2; README_WEIGHTS.md of deepseek-ai/DeepSeek-V3
+    """
+    h = model.hidden
+    layer = _elements(layer_tensors(model, experts=model.experts is not None))
+    return model.mtp_layers * (layer + 2 * h * h + 3 * h)
+
+
+def _elements(tensors: tuple[Tensor, ...]) -> int:
+    return sum(tensor.size for tensor in tensors)
 
 
 def shard_elements(tensors: tuple[Tensor, ...], tp: Ints) -> Floats:
-    """Elements of these tensors on one tensor-parallel rank."""
+    """Elements of these tensors, which are not routed experts', on one tensor-parallel rank."""
     total = np.zeros(len(tp))
     for t in tensors:
         rows = np.maximum(t.rows / tp, float(t.least_rows)) if t.tp == "rows" else float(t.rows)

@@ -10,15 +10,9 @@ from knee.arrays import Bools, Floats
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, REDUCE_DTYPES, SHARDINGS
 from knee.specs.plan_table import PlanTable
+from knee.workload.layer_weights import Tensor, layer_tensors
 from knee.workload.operations import BYTES
-from knee.workload.parameters import (
-    Tensor,
-    embedding_tensors,
-    gathered_elements,
-    head_tensors,
-    layer_tensors,
-    shard_elements,
-)
+from knee.workload.parameters import embedding_tensors, gathered_elements, head_tensors, shard_elements
 
 PARAMETER_BYTES = 2.0  # parameters are gathered in 16 bit, fp8 included
 

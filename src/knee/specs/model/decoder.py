@@ -19,7 +19,8 @@ from knee.specs.model.rules import (
 Mlp = Literal["swiglu", "geglu", "gelu", "relu2"]
 Norm = Literal["rmsnorm", "layernorm"]
 Positions = Literal["rope", "learned", "alibi"]
-QkNorm = Literal["none", "head", "full"]
+QkNorm = Literal["none", "head", "full", "unit"]
+WindowKind = Literal["sliding", "chunked"]
 
 GATED: tuple[Mlp, ...] = ("swiglu", "geglu")
 SLIDING = "s"
@@ -56,20 +57,28 @@ class Model:
     """Norms of the residual stream in each block: 2 in most models, 4 in Gemma 2 and 3, 1 in GPT-J. Their order does
     not change the simulated time."""
     qk_norm: QkNorm = "none"
-    """Norm of queries and keys: head (one weight for all heads: Qwen3, Gemma 3) or full (over all heads: OLMo 2)."""
+    """Norm of queries and keys: head (one weight for all heads: Qwen3, Gemma 3), full (over all heads: OLMo 2) or unit
+    (of each head, without weights: Llama 4 Scout)."""
     positions: Positions = "rope"
     """How positions are encoded."""
     rope_base: float = 10_000.0
     """Base of the rotary embedding. It does not change the simulated time; real training needs it."""
     rope_frac: float = 1.0
-    """Share of each head that the rotary embedding rotates (GPT-NeoX: 0.25)."""
+    """Share of each head that the rotary embedding rotates (GPT-NeoX: 0.25), mean over layers: 0.75 in Llama 4, of
+    whose layers every fourth has no rotary embedding."""
     window: int = 0
     """Sliding window: tokens that a query attends to at most, itself included; 0 means full attention."""
+    window_kind: WindowKind = "sliding"
+    """sliding: the window moves with the query. chunked (Llama 4): the sequence is cut into chunks of so many tokens,
+    and a query attends to its own chunk only, which is half of a sliding window on average."""
     layer_pattern: str = SLIDING
     """Which layers have the window: a letter per layer, s (sliding window) or f (full attention). A shorter pattern
     repeats: sf in Gemma 2, sssssf in Gemma 3. By default all layers have the window, if there is one."""
     attention_soft_cap: float = 0.0
     """Soft cap of attention scores (Gemma 2: 50); 0 means none."""
+    attention_sinks: bool = False
+    """Whether each head has a learned score that takes part in the softmax without a token (GPT-OSS). It is one
+    parameter per head, and does not change the simulated time."""
     final_soft_cap: float = 0.0
     """Soft cap of the logits (Gemma 2: 30); 0 means none."""
     parallel_residual: bool = False
@@ -84,7 +93,11 @@ class Model:
     attention_output_bias: bool = False
     """Whether the output projection of attention has a bias."""
     mlp_bias: bool = False
-    """Whether the linear layers of the MLP have biases."""
+    """Whether the linear layers of the MLP have biases, those of experts included."""
+    norm_bias: bool = False
+    """Whether the norms of the residual stream have biases (Phi-3.5-MoE)."""
+    output_bias: bool = False
+    """Whether the output projection has a bias (Phi-3.5-MoE)."""
     max_seq_len: int = 4096
     """Longest sequence that the model supports; also the number of learned positions."""
     experts: Experts | None = None
@@ -92,7 +105,8 @@ class Model:
     latent_attention: LatentAttention | None = None
     """Latent attention (DeepSeek-V2 and V3) in place of full keys and values."""
     mtp_layers: int = 0
-    """Layers that predict further tokens in training (multi-token prediction; DeepSeek-V3: 1)."""
+    """Layers that predict further tokens in training (multi-token prediction; DeepSeek-V3: 1). Their parameters are
+    counted apart from those of the model."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -123,6 +137,11 @@ class Model:
     def gated(self) -> bool:
         """Whether the MLP has a gate, and so a third weight matrix."""
         return self.mlp in GATED
+
+    @property
+    def expert_layers(self) -> int:
+        """Layers with experts; the others have a dense MLP."""
+        return 0 if self.experts is None else self.experts.layers_with_experts(self.layers)
 
     @property
     def sliding_layers(self) -> int:

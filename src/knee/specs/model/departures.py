@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import is_dataclass
+
 from knee.specs.model.decoder import Model
 
 PLAIN: dict[str, object] = {
@@ -13,11 +15,17 @@ PLAIN: dict[str, object] = {
     "layer_norms": 2,
     "rope_frac": 1.0,
     "attention_soft_cap": 0.0,
+    "attention_sinks": False,
     "final_soft_cap": 0.0,
     "parallel_residual": False,
     "qkv_bias": False,
     "attention_output_bias": False,
     "mlp_bias": False,
+    "norm_bias": False,
+    "output_bias": False,
+    "experts": None,
+    "latent_attention": None,
+    "mtp_layers": 0,
 }
 """Llama's values of the fields in which decoders differ; a window differs only in sequences that are longer."""
 
@@ -26,8 +34,11 @@ def departures(model: Model, seq_len: int) -> dict[str, str]:
     """Field -> its name and value, of every field in which the model differs from Llama."""
     fields = [name for name, value in PLAIN.items() if getattr(model, name) != value]
     fields += ["window"] if model.slides(seq_len) else []
-    return {name: f"{name} {_shown(getattr(model, name))}" for name in fields}
+    return {name: _shown(name, getattr(model, name)) for name in fields}
 
 
-def _shown(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+def _shown(name: str, value: object) -> str:
+    if is_dataclass(value):
+        return name.replace("_", " ")
+    shown = str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{name} {shown}"

@@ -78,6 +78,13 @@ def check_windows(model: Model) -> None:
             code="out-of-range",
             field=field,
         )
+    if model.window_kind == "chunked" and not model.window:
+        raise SpecError(
+            "model.window_kind is chunked, but model.window is 0",
+            hint="give the size of a chunk as window",
+            code="contradiction",
+            field="model.window_kind",
+        )
     if ("s" in pattern) != (model.window > 0) and (model.window or pattern != "s"):
         text = (
             f"model.window is {model.window:,}, but no layer of model.layer_pattern {pattern[:80]!r} has it"
@@ -146,3 +153,11 @@ def check_latent(model: Model) -> None:
             code="contradiction",
             field="model.qk_norm",
         )
+    for field in ("biases", "qkv_bias"):
+        if getattr(model, field):
+            raise SpecError(
+                f"model.{field} is true, but biases of latent attention are not modelled",
+                hint=f"leave {field} out",
+                code="contradiction",
+                field=f"model.{field}",
+            )
