@@ -154,7 +154,7 @@ def priced(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -
     traffic = traffic_of(model, table, modes, scatters_sends=profile.scatters_sends)
     groups = groups_of(cluster, table, modes)
     compute = compute_costs(model, cluster, profile, table)
-    comm = comm_costs(cluster, profile, table, modes, traffic, groups)
+    comm = comm_costs(model, cluster, profile, table, modes, traffic, groups)
     host_scale = cluster.node.launch_scale
     parts = StepParts(
         gpu=cluster.gpu,
@@ -214,16 +214,16 @@ def optimizer_cost(cluster: Cluster, profile: Profile, model: Model, parts: Step
     """AdamW over the shard that a GPU owns."""
     table, t = parts.table, parts.traffic
     shards = np.where(parts.modes.ddp, 1.0, table.dp_shard * table.cp)
-    whole = stage_elements(model, table, t.layer.elements, t.embedding.elements, t.head.elements)
+    owned, whole = t.owned_elements(model, table, parts.modes), t.whole_elements(model, table)
     # FSDP casts its shard on the way into the gather, whole parameters are cast in every forward; others keep 16 bit
     keeps = parts.modes.zero1 if profile.casts_weights else ~parts.modes.gathers
-    cast = np.where(keeps & (table.state_bytes > PARAMETER_BYTES), whole / shards, 0.0)
+    cast = np.where(keeps & (table.state_bytes > PARAMETER_BYTES), owned, 0.0)
     # gradients that stay whole are summed over microbatches
     alone = (shards == 1.0) & parts.modes.gathers
     kept_bytes = np.where(alone, table.state_bytes, np.where(parts.modes.reduces_often, 0.0, t.reduce_bytes))
     summed = kept_bytes * whole * (table.microbatches - 1.0)
     copies = _narrow_copies_bytes(model, parts, whole)
-    operations = op.optimizer(whole / shards, table.state_bytes, cast, summed, copies, profile.kernels)
+    operations = op.optimizer(owned, table.state_bytes, cast, summed, copies, profile.kernels)
     return cost_of(cluster.gpu, profile, product_column(table), operations)
 
 
@@ -233,7 +233,8 @@ def _narrow_copies_bytes(model: Model, parts: StepParts, whole: Floats) -> Float
     kept = is_narrow(table) & ~parts.modes.reshards
     if not kept.any():
         return none
-    layers = stage_elements(model, table, parts.traffic.layer.elements, none, none)
+    held = parts.traffic.layer.elements + parts.traffic.experts.elements
+    layers = stage_elements(model, table, held, none, none)
     four = op.NVFP4_COPY_BYTES * (1.0 - parts.profile.bf16_layers_frac) * layers
     narrow = np.where(table.precision == PRECISIONS.index("fp4"), four, op.FP8_COPY_BYTES * whole)
     return np.where(kept, narrow, 0.0)

@@ -18,17 +18,18 @@ from knee.workload.activations import layer_saved_bytes, logits_bytes
 from knee.workload.attention_span import causal_keys
 from knee.workload.flop import model_flop_per_token
 from knee.workload.parameters import parameter_count
+from knee.workload.shapes import Shapes
 from knee.workload.tp_messages import TpMessages, layer_backward, layer_forward, ops_again
 from tables import EAGER, H100, LLAMA_7B, job, table
 
 SEQ, WINDOW = 8192, 1024
 
 
-def shapes(seq_len: int = SEQ, **plan: Any) -> op.Shapes:
+def shapes(seq_len: int = SEQ, **plan: Any) -> Shapes:
     return shapes_of(table(job(seq_len=seq_len, **plan)))
 
 
-def attention(model: Model, s: op.Shapes, *, forward: bool = True) -> op.Attention:
+def attention(model: Model, s: Shapes, *, forward: bool = True) -> op.Attention:
     ops = (op.layer_forward if forward else op.layer_backward_input)(model, s, "eager")
     (found,) = (o for o in ops if isinstance(o, op.Attention))
     return found

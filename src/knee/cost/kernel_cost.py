@@ -51,8 +51,8 @@ def gemm_s(
     """Seconds of an (m x k)(k x n) product of one type, or of so many of them in one kernel.
 
     Formula: kernel_s + max( waves * tile_flop * sms / rate , bytes / hbm ), the best of a few tiles and k-splits
-    Where:   waves = ceil(count * tiles * split / sms); rate = peak * peak_frac * clock * k/(k + half_k) * intensity of the
-             tile; bytes = operand bytes * (mk + kn) + 2 mn; clock = sustained_frac, as in a training step, unless given
+    Where:   waves = ceil(count * tiles * split / sms); rate = peak * peak_frac * clock * k/(k + half_k) * intensity of
+             the tile; bytes = operand bytes * (mk + kn) + 2 mn; clock = sustained_frac, as in a training step, unless given
     Source:  tile and wave quantisation as in NVIDIA's matrix-multiplication guide; rates per type and GPU in the
              catalogue, most from measured products (tools/fit_gemm.py)
     Valid:   products of training, from about 1 GFLOP and k of 512; the operands' casts are not in it

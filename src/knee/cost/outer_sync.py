@@ -63,7 +63,10 @@ def outer_sync_cost(
     shards = np.where(modes.ddp, 1.0, g.shard.ranks)
     # as in a gather: the largest part of a dimension that does not divide is a whole number of rows
     message = t.reduce_bytes * stage_elements(model, table, t.layer.moved, t.embedding.moved, t.head.moved) / shards
-    owned = stage_elements(model, table, t.layer.elements, t.embedding.elements, t.head.elements) / shards
+    if model.experts is not None:
+        expert_ranks = np.where(modes.ddp, 1.0, t.expert_shards)
+        message = message + t.reduce_bytes * np.ceil(model.layers / table.pp) * t.experts.moved / expert_ranks
+    owned = t.owned_elements(model, table, modes)
     apart = table.sync_every > 1
     outer = cost_of(cluster.gpu, profile, product_column(table), op.outer_optimizer(owned, profile.kernels))
     return OuterSync(

@@ -14,8 +14,9 @@ import numpy as np
 from knee.arrays import Bools, Floats, Ints, equal_rows, expanded
 from knee.cost.clock import StepWork, clock_frac
 from knee.cost.collective_cost import Links, all_reduce_s, gather_s, send_s
+from knee.cost.expert_comm import busiest_rank, expert_weight_costs, routed_costs
 from knee.cost.kernel_cost import GEMM_TYPES, Cost, cost_of
-from knee.cost.placement import GroupPlacement, gpus_used, nodes_apart, place
+from knee.cost.placement import GroupPlacement, gpus_used, nodes_apart, place, place_folded
 from knee.cost.skew import skew_wait_s
 from knee.specs.constants import constant
 from knee.specs.hardware import Cluster, GemmType, Precision
@@ -24,7 +25,7 @@ from knee.specs.plan import CP_METHODS, DISPATCHERS, PRECISIONS, SHARDINGS
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Kernels, Profile
 from knee.workload import operations as op
-from knee.workload.parameters import parameter_count
+from knee.workload.parameters import parameter_count, routed_parameter_count
 from knee.workload.shapes import Shapes
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 
@@ -119,7 +120,10 @@ def step_clock(model: Model, cluster: Cluster, profile: Profile, table: PlanTabl
     layer = (1.0 + full) * c.layer_forward.flop + c.layer_backward_input.flop + c.layer_backward_weight.flop
     products = passes * (layer - c.attention_forward_flop * (3.5 + full) + c.ops_again.flop)
     shards = np.where(table.sharding == SHARDINGS.index("ddp"), 1, table.dp_shard * table.cp)
-    owned = parameter_count(model) / (table.tp * table.pp * shards)
+    owned = (parameter_count(model) - routed_parameter_count(model)) / (table.tp * table.pp * shards)
+    ddp = table.sharding == SHARDINGS.index("ddp")
+    expert_ranks = np.where(ddp, table.ep * table.etp, table.dp_shard * table.cp * table.tp)
+    owned = owned + routed_parameter_count(model) / (table.pp * expert_ranks)
     none = 0.0 * owned
     steps = op.optimizer(owned, table.state_bytes, none, none, none, profile.kernels)
     updated = cost_of(cluster.gpu, profile, product_column(table), steps)
@@ -136,7 +140,9 @@ def step_clock(model: Model, cluster: Cluster, profile: Profile, table: PlanTabl
 
 def _fastest_costs(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> ComputeCosts:
     """Each segment at the highest clock."""
+    routed = () if model.experts is None else (table.ep, table.etp, table.dispatcher, busiest_rank(table))
     first, kind = equal_rows(
+        *routed,
         table.micro_tokens,
         table.micro_batch,
         table.seq_len,
@@ -244,6 +250,10 @@ class GroupPlacements:
     tp: GroupPlacement
     cp: GroupPlacement
     pp: GroupPlacement
+    ep: GroupPlacement
+    """Ranks that hold different experts."""
+    expert_shard: GroupPlacement
+    """Ranks over which the experts of a rank are sharded, or which have the same ones under DDP."""
     world: GroupPlacement
     """All GPUs that a step keeps together: those of one replica where replicas do not meet in every step."""
 
@@ -251,7 +261,7 @@ class GroupPlacements:
 def groups_of(cluster: Cluster, table: PlanTable, modes: Modes) -> GroupPlacements:
     """Place every group on the nodes, once for each way to cut the GPUs."""
     axes = [getattr(table, axis) for axis in table.placement]
-    first, kind = equal_rows(table.gpus, modes.ddp, table.sync_every, *axes)
+    first, kind = equal_rows(table.gpus, modes.ddp, table.sync_every, table.ep, table.etp, *axes)
     if len(first) == len(table):
         return _groups_of(cluster, table, modes.ddp)
     return expanded(_groups_of(cluster, table.rows(first), modes.ddp[first]), kind)
@@ -268,7 +278,10 @@ def _groups_of(cluster: Cluster, table: PlanTable, ddp: Bools) -> GroupPlacement
         together = _either(apart, alone, together)
         one = [axis for axis in table.placement if axis != "dp_replicate"]
         world = _either(apart, place(table, per_node, *one), world)
+    experts = _expert_groups(table, per_node, ddp)
     return GroupPlacements(
+        ep=experts[0],
+        expert_shard=experts[1],
         shard=place(table, per_node, "dp_shard", "cp"),
         replicate=together,
         exchange=replicate,
@@ -277,6 +290,22 @@ def _groups_of(cluster: Cluster, table: PlanTable, ddp: Bools) -> GroupPlacement
         pp=place(table, per_node, "pp"),
         world=world,
     )
+
+
+def _expert_groups(table: PlanTable, per_node: Ints, ddp: Bools) -> tuple[GroupPlacement, GroupPlacement]:
+    """Experts are laid over tp, cp and the data-parallel ranks of one replica (all of them under DDP)."""
+    if not (table.ep * table.etp > 1).any():
+        alone = place(table, per_node)
+        return alone, alone
+    axes = ("tp", "cp", "dp_replicate", "dp_shard")
+    low, high = table.etp, table.etp * table.ep
+    ranks = np.where(ddp, table.dp_replicate, table.dp_shard) * table.tp * table.cp
+    inside = tuple(axis for axis in axes if axis != "dp_replicate")
+    groups = []
+    for start, end in ((low, high), (high, ranks)):
+        sharded, copied = (place_folded(table, per_node, which, start, end) for which in (inside, axes))
+        groups.append(_either(ddp, copied, sharded))
+    return groups[0], groups[1]
 
 
 def _either(where: Bools, a: GroupPlacement, b: GroupPlacement) -> GroupPlacement:
@@ -313,25 +342,31 @@ class CommCosts:
     cp_gather: Floats
     cp_send: Floats
     pp_send: Floats
+    dispatch: Floats
+    """Tokens of a microbatch to their experts; 0 in a dense model."""
+    combine: Floats
+    """What the experts put out, back to where its tokens came from."""
     norm: Floats
     """All-reduce of the gradient norm over all GPUs that a step keeps together."""
 
 
 def comm_costs(
-    cluster: Cluster, profile: Profile, table: PlanTable, modes: Modes, t: Traffic, g: GroupPlacements
+    model: Model, cluster: Cluster, profile: Profile, table: PlanTable, modes: Modes, t: Traffic, g: GroupPlacements
 ) -> CommCosts:
     """Price every message of every plan, once for each kind of plan that sends the same over the same groups."""
     axes = [getattr(table, axis) for axis in table.placement]
     kinds = (table.sharding, table.sync_every, table.reduce_dtype, table.cp_method, table.sequence_parallel)
+    if model.experts is not None:
+        kinds += (table.ep, table.etp, table.dispatcher, table.precision, busiest_rank(table))
     first, kind = equal_rows(table.gpus, table.micro_tokens, *kinds, *axes)
     if len(first) == len(table):
-        return _comm_costs(cluster, profile, table, modes, t, g)
+        return _comm_costs(model, cluster, profile, table, modes, t, g)
     few, some = table.rows(first), expanded(g, first)
-    return expanded(_comm_costs(cluster, profile, few, expanded(modes, first), expanded(t, first), some), kind)
+    return expanded(_comm_costs(model, cluster, profile, few, expanded(modes, first), expanded(t, first), some), kind)
 
 
 def _comm_costs(
-    cluster: Cluster, profile: Profile, table: PlanTable, modes: Modes, t: Traffic, g: GroupPlacements
+    model: Model, cluster: Cluster, profile: Profile, table: PlanTable, modes: Modes, t: Traffic, g: GroupPlacements
 ) -> CommCosts:
     links = Links.in_training(cluster, profile)
     per_node = gpus_used(table.gpus, cluster.node.gpus)
@@ -364,10 +399,15 @@ def _comm_costs(
         return send_s(links, group.ranks, group.nodes == 1, message, nodes_apart(table, per_node, axis))
 
     tp_sum = all_reduce_s(links, g.tp, 4.0 * table.micro_tokens.astype(np.float64))
+    weights = over(gather, "gather") | over(reduce, "reduce") | over(replicate, "replicate")
+    if model.experts is not None:
+        for name, seconds in expert_weight_costs(links, profile, modes, t, g.expert_shard, g.replicate).items():
+            weights[name] = weights[name] + seconds
+    dispatch, combine = routed_costs(model, links, table, g.ep)
     return CommCosts(
-        **over(gather, "gather"),
-        **over(reduce, "reduce"),
-        **over(replicate, "replicate"),
+        **weights,
+        dispatch=dispatch,
+        combine=combine,
         tp_gather=gather_s(links, g.tp, t.tp_bytes) + tp_wait,
         tp_all_reduce=all_reduce_s(links, g.tp, t.tp_bytes) + tp_wait,
         tp_sum=tp_sum,
@@ -389,7 +429,9 @@ def contention(
     Source:  a collective takes memory traffic and SMs from compute as it moves bytes, and little while it waits
     """
     ranks = np.where(modes.ddp, g.replicate.ranks, g.shard.ranks)
-    sent = np.where(modes.ddp, 2.0 * t.reduce_bytes, PARAMETER_BYTES) * t.layer.moved * (ranks - 1.0) / ranks
+    width = np.where(modes.ddp, 2.0 * t.reduce_bytes, PARAMETER_BYTES)
+    sent = width * t.layer.moved * (ranks - 1.0) / ranks
+    sent = sent + width * t.experts.moved * (g.expert_shard.ranks - 1.0) / g.expert_shard.ranks
     time = np.where(modes.ddp, comm.replicate_layer, comm.gather_layer)
     rate = sent / np.where(time > 0, time, 1.0)
     overlap = np.where(np.isnan(table.tp_overlap_frac), profile.tp_overlap_frac, table.tp_overlap_frac)

@@ -61,8 +61,13 @@ def least_step(model: Model, cluster: Cluster, profile: Profile, table: PlanTabl
 
 def least_unsharded_step(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> LeastStep:
     """Whatever the sharding of the plans: compute, bubble, and tensor- and context-parallel messages alone."""
-    names = ("gpus", "global_batch", "seq_len", "dp", "tp", "pp", "cp", "micro_batch", "sequence_parallel", "recompute")
-    first, kind = equal_rows(*(getattr(table, name) for name in (*names, "recompute_frac", "cp_method", "precision")))
+    names = ("gpus", "global_batch", "seq_len", "dp", "tp", "pp", "cp", "ep", "etp", "micro_batch")
+    first, kind = equal_rows(
+        *(
+            getattr(table, name)
+            for name in (*names, "sequence_parallel", "recompute", "recompute_frac", "cp_method", "precision")
+        )
+    )
     # a schedule puts the same stretches together; the longest bubble leaves most power, and so the highest clock
     few = table.rows(first)
     few = replace(few, schedule=np.full(len(few), SCHEDULES.index("1f1b")), virtual_stages=np.ones_like(few.pp))
@@ -166,7 +171,7 @@ class _Work:
     def of(cls, model: Model, parts: StepParts) -> _Work:
         """Price the stretches."""
         c, local, modes = parts.compute, parts.local, parts.modes
-        out, back = parts.copies(parts.traffic.layer.moved)
+        out, back = parts.copies(parts.traffic.layer_moved)
         again_s, again_kernels = recomputed(parts)
         forward_s = c.layer_forward.time_s + np.where(modes.reshards, out, 0.0)
         backward_s = c.layer_backward_input.time_s + c.layer_backward_weight.time_s + again_s

@@ -96,8 +96,8 @@ def degrees(space: Space) -> Iterator[tuple[int, int, int, int]]:
 
 
 def folds(space: Space, tp: int, cp: int, dp: int) -> list[tuple[int, int]]:
-    """(ep, etp) of every way to lay the experts over the ranks of a stage; an expert is whole, or split as tp splits the
-    rest of the model."""
+    """(ep, etp) of every way to lay the experts over the ranks of a stage; an expert is whole, or split as often as
+    the rest of the model."""
     experts = space.model.experts
     if experts is None:
         return [(1, 1)]

@@ -149,7 +149,7 @@ SOFT_CAPS: tuple[AttentionKernel, ...] = ("flash2", "flash3")
 
 def check_simulated(model: Model) -> None:
     """Refuse models whose step is not simulated yet."""
-    for field in ("experts", "latent_attention", "mtp_layers"):
+    for field in ("mtp_layers",):
         if getattr(model, field):
             raise SpecError(
                 f"{model.name} has {field}, which are not simulated yet",

@@ -16,6 +16,7 @@ from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
 from knee.workload import tp_messages
 from knee.workload.operations import MemoryBound
+from knee.workload.projections import expert_share
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 
 
@@ -92,6 +93,9 @@ def local_comms(
     forward_cp, backward_cp = _context_parallel(profile, table, comm, compute)
     forward = tp(tp_messages.layer_forward(model)).plus(forward_cp)
     backward = tp(tp_messages.layer_backward(model, profile)).plus(backward_cp)
+    if model.experts is not None:
+        routed = routed_comm(model, table, comm, issue)
+        forward, backward = forward.plus(routed), backward.plus(routed)
     return LocalComms(
         embedding_forward=tp(tp_messages.EMBEDDING_FORWARD),
         embedding_backward=tp(tp_messages.EMBEDDING_BACKWARD),
@@ -102,6 +106,14 @@ def local_comms(
         head_forward=tp(tp_messages.HEAD_FORWARD).plus(blocking(times * comm.tp_loss)),
         head_backward=tp(tp_messages.HEAD_BACKWARD),
     )
+
+
+def routed_comm(model: Model, table: PlanTable, comm: CommCosts, issue: Floats) -> LocalComm:
+    """Tokens to their experts and back, mean over layers; the gradients take the same way. They block, unless they
+    travel beside another microbatch."""
+    seconds = expert_share(model) * (comm.dispatch + comm.combine)
+    hidden = np.where(table.ep_overlap, seconds, 0.0)
+    return LocalComm(hidden_s=hidden, blocking_s=seconds - hidden, host_s=0.0 * issue)
 
 
 def gathers_kv_again(profile: Profile, table: PlanTable) -> Floats:
@@ -184,7 +196,7 @@ class StepParts:
         """HBM traffic of a layer's copies in one step: resharding plans copy out twice and in every microbatch."""
         out, back = 2.0 * PARAMETER_BYTES, PARAMETER_BYTES + self.traffic.reduce_bytes
         each = np.where(self.modes.reshards, (2.0 * out + back) * self.table.microbatches, out + back)
-        return np.where(self._copies, each * self.traffic.layer.moved, 0.0)
+        return np.where(self._copies, each * self.traffic.layer_moved, 0.0)
 
 
 def is_zero_bubble(table: PlanTable) -> Bools:

@@ -66,7 +66,7 @@ def _kernels(model: Model, cluster: Cluster, parts: StepParts, action: str) -> d
     extra = []
     if action in copies and not (split and action == "B_last"):
         name, which = copies[action]
-        seconds = [float(x[0]) for x in parts.copies(parts.traffic.layer.moved)]
+        seconds = [float(x[0]) for x in parts.copies(parts.traffic.layer_moved)]
         extra = [(name, seconds[which])] + ([("copy_out", seconds[0])] if reshards and action[0] == "B" else [])
 
     def seconds_of(o: op.Operation, types: Ints) -> float:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from knee.arrays import Floats
-from knee.specs.model import Model
+from knee.specs.model import Experts, Model
 from knee.specs.plan import RECOMPUTES
 from knee.specs.profile import Profile
 from knee.workload.operations import BYTES, NVFP4_BYTES, kept_product_columns
+from knee.workload.projections import expert_share, routed_rows
 from knee.workload.shapes import Shapes
 
 WRITTEN_OUT = ("eager", "fused_norm", "flash_attn")
@@ -35,6 +36,12 @@ def layer_saved_bytes(model: Model, s: Shapes, profile: Profile, recompute: Floa
         norms = norms + inputs * 2.0 * h * (s.tokens - s.norm_tokens)
     # queries, keys, values and the attention output, which is also the input of the output projection
     attention_core = 2.0 * (model.q_width + 2 * model.kv_width) + 2.0 * model.q_width
+    if model.latent_attention is not None:
+        values = model.heads * model.latent_attention.value_size
+        attention_core = 2.0 * (model.q_width + model.kv_width + 2 * values)
+        # the narrow vectors before and behind their norms, and the shared key
+        narrow = model.latent_attention.kv_rank + model.latent_attention.q_rank
+        norms = norms + (norm_bytes(model, profile) * narrow + 2.0 * model.latent_attention.rope_size) * s.norm_tokens
     if model.qk_norm != "none":
         # queries and keys before their norm; those behind it are among the four above
         attention_core += (norm_bytes(model, profile) - 2.0) * (model.q_width + model.kv_width)
@@ -43,7 +50,7 @@ def layer_saved_bytes(model: Model, s: Shapes, profile: Profile, recompute: Floa
     # gate, up, activation and product in eager; fused kernels recompute the activation
     gated = 4 if eager else 3
     mlp_tensors = {"swiglu": gated, "geglu": gated, "gelu": 2, "relu2": gated - 1}[model.mlp]
-    mlp = 2.0 * mlp_tensors * model.ffn
+    mlp = 2.0 * mlp_tensors * model.ffn * (1.0 - expert_share(model))
     scores = np.zeros_like(s.tokens)
     if profile.attention == "unfused":
         # softmax in and out and the dropout mask: 5 bytes for each of heads * seq^2 (Korthikanti et al.)
@@ -52,6 +59,8 @@ def layer_saved_bytes(model: Model, s: Shapes, profile: Profile, recompute: Floa
         # keys and values of the whole sequence, where an all-gather brought them
         norms = norms + np.where(s.kv_block == s.seq_len, s.cp - 1.0, 0.0) * 4.0 * model.kv_width * tokens_tp
     kept = norms + (attention_core + mlp) * tokens_tp
+    if model.experts is not None:
+        kept = kept + _expert_bytes(model, model.experts, s, mlp_tensors)
     if np.any(s.four_bit):
         kept = kept + s.four_bit * (1.0 - profile.bf16_layers_frac) * _nvfp4_saved_bytes(model, s, profile)
     layer_input = 2.0 * h * s.norm_tokens
@@ -61,6 +70,16 @@ def layer_saved_bytes(model: Model, s: Shapes, profile: Profile, recompute: Floa
     whole = np.where(recompute == RECOMPUTES.index("attention"), 0.0, scores) + kept
     whole = np.where(recompute == RECOMPUTES.index("ops"), np.minimum(ops, kept + scores), whole)
     return np.where(recompute >= RECOMPUTES.index("blocks"), layer_input, whole)
+
+
+def _expert_bytes(model: Model, experts: Experts, s: Shapes, mlp_tensors: int) -> Floats:
+    """What a layer with experts keeps, mean over layers: the scores and probabilities of the router in fp32, each
+    expert's input and the tensors of its MLP for every token that it has, and the outputs that are added up."""
+    rows, share = routed_rows(experts, s), expert_share(model)
+    routed = rows * (2.0 * model.hidden + 2.0 * mlp_tensors * experts.ffn / s.etp)
+    routed = routed + 2.0 * s.norm_tokens * experts.top_k * model.hidden
+    shared = 2.0 * mlp_tensors * experts.shared_ffn * s.tokens / s.tp
+    return share * (routed + shared + 8.0 * s.norm_tokens * experts.count)
 
 
 def _nvfp4_saved_bytes(model: Model, s: Shapes, profile: Profile) -> Floats:

@@ -105,8 +105,10 @@ def _stage_memory(
     """The parts on one pipeline rank."""
     shards = table.dp_shard * np.where(modes.ddp, 1, table.cp).astype(np.float64)
     ends = stage.first * t.embedding.elements + stage.last * t.head.elements
+    experts = stage.layers * t.experts.elements
     own = stage.layers * t.layer.elements + ends
-    sharded = own / np.where(modes.ddp, 1.0, shards)
+    sharded = own / np.where(modes.ddp, 1.0, shards) + experts / np.where(modes.ddp, 1.0, t.expert_shards)
+    own, layer_elements = own + experts, t.layer.elements + t.experts.elements
 
     # one GPU has nobody to gather from: all of its parameters stay, whatever the mode is called
     alone = shards == 1.0
@@ -115,12 +117,12 @@ def _stage_memory(
     one_copy = (~modes.gathers | alone) & (table.state_bytes == PARAMETER_BYTES)
     # without a gather, casts of fp32 parameters are kept for backward, and made again in a layer that is recomputed
     cast_again = np.where(modes.gathers & alone & ~one_copy, table.repeats_frac, 0.0)
-    copies = np.where(whole, PARAMETER_BYTES * (own - cast_again * stage.layers * t.layer.elements), 0.0)
+    copies = np.where(whole, PARAMETER_BYTES * (own - cast_again * stage.layers * layer_elements), 0.0)
     weights = np.where(one_copy, copies, table.state_bytes * sharded + copies)
     if np.any(s.four_bit):
         # two NVFP4 copies of a layer's weights stand beside the 16-bit ones, where those are not gathered for each pass
         narrow = s.four_bit * (1.0 - s.casts_narrow) * (1.0 - profile.bf16_layers_frac)
-        weights = weights + 2.0 * NVFP4_BYTES * narrow * stage.layers * t.layer.elements
+        weights = weights + 2.0 * NVFP4_BYTES * narrow * stage.layers * layer_elements
     # gradients stay whole where they are reduced once, after the last microbatch; one GPU sums them in the states' type
     keeps = ~modes.gathers | (~modes.reshards & ~alone & (table.microbatches > 1))
     kept_bytes, copied_bytes = _gradient_bytes(profile, table, modes, t)
@@ -144,10 +146,10 @@ def _stage_memory(
     gradients = np.where(frees, np.maximum(gradients - activations - logits, 0.0), gradients)
 
     # the layer that computes, its gathered neighbours, and one whole gradient on its way out
-    gathered = PARAMETER_BYTES * t.layer.moved * (2.0 + table.prefetch) + PARAMETER_BYTES * ends
+    gathered = PARAMETER_BYTES * t.layer_moved * (2.0 + table.prefetch) + PARAMETER_BYTES * ends
     no_reshard = modes.gathers & ~modes.reshards
-    gathered = np.where(no_reshard, PARAMETER_BYTES * t.layer.moved * (1.0 + table.prefetch), gathered)
-    reduced = (PARAMETER_BYTES + t.reduce_bytes) * t.layer.moved
+    gathered = np.where(no_reshard, PARAMETER_BYTES * t.layer_moved * (1.0 + table.prefetch), gathered)
+    reduced = (PARAMETER_BYTES + t.reduce_bytes) * t.layer_moved
     # without a limit on reductions in flight, two stand at the least
     waiting = 1.0 if profile.reduces_in_flight == 1 else 2.0
     buffers = np.where(modes.gathers & ~alone, gathered + waiting * reduced, 0.0)

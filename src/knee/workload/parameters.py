@@ -46,6 +46,11 @@ def parameter_count(model: Model) -> int:
     return layers + _elements(embedding_tensors(model) + head_tensors(model))
 
 
+def routed_parameter_count(model: Model) -> int:
+    """Parameters of all routed experts."""
+    return 0 if model.experts is None else model.expert_layers * _elements(routed_tensors(model))
+
+
 def active_parameter_count(model: Model) -> int:
     """Parameters that one token uses: all but those of the routed experts that it is not sent to.
 
@@ -55,7 +60,7 @@ def active_parameter_count(model: Model) -> int:
     if model.experts is None:
         return parameter_count(model)
     unused = 1 - Fraction(model.experts.top_k, model.experts.count)
-    return parameter_count(model) - int(model.expert_layers * _elements(routed_tensors(model)) * unused)
+    return parameter_count(model) - int(routed_parameter_count(model) * unused)
 
 
 def mtp_parameter_count(model: Model) -> int:

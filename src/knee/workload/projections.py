@@ -39,7 +39,9 @@ class Projection:
 def projections(model: Model, s: Shapes, kernels: Kernels) -> list[Projection]:
     """All of a layer's, in the order of the forward pass."""
     sparse = expert_share(model)
-    maps = _attention(model, s, kernels) if model.latent_attention is None else _latent(model, model.latent_attention, s)
+    maps = (
+        _attention(model, s, kernels) if model.latent_attention is None else _latent(model, model.latent_attention, s)
+    )
     if sparse < 1.0:
         maps += _mlp(model, s, s.tokens, model.ffn / s.tp, times=1.0 - sparse)
     if model.experts is not None:

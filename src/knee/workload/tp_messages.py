@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from knee.specs.model import Model
 from knee.specs.profile import Profile
+from knee.workload.projections import expert_share
 
 LOSS_ALL_REDUCES = 3
 """Of the loss over a vocabulary that is cut: maximum, sum of exponentials and the target's logit."""
@@ -15,14 +16,14 @@ LOSS_ALL_REDUCES = 3
 class TpMessages:
     """Of one pass through a part: gathers and scatters with sequence parallelism, all-reduces without."""
 
-    gathers: int = 0
-    scatters: int = 0
-    all_reduces: int = 0
+    gathers: float = 0
+    scatters: float = 0
+    all_reduces: float = 0
     sums: int = 0
     """All-reduces of one number per token, with sequence parallelism and without."""
 
     @property
-    def collectives(self) -> int:
+    def collectives(self) -> float:
         """Gathers and scatters, which take equally long."""
         return self.gathers + self.scatters
 
@@ -38,15 +39,24 @@ def layer_forward(model: Model) -> TpMessages:
     squares of queries, and those of keys."""
     sums = 2 if model.qk_norm == "full" else 0
     if not model.parallel_residual:
-        return TpMessages(gathers=2, scatters=2, all_reduces=2, sums=sums)
+        each = 1 + mlp_messages(model)
+        return TpMessages(gathers=each, scatters=each, all_reduces=each, sums=sums)
     return TpMessages(gathers=min(model.layer_norms, 2), scatters=1, all_reduces=1, sums=sums)
+
+
+def mlp_messages(model: Model) -> float:
+    """Before the MLP, and as often after it, mean over layers. Routed experts take their tokens from where sequence
+    parallelism has them; shared experts are split like a dense MLP."""
+    if model.experts is None or model.experts.shared_ffn:
+        return 1
+    return 1 - expert_share(model)
 
 
 def ops_again(model: Model) -> TpMessages:
     """Of a layer's forward, what recomputing "ops" sends again: outputs of reduce-scatters are kept, and torch stops
     before the layer's last message."""
     forward = layer_forward(model)
-    return TpMessages(gathers=forward.gathers, all_reduces=forward.all_reduces - 1, sums=forward.sums)
+    return TpMessages(gathers=forward.gathers, all_reduces=max(forward.all_reduces - 1, 0), sums=forward.sums)
 
 
 def layer_backward(model: Model, profile: Profile) -> TpMessages:

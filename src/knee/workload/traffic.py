@@ -10,9 +10,16 @@ from knee.arrays import Bools, Floats
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, REDUCE_DTYPES, SHARDINGS
 from knee.specs.plan_table import PlanTable
-from knee.workload.layer_weights import Tensor, layer_tensors
+from knee.workload.layer_weights import Tensor, layer_tensors, routed_tensors
 from knee.workload.operations import BYTES
-from knee.workload.parameters import embedding_tensors, gathered_elements, head_tensors, shard_elements
+from knee.workload.parameters import (
+    embedding_tensors,
+    gathered_elements,
+    head_tensors,
+    shard_elements,
+    stage_elements,
+)
+from knee.workload.projections import expert_share
 
 PARAMETER_BYTES = 2.0  # parameters are gathered in 16 bit, fp8 included
 
@@ -67,6 +74,11 @@ class Traffic:
     """All messages of a step, each as the bytes of the whole message."""
 
     layer: ParameterTraffic
+    """Of a layer, without its routed experts."""
+    experts: ParameterTraffic
+    """Of a layer's routed experts on one expert-parallel rank, mean over layers; 0 in a dense model."""
+    expert_shards: Floats
+    """Ranks over which the experts of a rank are sharded, or which have the same ones under DDP."""
     embedding: ParameterTraffic
     head: ParameterTraffic
     reduce_bytes: Floats
@@ -79,6 +91,54 @@ class Traffic:
     """Keys and values: the whole sequence for an all-gather, one block for a ring step."""
     pp_bytes: Floats
     """Activations that a rank hands to the next stage."""
+
+    @property
+    def layer_moved(self) -> Floats:
+        """Elements of a layer that its gathers or reductions move, routed experts included."""
+        return self.layer.moved + self.experts.moved
+
+    def whole_elements(self, model: Model, table: PlanTable) -> Floats:
+        """Of the fullest stage, what its ranks hold before anything is sharded."""
+        whole = stage_elements(model, table, self.layer.elements, self.embedding.elements, self.head.elements)
+        return whole if model.experts is None else whole + np.ceil(model.layers / table.pp) * self.experts.elements
+
+    def owned_elements(self, model: Model, table: PlanTable, modes: Modes) -> Floats:
+        """Of it, what one rank of the sharded group keeps; experts are sharded over ranks of their own."""
+        shards = np.where(modes.ddp, 1.0, table.dp_shard * table.cp)
+        whole = stage_elements(model, table, self.layer.elements, self.embedding.elements, self.head.elements)
+        if model.experts is None:
+            return whole / shards
+        expert_ranks = np.where(modes.ddp, 1.0, self.expert_shards)
+        return whole / shards + np.ceil(model.layers / table.pp) * self.experts.elements / expert_ranks
+
+
+def _layer_traffic(model: Model, table: PlanTable, modes: Modes) -> ParameterTraffic:
+    """Of the mean layer: those with experts keep their router and shared experts like other weights."""
+    share = expert_share(model)
+    if share == 0.0:
+        return parameter_traffic(table, modes, layer_tensors(model))
+    kept = tuple(tensor for tensor in layer_tensors(model, experts=True) if not tensor.experts)
+    sparse, dense = parameter_traffic(table, modes, kept), parameter_traffic(table, modes, layer_tensors(model))
+    return ParameterTraffic(
+        elements=share * sparse.elements + (1.0 - share) * dense.elements,
+        moved=share * sparse.moved + (1.0 - share) * dense.moved,
+    )
+
+
+def _expert_traffic(model: Model, table: PlanTable) -> ParameterTraffic:
+    """Experts are dealt to ep ranks, and each may be split over etp ranks; their shards need no padding."""
+    if model.experts is None:
+        none = np.zeros(len(table))
+        return ParameterTraffic(elements=none, moved=none)
+    routed = expert_share(model) * sum(tensor.size for tensor in routed_tensors(model))
+    held = routed / (table.ep * table.etp)
+    return ParameterTraffic(elements=held, moved=held)
+
+
+def expert_shards(table: PlanTable, modes: Modes) -> Floats:
+    """Ranks of a stage, of one replica, over those that hold different experts."""
+    ranks = np.where(modes.ddp, table.dp_replicate, table.dp_shard) * table.cp * table.tp
+    return np.asarray(ranks / (table.ep * table.etp), dtype=np.float64)
 
 
 def traffic_of(model: Model, table: PlanTable, modes: Modes, *, scatters_sends: bool = False) -> Traffic:
@@ -102,7 +162,9 @@ def traffic_of(model: Model, table: PlanTable, modes: Modes, *, scatters_sends: 
         copy = np.zeros(len(table))
     head_traffic = parameter_traffic(table, modes, head)
     return Traffic(
-        layer=parameter_traffic(table, modes, layer_tensors(model)),
+        layer=_layer_traffic(model, table, modes),
+        experts=_expert_traffic(model, table),
+        expert_shards=expert_shards(table, modes),
         embedding=parameter_traffic(table, modes, embedding_tensors(model)),
         head=ParameterTraffic(elements=head_traffic.elements + copy, moved=head_traffic.moved + copy),
         reduce_bytes=np.where(fp32, 4.0, 2.0),
