@@ -114,7 +114,7 @@ def evaluate(
     """Simulate one step of each plan of a table that fits in memory at once."""
     parts, groups = priced(model, cluster, profile, table)
     modes, traffic, compute, comm = parts.modes, parts.traffic, parts.compute, parts.comm
-    actions = run_actions(parts, model.layers, head_layers(model) if profile.deals_by_cost else 0.0)
+    actions = run_actions(parts, model.walked_layers, head_layers(model) if profile.deals_by_cost else 0.0)
     step = run_step(parts, actions, fold=fold)
     optimizer = optimizer_cost(cluster, profile, model, parts)
     late = late_gather_s(profile, model, parts)
@@ -244,7 +244,7 @@ def late_gather_s(profile: Profile, model: Model, parts: StepParts) -> Floats:
     """ZeRO-1 without overlap gathers all parameters after the optimizer, layer by layer."""
     if profile.gather_overlap:
         return np.zeros(len(parts.table))
-    layers = np.ceil(model.layers / parts.table.pp)
+    layers = np.ceil(model.walked_layers / parts.table.pp)
     ends = np.where(
         parts.table.pp > 1, np.maximum(parts.comm.gather_embedding, parts.comm.gather_head), parts.comm.gather_root
     )
@@ -256,7 +256,7 @@ def step_work(model: Model, parts: StepParts) -> tuple[Floats, Floats]:
     c, table = parts.compute, parts.table
     full = table.repeats_frac
     attention_again = table.recomputes("attention")
-    passes = model.layers * table.microbatches / table.pp
+    passes = model.walked_layers * table.microbatches / table.pp
     totals = {}
     for field in ("flop", "moved_bytes"):
         layer = (
@@ -272,7 +272,9 @@ def step_work(model: Model, parts: StepParts) -> tuple[Floats, Floats]:
     attention = passes * c.attention_forward_flop * (3.5 + full)
     products = (1.0 - energy_saved_frac(parts.profile, table)) * (totals["flop"][0] - attention)
     flop = products + attention + attention_again * passes * c.attention_forward_flop + totals["flop"][1]
-    return flop, totals["moved_bytes"][0] + totals["moved_bytes"][1] + parts.copied_bytes() * model.layers / table.pp
+    return flop, totals["moved_bytes"][0] + totals["moved_bytes"][
+        1
+    ] + parts.copied_bytes() * model.walked_layers / table.pp
 
 
 def _results(

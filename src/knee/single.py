@@ -109,7 +109,7 @@ def comm_loads(w: EvaluatedStep) -> tuple[CommLoad, ...]:
     table = w.table
     rows = [
         *_parameter_loads(w),
-        *_local_loads(w, float(table.microbatches[0]) * w.model.layers / float(table.pp[0])),
+        *_local_loads(w, float(table.microbatches[0]) * w.model.walked_layers / float(table.pp[0])),
         _exchange_load(w),
         ("all_reduce", world_name(table), int(w.groups.world.ranks[0]), 1.0, 4.0, w.comm.norm[0]),
         ("straggler_wait", "world", int(table.gpus[0]), 1.0, 0.0, w.results.straggler_s[0]),
@@ -130,7 +130,7 @@ def _parameter_loads(w: EvaluatedStep) -> list[Row]:
     ends = {"root": (1.0, embedding + head)}
     if stages > 1:
         ends = {"embedding": (1.0 / stages, embedding), "head": (1.0 / stages, head)}
-    messages = {"layer": (w.model.layers / stages, float(t.layer.moved[0]))} | ends
+    messages = {"layer": (w.model.walked_layers / stages, float(t.layer.moved[0]))} | ends
 
     def work(kind: str) -> dict[str, float]:
         return {part: calls * float(getattr(w.comm, f"{kind}_{part}")[0]) for part, (calls, _) in messages.items()}

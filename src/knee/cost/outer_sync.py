@@ -65,7 +65,7 @@ def outer_sync_cost(
     message = t.reduce_bytes * stage_elements(model, table, t.layer.moved, t.embedding.moved, t.head.moved) / shards
     if model.experts is not None:
         expert_ranks = np.where(modes.ddp, 1.0, t.expert_shards)
-        message = message + t.reduce_bytes * np.ceil(model.layers / table.pp) * t.experts.moved / expert_ranks
+        message = message + t.reduce_bytes * np.ceil(model.walked_layers / table.pp) * t.experts.moved / expert_ranks
     owned = t.owned_elements(model, table, modes)
     apart = table.sync_every > 1
     outer = cost_of(cluster.gpu, profile, product_column(table), op.outer_optimizer(owned, profile.kernels))

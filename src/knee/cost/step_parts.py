@@ -106,13 +106,13 @@ def step_total(model: Model, table: PlanTable, c: ComputeCosts, name: str) -> Fl
     ends = sum(
         getattr(cost, name) for cost in (c.embedding_forward, c.embedding_backward, c.head_forward, c.head_backward)
     )
-    layers = model.layers * ((1.0 + table.repeats_frac) * forward + back + weight + getattr(c.ops_again, name))
+    layers = model.walked_layers * ((1.0 + table.repeats_frac) * forward + back + weight + getattr(c.ops_again, name))
     return np.asarray((layers + ends) * table.microbatches / table.pp, dtype=np.float64)
 
 
 def step_clock(model: Model, cluster: Cluster, profile: Profile, table: PlanTable, c: ComputeCosts) -> Floats:
     """The clock at which a plan's compute draws no more than the board's limit (``energy.clock``)."""
-    full, passes = table.repeats_frac, model.layers * table.microbatches / table.pp
+    full, passes = table.repeats_frac, model.walked_layers * table.microbatches / table.pp
 
     def total(name: str) -> Floats:
         return step_total(model, table, c, name)

@@ -195,8 +195,8 @@ class _Work:
             wait_s=np.where(parts.table.pp > 1, transfers(parts), 0.0),
             copy_out_s=np.where(modes.reshards, 0.0, out),
             copy_in_s=np.where(modes.reduces_often, 0.0, back),
-            compute_s=(model.layers * (forward_s + backward_s) + sum(cost.time_s for cost in ends)) * per_stage,
-            blocked_s=model.layers * (forward.blocked_s + backward.blocked_s) * per_stage,
+            compute_s=(model.walked_layers * (forward_s + backward_s) + sum(cost.time_s for cost in ends)) * per_stage,
+            blocked_s=model.walked_layers * (forward.blocked_s + backward.blocked_s) * per_stage,
         )
 
     def rows(self, index: Ints) -> _Work:
@@ -237,7 +237,7 @@ def _ranks(model: Model, profile: Profile, table: PlanTable) -> list[_Rank]:
     """The first rank, the last, and the first that has most layers."""
     head = head_layers(model) if profile.deals_by_cost else 0.0
     key, where = np.unique(table.pp * 2**20 + table.virtual_stages, return_inverse=True)
-    cuts = np.array([_cut(model.layers, k >> 20, k & (2**20 - 1), head) for k in key.tolist()], dtype=np.float64)
+    cuts = np.array([_cut(model.walked_layers, k >> 20, k & (2**20 - 1), head) for k in key.tolist()], dtype=np.float64)
     return [
         _Rank(
             layers=layers,

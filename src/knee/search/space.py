@@ -86,7 +86,7 @@ def degrees(space: Space) -> Iterator[tuple[int, int, int, int]]:
         if tp > (space.max_tp or tp) or not splits_heads(model, tp):
             continue
         for pp in divisors(space.gpus // tp):
-            if pp > min(space.max_pp or pp, model.layers + OWN_STAGES):
+            if pp > min(space.max_pp or pp, model.walked_layers + OWN_STAGES):
                 continue
             for cp in divisors(space.gpus // tp // pp):
                 dp = space.gpus // (tp * pp * cp)
@@ -129,8 +129,8 @@ def schedules(space: Space, pp: int) -> list[tuple[str, int]]:
     if pp == 1:
         return [("1f1b", 1)]
     found = [("gpipe", 1), ("1f1b", 1), ("zero_bubble", 1)]
-    most = (space.model.layers + OWN_STAGES) // pp
-    found += [("interleaved", v) for v in range(2, most + 1) if _sensible(space.model.layers, pp, v)]
+    most = (space.model.walked_layers + OWN_STAGES) // pp
+    found += [("interleaved", v) for v in range(2, most + 1) if _sensible(space.model.walked_layers, pp, v)]
     return [one for one in found if not space.schedules or one[0] in space.schedules]
 
 

@@ -54,12 +54,12 @@ def check_divided(model: Model, size: int, what: str, tp: int) -> None:
 def check_stages(model: Model, plan: Plan, *, own_stages: int) -> None:
     """Refuse a pipeline of more stages than the model has layers, and ``own_stages`` besides."""
     stages = plan.pp * plan.virtual_stages
-    if stages > model.layers + own_stages:
+    if stages > model.walked_layers + own_stages:
         more = ", or two more if the embedding and the loss count as layers" if own_stages else ""
         raise SpecError(
             f"pp({plan.pp}) * virtual_stages({plan.virtual_stages}) = {stages} stages, but {model.name} has "
-            f"{model.layers} layers",
-            hint=f"use at most {model.layers} stages in total{more}",
+            f"{model.walked_layers} layers",
+            hint=f"use at most {model.walked_layers} stages in total{more}",
             code="out-of-range",
             field="plan.pp",
         )
@@ -96,4 +96,55 @@ def check_reduce_dtype(plan: Plan, products: str) -> None:
             hint=f"use {argument('reduce_dtype')} fp32",
             code="contradiction",
             field="plan.reduce_dtype",
+        )
+
+
+def expert_ranks(plan: Plan) -> int:
+    """Ranks of a stage over which experts are laid: those of one replica, or all of them under DDP."""
+    return (plan.dp_replicate if plan.sharding == "ddp" else plan.dp_shard) * plan.cp * plan.tp
+
+
+def check_experts(model: Model, plan: Plan) -> None:
+    """Refuse experts that do not divide, and ranks that they do not fill."""
+    experts = model.experts
+    if experts is None:
+        if plan.ep > 1 or plan.etp > 1:
+            degree = "ep" if plan.ep > 1 else "etp"
+            raise SpecError(
+                f"{degree} is {getattr(plan, degree)}, but {model.name} has no experts",
+                hint=f"leave {argument(degree)} out, or use a mixture of experts",
+                code="contradiction",
+                field=f"plan.{degree}",
+            )
+        return
+    if experts.count % plan.ep:
+        raise SpecError(
+            f"{model.name} has {experts.count} experts, which ep {plan.ep} does not divide",
+            hint=f"use an ep that divides {experts.count}",
+            code="does-not-divide",
+            field="plan.ep",
+        )
+    if experts.ffn % plan.etp:
+        raise SpecError(
+            f"the experts of {model.name} have {experts.ffn} columns, which etp {plan.etp} does not divide",
+            hint=f"use an etp that divides {experts.ffn}",
+            code="does-not-divide",
+            field="plan.etp",
+        )
+    ranks = expert_ranks(plan)
+    if ranks % (plan.ep * plan.etp):
+        copies = "dp_replicate" if plan.sharding == "ddp" else "dp_shard"
+        raise SpecError(
+            f"ep({plan.ep}) * etp({plan.etp}) does not divide the {ranks} ranks over which experts are laid "
+            f"({copies} {getattr(plan, copies)} * cp {plan.cp} * tp {plan.tp})",
+            hint=f"make ep * etp a divisor of {ranks}",
+            code="does-not-divide",
+            field="plan.ep",
+        )
+    if plan.tp > 1 and not plan.sequence_parallel:
+        raise SpecError(
+            "experts with tensor parallelism need sequence parallelism, which gives each rank its own tokens",
+            hint="leave sequence_parallel on, or use tp 1",
+            code="contradiction",
+            field="plan.sequence_parallel",
         )

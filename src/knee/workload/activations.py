@@ -106,4 +106,5 @@ def logits_bytes(model: Model, s: Shapes, profile: Profile) -> Floats:
     losses keep 16-bit logits and one fp32 copy. Without loss parallelism all of them stand on every rank."""
     soft_cap = 2.0 if model.final_soft_cap and profile.saved in WRITTEN_OUT else 0.0  # the 16-bit result of tanh
     per_logit = soft_cap + (profile.logit_bytes or (4.0 + 4.0 + 2.0 if profile.saved in WRITTEN_OUT else 2.0 + 4.0))
-    return per_logit * s.tokens * model.vocab / (s.tp if profile.loss_parallel else 1.0)
+    losses = 1 + model.mtp_layers
+    return losses * per_logit * s.tokens * model.vocab / (s.tp if profile.loss_parallel else 1.0)

@@ -10,30 +10,38 @@ from numpy.typing import NDArray
 from knee.errors import InputError
 from knee.specs.model import Model
 from knee.workload.attention_span import causal_keys, most_keys
-from knee.workload.parameters import parameter_count
+from knee.workload.parameters import active_parameter_count
 
 
 def _attention(model: Model, seq_len: NDArray[np.int64]) -> NDArray[np.float64]:
     """L * d * s: one multiply-add column of attention over all layers. A query of a layer with a sliding window has
     the window's keys."""
-    return model.layers * model.q_width * most_keys(model, seq_len.astype(np.float64))
+    return model.layers * _width(model) * most_keys(model, seq_len.astype(np.float64))
 
 
 def _causal_attention(model: Model, seq_len: NDArray[np.int64]) -> NDArray[np.float64]:
     """The same of the keys that the causal mask leaves: half of them without a window."""
-    return model.layers * model.q_width * causal_keys(model, seq_len.astype(np.float64))
+    return model.layers * _width(model) * causal_keys(model, seq_len.astype(np.float64))
 
 
-# Each is FLOP per trained token, forward and backward; recomputation never counts.
+def _width(model: Model) -> float:
+    """Of all heads; of queries and values the mean, where latent attention has two sizes."""
+    if model.latent_attention is None:
+        return model.q_width
+    return (model.q_width + model.heads * model.latent_attention.value_size) / 2.0
+
+
+# Each is FLOP per trained token, forward and backward; recomputation never counts. Of experts those count that a token
+# uses, and layers for multi-token prediction do not.
 CONVENTIONS: dict[str, Callable[[Model, NDArray[np.int64]], NDArray[np.float64]]] = {
     # PaLM, appendix B (arXiv 2204.02311): 6N + 12 L d s, attention in full although the mask halves it
-    "palm": lambda m, s: 6.0 * parameter_count(m) + 12.0 * _attention(m, s),
+    "palm": lambda m, s: 6.0 * active_parameter_count(m) + 12.0 * _attention(m, s),
     # Kaplan et al. 2020: parameters only
-    "6n": lambda m, s: np.full(len(s), 6.0 * parameter_count(m)),
+    "6n": lambda m, s: np.full(len(s), 6.0 * active_parameter_count(m)),
     # as PaLM, with the causal half of the square
-    "causal": lambda m, s: 6.0 * parameter_count(m) + 12.0 * _causal_attention(m, s),
+    "causal": lambda m, s: 6.0 * active_parameter_count(m) + 12.0 * _causal_attention(m, s),
     # torchtitan: the input embedding is a lookup, not a product
-    "torchtitan": lambda m, s: 6.0 * (parameter_count(m) - m.vocab * m.hidden) + 12.0 * _attention(m, s),
+    "torchtitan": lambda m, s: 6.0 * (active_parameter_count(m) - m.vocab * m.hidden) + 12.0 * _attention(m, s),
 }
 
 

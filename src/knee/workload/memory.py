@@ -79,8 +79,8 @@ def _stage(model: Model, profile: Profile, table: PlanTable, rank: NDArray[np.in
     for cut in np.unique(cuts):
         rows = np.flatnonzero(cuts == cut)
         p, v, r = (int(x[rows[0]]) for x in (table.pp, table.virtual_stages, rank))
-        layers[rows] = stage_layers(model.layers, p, v, head)[r]
-        chunk[rows] = max(chunk_layers(model.layers, p * v, head)[r::p])
+        layers[rows] = stage_layers(model.walked_layers, p, v, head)[r]
+        chunk[rows] = max(chunk_layers(model.walked_layers, p * v, head)[r::p])
     return _Stage(
         layers=layers, chunk=chunk, in_flight=in_flight(table, rank), first=rank == 0, last=rank == table.pp - 1
     )

@@ -237,7 +237,7 @@ def head_forward(model: Model, s: Shapes, kernels: Kernels, *, loss_parallel: bo
     logits = s.tokens * (vocab if loss_parallel else model.vocab)
     norm, loss = passes_of(kernels, model.norm), passes_of(kernels, "loss")
     hidden = np.full_like(s.tp, float(model.hidden))
-    return [
+    head: list[Operation] = [
         MemoryBound(
             name="norm", moved_bytes=norm.forward * s.norm_tokens * hidden * BYTES, kernels=norm.forward_kernels
         ),
@@ -245,6 +245,9 @@ def head_forward(model: Model, s: Shapes, kernels: Kernels, *, loss_parallel: bo
         *_final_soft_cap(model, logits, kernels, backward=False),
         MemoryBound(name="loss", moved_bytes=loss.forward * logits * BYTES, kernels=loss.forward_kernels),
     ]
+    # each layer of multi-token prediction has a loss of its own, and merges two vectors into its input
+    merge = Gemm(name="mtp", m=s.norm_tokens, n=hidden, k=2.0 * hidden)
+    return [*head, *(model.mtp_layers * [*head, merge])]
 
 
 def _final_soft_cap(model: Model, logits: Floats, kernels: Kernels, *, backward: bool) -> list[Operation]:
@@ -262,7 +265,7 @@ def head_backward(model: Model, s: Shapes, kernels: Kernels, *, loss_parallel: b
     logits = s.tokens * (vocab if loss_parallel else model.vocab)
     norm, loss = passes_of(kernels, model.norm), passes_of(kernels, "loss")
     hidden = np.full_like(s.tp, float(model.hidden))
-    return [
+    head: list[Operation] = [
         MemoryBound(name="loss", moved_bytes=loss.backward * logits * BYTES, kernels=loss.backward_kernels),
         *_final_soft_cap(model, logits, kernels, backward=True),
         Gemm(name="logits_dgrad", m=s.tokens, n=hidden, k=vocab),
@@ -271,6 +274,11 @@ def head_backward(model: Model, s: Shapes, kernels: Kernels, *, loss_parallel: b
             name="norm", moved_bytes=norm.backward * s.norm_tokens * hidden * BYTES, kernels=norm.backward_kernels
         ),
     ]
+    merges = [
+        Gemm(name="mtp_dgrad", m=s.norm_tokens, n=2.0 * hidden, k=hidden),
+        Gemm(name="mtp_wgrad", m=hidden, n=2.0 * hidden, k=s.norm_tokens),
+    ]
+    return [*head, *(model.mtp_layers * [*head, *merges])]
 
 
 FP8_COPY_BYTES = 4.0  # a weight is read in 16 bit and written in 8 twice, as it is and transposed

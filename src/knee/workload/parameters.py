@@ -106,5 +106,5 @@ def gathered_elements(tensors: tuple[Tensor, ...], tp: Ints, ranks: Ints) -> Flo
 
 def stage_elements(model: Model, table: PlanTable, layer: Floats, embedding: Floats, head: Floats) -> Floats:
     """Elements of the fullest stage's model shard: a stage's layers and one end of the model."""
-    layers = np.ceil(model.layers / table.pp)
+    layers = np.ceil(model.walked_layers / table.pp)
     return layers * layer + np.where(table.pp > 1, np.maximum(embedding, head), embedding + head)

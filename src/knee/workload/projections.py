@@ -50,8 +50,8 @@ def projections(model: Model, s: Shapes, kernels: Kernels) -> list[Projection]:
 
 
 def expert_share(model: Model) -> float:
-    """Share of the layers that have experts."""
-    return model.expert_layers / model.layers
+    """Share of the layers of a step that have experts; those of multi-token prediction do."""
+    return 0.0 if model.experts is None else (model.expert_layers + model.mtp_layers) / model.walked_layers
 
 
 def _attention(model: Model, s: Shapes, kernels: Kernels) -> list[Projection]:

@@ -100,7 +100,9 @@ class Traffic:
     def whole_elements(self, model: Model, table: PlanTable) -> Floats:
         """Of the fullest stage, what its ranks hold before anything is sharded."""
         whole = stage_elements(model, table, self.layer.elements, self.embedding.elements, self.head.elements)
-        return whole if model.experts is None else whole + np.ceil(model.layers / table.pp) * self.experts.elements
+        return (
+            whole if model.experts is None else whole + np.ceil(model.walked_layers / table.pp) * self.experts.elements
+        )
 
     def owned_elements(self, model: Model, table: PlanTable, modes: Modes) -> Floats:
         """Of it, what one rank of the sharded group keeps; experts are sharded over ranks of their own."""
@@ -109,7 +111,7 @@ class Traffic:
         if model.experts is None:
             return whole / shards
         expert_ranks = np.where(modes.ddp, 1.0, self.expert_shards)
-        return whole / shards + np.ceil(model.layers / table.pp) * self.experts.elements / expert_ranks
+        return whole / shards + np.ceil(model.walked_layers / table.pp) * self.experts.elements / expert_ranks
 
 
 def _layer_traffic(model: Model, table: PlanTable, modes: Modes) -> ParameterTraffic:
@@ -160,7 +162,9 @@ def traffic_of(model: Model, table: PlanTable, modes: Modes, *, scatters_sends: 
         copy = shard_elements(embedding_tensors(model)[:1], table.tp) * (table.pp > 1)
     else:
         copy = np.zeros(len(table))
-    head_traffic = parameter_traffic(table, modes, head)
+    # where multi-token prediction merges two vectors into one
+    merge = Tensor(name="mtp", rows=model.hidden, cols=2 * model.hidden, tp="none")
+    head_traffic = parameter_traffic(table, modes, (*head, *(model.mtp_layers * (merge,))))
     return Traffic(
         layer=_layer_traffic(model, table, modes),
         experts=_expert_traffic(model, table),

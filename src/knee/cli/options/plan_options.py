@@ -9,12 +9,24 @@ from typing import Any
 import click
 
 from knee.cli.options.sections import Option, Word
-from knee.specs.plan import CP_METHODS, PRECISIONS, RECOMPUTES, REDUCE_DTYPES, SCHEDULES, SHARDINGS, STATE_DTYPES
+from knee.specs.plan import (
+    CP_METHODS,
+    DISPATCHERS,
+    PRECISIONS,
+    RECOMPUTES,
+    REDUCE_DTYPES,
+    ROUTINGS,
+    SCHEDULES,
+    SHARDINGS,
+    STATE_DTYPES,
+)
 
 PLAN = (
     "tp",
     "pp",
     "cp",
+    "ep",
+    "etp",
     "dp_shard",
     "dp_replicate",
     "sharding",
@@ -32,6 +44,11 @@ PLAN = (
     "sequence_parallel",
     "tp_overlap",
     "placement",
+    "dispatcher",
+    "ep_overlap",
+    "routing",
+    "imbalance",
+    "capacity_factor",
 )
 
 
@@ -52,6 +69,14 @@ OPTIONS = (
     _of_plan("--tp", type=int, metavar="N", help="Tensor-parallel degree."),
     _of_plan("--pp", type=int, metavar="N", help="Number of pipeline stages."),
     _of_plan("--cp", type=int, metavar="N", help="Context-parallel degree."),
+    _of_plan(
+        "--ep",
+        type=int,
+        metavar="N",
+        help="Expert-parallel degree: ranks that share out the experts of a layer. They are ranks of the same stage as "
+        "those of tp, cp and dp.",
+    ),
+    _of_plan("--etp", type=int, metavar="N", help="Tensor-parallel degree of each expert; default: 1."),
     _of_plan(
         "--dp-shard",
         type=int,
@@ -134,6 +159,34 @@ OPTIONS = (
         "--placement",
         metavar="AXES",
         help="Order of the mesh axes, from neighbouring GPUs outwards; default: tp-cp-dp_shard-dp_replicate-pp.",
+    ),
+    _of_plan(
+        "--dispatcher",
+        type=Word(DISPATCHERS),
+        help="What sends tokens to their experts and back; default: alltoall, which is NCCL's all-to-all.",
+    ),
+    _of_plan(
+        "--ep-overlap/--no-ep-overlap",
+        default=None,
+        help="Send tokens to experts while another microbatch computes; default: off.",
+    ),
+    _of_plan(
+        "--routing",
+        type=Word(ROUTINGS),
+        help="How tokens spread over experts. dropless (the default): as measured in training. balanced: every expert "
+        "gets equally many, as benchmarks force it.",
+    ),
+    _of_plan(
+        "--imbalance",
+        type=float,
+        metavar="FACTOR",
+        help="Tokens of the busiest expert-parallel rank, relative to the mean; default: what --routing means.",
+    ),
+    _of_plan(
+        "--capacity-factor",
+        type=float,
+        metavar="FACTOR",
+        help="Most tokens that an expert takes, relative to the mean; further tokens are dropped; default: no limit.",
     ),
 )
 

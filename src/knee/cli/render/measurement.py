@@ -49,7 +49,7 @@ def _print_question(job: Job, trust: Trust) -> None:
     )
     degrees = [
         f"{axis} {getattr(plan, axis):,}"
-        for axis in ("dp_shard", "dp_replicate", "tp", "pp", "cp")
+        for axis in ("dp_shard", "dp_replicate", "tp", "pp", "cp", "ep", "etp")
         if getattr(plan, axis) > 1
     ]
     words = [plan.sharding, *degrees]

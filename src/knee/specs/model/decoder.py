@@ -139,6 +139,11 @@ class Model:
         return self.mlp in GATED
 
     @property
+    def walked_layers(self) -> int:
+        """Layers that a training step goes through: those of multi-token prediction too."""
+        return self.layers + self.mtp_layers
+
+    @property
     def expert_layers(self) -> int:
         """Layers with experts; the others have a dense MLP."""
         return 0 if self.experts is None else self.experts.layers_with_experts(self.layers)
