@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import get_args
 
 import numpy as np
@@ -37,6 +37,14 @@ class Cost:
     clocked_s: Floats
     """Part of the time that follows the clock: products and attention, at the highest clock."""
 
+    def times(self, factor: Floats) -> Cost:
+        """So many times."""
+        return Cost(**{f.name: factor * getattr(self, f.name) for f in fields(Cost)})
+
+    def plus(self, other: Cost) -> Cost:
+        """Both."""
+        return Cost(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(Cost)})
+
 
 def gemm_s(
     gpu: Gpu,
@@ -52,7 +60,8 @@ def gemm_s(
 
     Formula: kernel_s + max( waves * tile_flop * sms / rate , bytes / hbm ), the best of a few tiles and k-splits
     Where:   waves = ceil(count * tiles * split / sms); rate = peak * peak_frac * clock * k/(k + half_k) * intensity of
-             the tile; bytes = operand bytes * (mk + kn) + 2 mn; clock = sustained_frac, as in a training step, unless given
+             the tile; bytes = operand bytes * (mk + kn) + 2 mn; clock = sustained_frac, as in a training step, unless
+             given
     Source:  tile and wave quantisation as in NVIDIA's matrix-multiplication guide; rates per type and GPU in the
              catalogue, most from measured products (tools/fit_gemm.py)
     Valid:   products of training, from about 1 GFLOP and k of 512; the operands' casts are not in it

@@ -21,11 +21,12 @@ from knee.cost.skew import skew_wait_s
 from knee.specs.constants import constant
 from knee.specs.hardware import Cluster, GemmType, Precision
 from knee.specs.model import Model
-from knee.specs.plan import CP_METHODS, DISPATCHERS, PRECISIONS, SHARDINGS
+from knee.specs.plan import CP_METHODS, DISPATCHERS, PRECISIONS, RECOMPUTE_MODULES, SHARDINGS
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Kernels, Profile
 from knee.workload import operations as op
 from knee.workload.parameters import parameter_count, routed_parameter_count
+from knee.workload.recomputed_modules import operations_of
 from knee.workload.shapes import Shapes
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 
@@ -73,7 +74,7 @@ class ComputeCosts:
     head_forward: Cost
     head_backward: Cost
     ops_again: Cost
-    """What the recomputation policy "ops" runs again of a layer's forward; 0 for plans with another."""
+    """What the recomputation policies "ops" and "modules" run again of a layer's forward; 0 for plans with another."""
     attention_forward_s: Floats
     """Of the layer's forward, for the recomputation of attention and for ring steps."""
     attention_forward_flop: Floats
@@ -177,7 +178,10 @@ def _fastest_costs(model: Model, cluster: Cluster, profile: Profile, table: Plan
     attention = cost([o for o in forward if isinstance(o, op.Attention)])
     ops = table.recomputes("ops")
     again = op.recomputed_ops(model, s, profile.kernels, attention=profile.attention == "unfused") if ops.any() else []
-    ops_again = cost(again)
+    ops_again = cost(again).times(ops)
+    for module in RECOMPUTE_MODULES if table.modules.any() else ():
+        parts = [o for o in forward if o.name in operations_of(module)]
+        ops_again = ops_again.plus(cost(parts).times(table.recomputes_module(module)))
     return ComputeCosts(
         embedding_forward=cost(op.embedding_forward(model, s)),
         embedding_backward=cost(op.embedding_backward(model, s)),
@@ -186,7 +190,7 @@ def _fastest_costs(model: Model, cluster: Cluster, profile: Profile, table: Plan
         layer_backward_weight=layer(op.layer_backward_weight),
         head_forward=cost(op.head_forward(model, s, profile.kernels, loss_parallel=profile.loss_parallel), half),
         head_backward=cost(op.head_backward(model, s, profile.kernels, loss_parallel=profile.loss_parallel), half),
-        ops_again=Cost(**{f.name: ops * getattr(ops_again, f.name) for f in fields(Cost)}),
+        ops_again=ops_again,
         attention_forward_s=attention.time_s,
         attention_forward_flop=attention.flop,
         clock_frac=np.ones(len(table)),

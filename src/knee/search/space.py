@@ -20,6 +20,7 @@ from knee.specs.plan import (
     CP_METHODS,
     DISPATCHERS,
     PRECISIONS,
+    RECOMPUTE_MODULES,
     RECOMPUTES,
     REDUCE_DTYPES,
     REDUCING,
@@ -230,6 +231,7 @@ def _table(space: Space, tp: int, pp: int, cp: int, dp: int, shared: Sequence[tu
     # ops, and every second block, only where they are asked for; the search adds the least share of blocks that fits
     again = [name for name in RECOMPUTES if name in (space.recomputes or usual)]
     again = [name for name in again if name != "attention" or space.attention_again]
+    again = [name for name in again if name != "modules" or space.fixed.recompute_modules]
     methods = CP_METHODS if cp > 1 else CP_METHODS[:1]
     orders, folded = schedules(space, pp), folds(space, tp, cp, dp)
     lengths = (len(shared), len(sizes), len(orders), len(splits), len(again), len(methods), len(folded))
@@ -243,6 +245,7 @@ def _table(space: Space, tp: int, pp: int, cp: int, dp: int, shared: Sequence[tu
     ranks = _stage_ranks(mode, *(_ints([one[i] for one in shared])[share] for i in (1, 2)), tp, cp)
     good = good & (ranks % (ep * etp) == 0)
     fixed, n = space.fixed, int(good.sum())
+    modules = sum(1 << RECOMPUTE_MODULES.index(module) for module in fixed.recompute_modules)
 
     def same(value: int) -> Ints:
         return np.full(n, value, dtype=np.int64)
@@ -265,6 +268,7 @@ def _table(space: Space, tp: int, pp: int, cp: int, dp: int, shared: Sequence[tu
         sharding=mode[good],
         schedule=schedule[good],
         recompute=_codes(RECOMPUTES, again)[recompute][good],
+        modules=np.where(_codes(RECOMPUTES, again)[recompute][good] == RECOMPUTES.index("modules"), modules, 0),
         cp_method=_codes(CP_METHODS, methods)[method][good],
         precision=same(PRECISIONS.index(fixed.precision)),
         reduce_dtype=same(REDUCE_DTYPES.index(fixed.reduce_dtype)),

@@ -10,7 +10,8 @@ from knee.specs.hardware import Precision
 
 Sharding = Literal["ddp", "zero1", "zero2", "fsdp", "fsdp_no_reshard", "hsdp"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
-Recompute = Literal["none", "attention", "ops", "blocks", "full"]
+Recompute = Literal["none", "attention", "ops", "modules", "blocks", "full"]
+RecomputeModule = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe_act", "shared_experts", "moe"]
 CpMethod = Literal["allgather", "ring"]
 ReduceDtype = Literal["fp32", "bf16"]
 StateDtype = Literal["fp32", "bf16"]
@@ -34,7 +35,9 @@ REDUCING: tuple[Sharding, ...] = (*RESHARDING, "zero2")
 """Modes that reduce gradients in every microbatch and keep their part alone."""
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 """What backward computes again: attention alone (Megatron-LM's "selective"), every second product and what is cheap
-(torchtitan's "selective"), a share of the blocks, or all of them."""
+(torchtitan's "selective"), modules that are named, a share of the blocks, or all of them."""
+RECOMPUTE_MODULES: tuple[RecomputeModule, ...] = get_args(RecomputeModule)
+"""Parts of a block, as Megatron-LM's --recompute-modules names them."""
 RENAMED = {
     "selective": "say attention (Megatron-LM's selective) or ops (torchtitan's selective)",
     "zero3": "ZeRO-3 is called fsdp here",
@@ -95,6 +98,8 @@ class Plan:
     recompute: Recompute = "none"
     recompute_frac: float = 1.0
     """Of recompute blocks: share of the blocks that are run again in backward; 0.5 is every second one."""
+    recompute_modules: tuple[RecomputeModule, ...] = ()
+    """Of recompute modules: the parts of a block that are run again in backward."""
     precision: Precision = "bf16"
     prefetch: int = 1
     """Layers whose parameters are gathered ahead of the one that computes; 0 hides no gather."""
@@ -127,6 +132,7 @@ class Plan:
                 hint=f"use {argument('recompute')} blocks",
                 code="contradiction",
             )
+        self._check_modules()
         for name in ("imbalance", "capacity_factor"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= MOST_IMBALANCE:
@@ -140,6 +146,17 @@ class Plan:
             )
         self._check_sharding()
         self._check_schedule()
+
+    def _check_modules(self) -> None:
+        if bool(self.recompute_modules) == (self.recompute == "modules"):
+            return
+        text = (
+            f"recompute_modules applies only to recompute modules, but recompute is {self.recompute}"
+            if self.recompute_modules
+            else "recompute is modules, but recompute_modules names none"
+        )
+        hint = f"use {argument('recompute')} modules and name some of {', '.join(RECOMPUTE_MODULES)}"
+        raise SpecError(text, hint=hint, code="contradiction", field="plan.recompute_modules")
 
     def _check_sharding(self) -> None:
         if self.sharding == "hsdp" and (self.dp_replicate < 2 or self.dp_shard < 2):

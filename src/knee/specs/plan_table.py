@@ -15,6 +15,7 @@ from knee.specs.plan import (
     CP_METHODS,
     DISPATCHERS,
     PRECISIONS,
+    RECOMPUTE_MODULES,
     RECOMPUTES,
     REDUCE_DTYPES,
     ROUTINGS,
@@ -23,6 +24,7 @@ from knee.specs.plan import (
     STATE_DTYPES,
     Plan,
     Recompute,
+    RecomputeModule,
 )
 
 
@@ -50,6 +52,8 @@ class PlanTable(ByValue):
     sharding: Ints
     schedule: Ints
     recompute: Ints
+    modules: Ints
+    """Bit i: the plan recomputes ``RECOMPUTE_MODULES[i]``."""
     cp_method: Ints
     precision: Ints
     reduce_dtype: Ints
@@ -101,6 +105,10 @@ class PlanTable(ByValue):
         """1 for plans with this policy, 0 for others."""
         return np.where(self.recompute == RECOMPUTES.index(policy), 1.0, 0.0)
 
+    def recomputes_module(self, module: RecomputeModule) -> Floats:
+        """1 for plans that recompute this part of a block."""
+        return ((self.modules >> RECOMPUTE_MODULES.index(module)) & 1).astype(np.float64)
+
     def rows(self, index: slice | Ints) -> PlanTable:
         """Some of the rows."""
         columns = {f.name: getattr(self, f.name)[index] for f in fields(self) if f.name != "placement"}
@@ -129,6 +137,7 @@ class PlanTable(ByValue):
             cp_method=CP_METHODS[self.cp_method[row]],
             micro_batch=int(self.micro_batch[row]),
             recompute=RECOMPUTES[self.recompute[row]],
+            recompute_modules=tuple(m for i, m in enumerate(RECOMPUTE_MODULES) if self.modules[row] >> i & 1),
             recompute_frac=float(self.recompute_frac[row]),
             precision=PRECISIONS[self.precision[row]],
             prefetch=int(self.prefetch[row]),
@@ -180,6 +189,7 @@ def table_of(jobs: Sequence[Job]) -> PlanTable:
         sharding=ints([SHARDINGS.index(p.sharding) for p in plans]),
         schedule=ints([SCHEDULES.index(p.schedule) for p in plans]),
         recompute=ints([RECOMPUTES.index(p.recompute) for p in plans]),
+        modules=ints([sum(1 << RECOMPUTE_MODULES.index(m) for m in set(p.recompute_modules)) for p in plans]),
         cp_method=ints([CP_METHODS.index(p.cp_method) for p in plans]),
         precision=ints([PRECISIONS.index(p.precision) for p in plans]),
         reduce_dtype=ints([REDUCE_DTYPES.index(p.reduce_dtype) for p in plans]),

@@ -95,7 +95,8 @@ def local_comms(
     backward = tp(tp_messages.layer_backward(model, profile)).plus(backward_cp)
     if model.experts is not None:
         routed = routed_comm(model, table, comm, issue)
-        forward, backward = forward.plus(routed), backward.plus(routed)
+        again = routed.times(table.recomputes_module("moe"))
+        forward, backward = forward.plus(routed), backward.plus(routed).plus(again)
     return LocalComms(
         embedding_forward=tp(tp_messages.EMBEDDING_FORWARD),
         embedding_backward=tp(tp_messages.EMBEDDING_BACKWARD),

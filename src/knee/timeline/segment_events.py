@@ -17,6 +17,7 @@ from knee.timeline.step_actions import Actions
 from knee.timeline.step_events import Kernel, Message, Script, group, neighbours, script_of
 from knee.workload import operations as op
 from knee.workload import tp_messages
+from knee.workload.recomputed_modules import operations_of
 
 Timed = list[tuple[Message, float]]
 Shares = tuple[tuple[Message, float], ...]
@@ -52,7 +53,10 @@ def _kernels(model: Model, cluster: Cluster, parts: StepParts, action: str) -> d
     policy, unfused = RECOMPUTES[one.recompute[0]], parts.profile.attention == "unfused"
     again = op.recomputed_ops(model, s, kinds, attention=unfused) if policy == "ops" else forward
     again = [o for o in again if policy != "attention" or isinstance(o, op.Attention)] if action[0] == "B" else []
-    share = 1.0 if policy in ("attention", "ops") else float(one.repeats_frac[0])
+    if policy == "modules":
+        named = frozenset[str]().union(*(operations_of(m) for m in one.plan(0).recompute_modules))
+        again = [o for o in again if o.name in named]
+    share = 1.0 if policy in ("attention", "ops", "modules") else float(one.repeats_frac[0])
     ends = (op.embedding_forward(model, s), op.head_forward(model, s, kinds, loss_parallel=parts.profile.loss_parallel))
     if action[0] != "F":
         ends = (

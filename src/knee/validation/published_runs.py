@@ -73,6 +73,30 @@ class Setting:
     sharp: bool | None = None
     """Whether switches reduce."""
     fp8_recipe: str = ""
+    head_dim: int | None = None
+    mtp_layers: int = 0
+    experts: int | None = None
+    """Routed experts of a layer; the fields below mean nothing without them."""
+    top_k: int | None = None
+    expert_ffn: int | None = None
+    shared_experts: int = 0
+    """In units of ``expert_ffn``."""
+    dense_layers: int = 0
+    """Leading ones."""
+    moe_every: int = 1
+    """One layer in so many has experts."""
+    ep: int = 1
+    etp: int = 1
+    dispatcher: str = ""
+    ep_overlap: bool = False
+    routing: str = ""
+    """forced_balance, dropless, drop; empty: not stated."""
+    q_lora_rank: int | None = None
+    kv_lora_rank: int | None = None
+    """Of latent attention; None: there is none."""
+    qk_nope_head_dim: int | None = None
+    qk_rope_head_dim: int | None = None
+    v_head_dim: int | None = None
     note: str = field(default="", compare=False)
     """Free text: two runs that differ only in it are repeats."""
 
@@ -267,12 +291,25 @@ DEFAULTS = {
     "node_gbit_per_s": "the network rate of that server",
 }
 """Column -> what is taken where a file does not have it."""
+
+
+def _count_or_none(column: str, text: str) -> int:
+    return 0 if text in ("0", "0.0") else count(column, text)
+
+
 _PARSERS: dict[str, Callable[[str, str], Any]] = {"int": count, "bool": _flag}
+_MAY_BE_ZERO = ("mtp_layers", "shared_experts", "dense_layers", "experts")
 _TEXTS = ("source", "model", "kernel", "stack", "software", "note")
+
+
+def _parser(name: str, kind: str) -> Callable[[str, str], Any]:
+    if name in _MAY_BE_ZERO:
+        return _count_or_none
+    return _text if name in _TEXTS else _PARSERS.get(kind.removesuffix(" | None"), _word)
+
+
 _COLUMNS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
-    f.name: (f.name, _text if f.name in _TEXTS else _PARSERS.get(str(f.type).removesuffix(" | None"), _word))
-    for f in fields(Setting)
-    if f.name != "node_bytes_per_s"
+    f.name: (f.name, _parser(f.name, str(f.type))) for f in fields(Setting) if f.name != "node_bytes_per_s"
 } | {"node_gbit_per_s": ("node_bytes_per_s", _gbit_per_s)}
 """Column -> field of ``Setting``, and how it is read."""
 _KNOWN = {*_COLUMNS, *MEASURED, "id", "fabric_stated"}

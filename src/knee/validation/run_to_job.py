@@ -14,9 +14,10 @@ from knee.specs.hardware import Cluster, Fabric
 from knee.specs.job import Job
 from knee.specs.load import load_cluster, make_job
 from knee.specs.model import Mlp, Model
-from knee.specs.plan import PRECISIONS, SHARDINGS, Recompute
+from knee.specs.plan import PRECISIONS, RECOMPUTE_MODULES, SHARDINGS, Recompute
 from knee.specs.profile import Profile
 from knee.validation.csv_cells import unknown_choice
+from knee.validation.expert_runs import expert_options, experts_of, latent_of
 from knee.validation.published_runs import GIB, PublishedRun, Setting
 from knee.validation.stacks import MemoryRead, profile_of, stack_of
 
@@ -173,6 +174,7 @@ def job_of(setting: Setting, *, profile: Profile | None = None, cluster: Cluster
         "reduce_dtype": setting.reduce_dtype or ("fp32" if setting.precision == "fp16" else stack.reduce_dtype),
         "tp_overlap_frac": _tp_overlap(setting, software),
         **_data_parallel(setting, where.node.gpus, notes),
+        **(expert_options(setting, notes) if setting.experts else {}),
     }
     job, filled = make_job(
         model,
@@ -303,10 +305,17 @@ def _model(setting: Setting, notes: list[str]) -> Model:
         tied_embeddings=setting.tied_embeddings,
         biases=mlp == "gelu" and not mpt,
         max_seq_len=setting.seq_len,
+        head_size=0 if setting.kv_lora_rank else setting.head_dim or 0,
+        experts=experts_of(setting),
+        latent_attention=latent_of(setting),
+        mtp_layers=setting.mtp_layers,
     )
 
 
 def _recompute(setting: Setting, notes: list[str]) -> Mapping[str, Any]:
+    modules = setting.recompute.split("+")
+    if set(modules) <= set(RECOMPUTE_MODULES) and (setting.experts or "+" in setting.recompute):
+        return {"recompute": "modules", "recompute_modules": tuple(modules)}
     if setting.recompute not in RECOMPUTE:
         raise unknown_choice("recompute", setting.recompute, RECOMPUTE)
     word, share, why = RECOMPUTE[setting.recompute]

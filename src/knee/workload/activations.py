@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import numpy as np
 
 from knee.arrays import Floats
-from knee.specs.model import Experts, Model
-from knee.specs.plan import RECOMPUTES
+from knee.specs.model import Model
+from knee.specs.plan import RECOMPUTES, RecomputeModule
 from knee.specs.profile import Profile
 from knee.workload.operations import BYTES, NVFP4_BYTES, kept_product_columns
-from knee.workload.projections import expert_share, routed_rows
+from knee.workload.projections import expert_share
+from knee.workload.recomputed_modules import expert_bytes, freed_bytes
 from knee.workload.shapes import Shapes
 
 WRITTEN_OUT = ("eager", "fused_norm", "flash_attn")
 """Kernel sets whose MLP and loss are written out in PyTorch."""
 
 
-def layer_saved_bytes(model: Model, s: Shapes, profile: Profile, recompute: Floats) -> Floats:
-    """What one layer keeps of one microbatch.
+def layer_saved_bytes(
+    model: Model,
+    s: Shapes,
+    profile: Profile,
+    recompute: Floats,
+    modules: Mapping[RecomputeModule, Floats] = MappingProxyType({}),
+) -> Floats:
+    """What one layer keeps of one microbatch; ``modules`` has a column for each part that some plans recompute.
 
     Formula: norms and residual on norm_tokens + attention and MLP tensors on tokens / tp, and inputs of products that
              stay gathered on tokens
@@ -60,7 +70,7 @@ def layer_saved_bytes(model: Model, s: Shapes, profile: Profile, recompute: Floa
         norms = norms + np.where(s.kv_block == s.seq_len, s.cp - 1.0, 0.0) * 4.0 * model.kv_width * tokens_tp
     kept = norms + (attention_core + mlp) * tokens_tp
     if model.experts is not None:
-        kept = kept + _expert_bytes(model, model.experts, s, mlp_tensors)
+        kept = kept + expert_bytes(model, s, mlp_tensors)
     if np.any(s.four_bit):
         kept = kept + s.four_bit * (1.0 - profile.bf16_layers_frac) * _nvfp4_saved_bytes(model, s, profile)
     layer_input = 2.0 * h * s.norm_tokens
@@ -69,17 +79,11 @@ def layer_saved_bytes(model: Model, s: Shapes, profile: Profile, recompute: Floa
     ops = layer_input + scattered + products + 2.0 * model.q_width * tokens_tp
     whole = np.where(recompute == RECOMPUTES.index("attention"), 0.0, scores) + kept
     whole = np.where(recompute == RECOMPUTES.index("ops"), np.minimum(ops, kept + scores), whole)
+    gathered = s.tokens if profile.keeps_gathered else s.norm_tokens
+    for module, chosen in modules.items():
+        freed = freed_bytes(model, s, module, mlp_tensors=mlp_tensors, gathered=gathered, scores=scores)
+        whole = whole - chosen * freed
     return np.where(recompute >= RECOMPUTES.index("blocks"), layer_input, whole)
-
-
-def _expert_bytes(model: Model, experts: Experts, s: Shapes, mlp_tensors: int) -> Floats:
-    """What a layer with experts keeps, mean over layers: the scores and probabilities of the router in fp32, each
-    expert's input and the tensors of its MLP for every token that it has, and the outputs that are added up."""
-    rows, share = routed_rows(experts, s), expert_share(model)
-    routed = rows * (2.0 * model.hidden + 2.0 * mlp_tensors * experts.ffn / s.etp)
-    routed = routed + 2.0 * s.norm_tokens * experts.top_k * model.hidden
-    shared = 2.0 * mlp_tensors * experts.shared_ffn * s.tokens / s.tp
-    return share * (routed + shared + 8.0 * s.norm_tokens * experts.count)
 
 
 def _nvfp4_saved_bytes(model: Model, s: Shapes, profile: Profile) -> Floats:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from knee.arrays import Floats
 from knee.specs.model import Model
-from knee.specs.plan import CP_METHODS, PRECISIONS, RECOMPUTES, SCHEDULES
+from knee.specs.plan import CP_METHODS, PRECISIONS, RECOMPUTE_MODULES, RECOMPUTES, SCHEDULES
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
 from knee.workload.activations import layer_saved_bytes, logits_bytes
@@ -135,10 +135,11 @@ def _stage_memory(
     recompute = table.recompute.astype(np.float64)
     full = table.recompute >= RECOMPUTES.index("blocks")
     kept = layer_saved_bytes(model, s, profile, 0.0 * recompute)
-    saved = layer_saved_bytes(model, s, profile, recompute)
+    named = {m: table.recomputes_module(m) for m in RECOMPUTE_MODULES} if table.modules.any() else {}
+    saved = layer_saved_bytes(model, s, profile, recompute, named)
     saved = np.where(full, table.recompute_frac * saved + (1.0 - table.recompute_frac) * kept, saved)
     # what is run again stands beside what was kept, for one layer at a time
-    working = np.where(full, kept, table.recomputes("ops") * (kept - saved))
+    working = np.where(full, kept, (table.recomputes("ops") + table.recomputes("modules")) * (kept - saved))
     activations = stage.in_flight * stage.chunk * saved + working
     logits = stage.last * logits_bytes(model, s, profile)
     # gradients that are freed after each step come as activations go: of the two, the larger stands at the worst moment

@@ -1,0 +1,65 @@
+"""Recomputation module by module, as Megatron-LM names them: what is run again, and what need not be kept for it."""
+
+from __future__ import annotations
+
+from knee.arrays import Floats
+from knee.specs.model import Model
+from knee.specs.plan import RecomputeModule
+from knee.workload.projections import expert_share, routed_rows
+from knee.workload.shapes import Shapes
+
+NAMES: dict[RecomputeModule, tuple[str, ...]] = {
+    "core_attn": ("attention",),
+    "layernorm": ("norm",),
+    "mla_up_proj": ("q_up", "kv_up", "rope"),
+    "mlp": ("gate", "up", "down", "swiglu", "geglu", "gelu", "relu2"),
+    "moe_act": ("experts_swiglu", "experts_geglu", "experts_gelu", "experts_relu2"),
+    "shared_experts": ("shared_gate", "shared_up", "shared_down", "shared_swiglu", "shared_geglu", "shared_gelu"),
+    "moe": ("router", "permute", "experts_up", "experts_down", "experts_swiglu", "experts_geglu", "experts_gelu"),
+}
+"""Module -> the operations of a layer's forward that it is made of.
+
+Source: Megatron-LM, --recompute-modules. A whole MoE layer has its shared experts too (``operations_of``).
+"""
+
+
+def operations_of(module: RecomputeModule) -> frozenset[str]:
+    """Names of the operations that are run again."""
+    return frozenset(NAMES[module] + (NAMES["shared_experts"] if module == "moe" else ()))
+
+
+def freed_bytes(
+    model: Model, s: Shapes, module: RecomputeModule, *, mlp_tensors: int, gathered: Floats, scores: Floats
+) -> Floats:
+    """What a layer need not keep, mean over layers; ``gathered`` are the tokens whose normalised input is kept,
+    ``scores`` the bytes of attention that is not fused."""
+    share, tokens_tp, experts = expert_share(model), s.tokens / s.tp, model.experts
+    none = 0.0 * s.tokens
+    if module == "core_attn":
+        return scores
+    if module == "layernorm":
+        return min(model.layer_norms, 2) * 2.0 * model.hidden * gathered
+    if module == "mla_up_proj":
+        latent = model.latent_attention
+        values = 0 if latent is None else model.heads * latent.value_size
+        return none if latent is None else 2.0 * (model.q_width + model.kv_width + values) * tokens_tp
+    if module == "mlp":
+        return (1.0 - share) * 2.0 * mlp_tensors * model.ffn * tokens_tp
+    if experts is None:
+        return none
+    if module == "moe_act":
+        return share * 2.0 * routed_rows(experts, s) * experts.ffn / s.etp
+    shared = share * 2.0 * mlp_tensors * experts.shared_ffn * tokens_tp
+    return shared if module == "shared_experts" else expert_bytes(model, s, mlp_tensors)
+
+
+def expert_bytes(model: Model, s: Shapes, mlp_tensors: int) -> Floats:
+    """What a layer with experts keeps, mean over layers: the scores and probabilities of the router in fp32, each
+    expert's input and the tensors of its MLP for every token that it has, and the outputs that are added up."""
+    experts = model.experts
+    assert experts is not None
+    rows = routed_rows(experts, s)
+    routed = rows * (2.0 * model.hidden + 2.0 * mlp_tensors * experts.ffn / s.etp)
+    routed = routed + 2.0 * s.norm_tokens * experts.top_k * model.hidden
+    shared = 2.0 * mlp_tensors * experts.shared_ffn * s.tokens / s.tp
+    return expert_share(model) * (routed + shared + 8.0 * s.norm_tokens * experts.count)
