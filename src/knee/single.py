@@ -20,6 +20,7 @@ from knee.specs.plan_table import table_of
 from knee.timeline.actions import gathers_kv_again
 from knee.timeline.segment_events import scripts_of
 from knee.timeline.step_events import Tail, stage_events, world_name
+from knee.workload.projections import expert_share
 from knee.workload.tp_messages import ENDS, LOSS_ALL_REDUCES, TpMessages, layer_backward, layer_forward, ops_again
 from knee.workload.traffic import PARAMETER_BYTES
 
@@ -130,18 +131,29 @@ def _parameter_loads(w: EvaluatedStep) -> list[Row]:
     ends = {"root": (1.0, embedding + head)}
     if stages > 1:
         ends = {"embedding": (1.0 / stages, embedding), "head": (1.0 / stages, head)}
-    messages = {"layer": (w.model.walked_layers / stages, float(t.layer.moved[0]))} | ends
+    layers = w.model.walked_layers / stages
+    messages = {"layer": (layers, float(t.layer.moved[0]))} | ends
+    if w.model.experts is not None:
+        messages["experts"] = (layers * expert_share(w.model), float(t.experts.moved[0]) / expert_share(w.model))
+
+    def seconds_of(kind: str, part: str) -> float:
+        seconds = float(getattr(w.comm, f"{kind}_{part}")[0])
+        if part == "layer":  # which has its experts in it
+            return seconds - float(getattr(w.comm, f"{kind}_experts")[0])
+        return seconds / expert_share(w.model) if part == "experts" else seconds
 
     def work(kind: str) -> dict[str, float]:
-        return {part: calls * float(getattr(w.comm, f"{kind}_{part}")[0]) for part, (calls, _) in messages.items()}
+        return {part: calls * seconds_of(kind, part) for part, (calls, _) in messages.items()}
 
     def rows(collective: str, group: str, kind: str, width: float, load: float, times: dict[str, float]) -> list[Row]:
         """The load is shared out by work: what runs beside compute is slowed alike."""
         ranks = int((w.groups.shard if group == "dp_shard" else w.groups.replicate).ranks[0])
+        expert_ranks = ranks if group == "dp_replicate" and not ddp else int(w.groups.expert_shard.ranks[0])
         seconds = {part: times[part] * alone for part, alone in work(kind).items()}
         scale = load / (sum(seconds.values()) or 1.0)
+        places = dict.fromkeys(messages, (group, ranks)) | {"experts": ("expert_shard", expert_ranks)}
         return [
-            (collective, group, ranks, times[part] * calls, width * elements, scale * seconds[part])
+            (collective, *places[part], times[part] * calls, width * elements, scale * seconds[part])
             for part, (calls, elements) in messages.items()
         ]
 
@@ -151,7 +163,8 @@ def _parameter_loads(w: EvaluatedStep) -> list[Row]:
     reduced, replicated = (1.0 - share) * step.reduce_load_s[0], share * step.reduce_load_s[0]
     width = float(t.reduce_bytes[0])
     passes, once = dict.fromkeys(messages, often), dict.fromkeys(messages, 1.0)
-    gathered = (passes if every else once) | {"layer": 2.0 * m if every else 1.0}
+    of_layer = 2.0 * m if every else 1.0
+    gathered = (passes if every else once) | {"layer": of_layer, "experts": of_layer}
     gather_s = step.gather_load_s[0] + w.late_gather_s[0]
     shards = 1.0 if ddp else float(w.groups.shard.ranks[0])
     # DDP's replicas that do not meet in every step leave its context-parallel ranks
@@ -199,12 +212,23 @@ def _local_loads(w: EvaluatedStep, layer_passes: float) -> list[Row]:
         ("all_reduce" if parallel else "all_gather", "tp", tp, of_loss, of_loss_bytes, of_loss * loss_s),
         *([("all_reduce", "tp", tp, sums, 4.0 * tokens, sums * float(comm.tp_sum[0]))] if sums else []),
         *_context_loads(w, layer_passes, again),
+        *_routed_loads(w, layer_passes, again),
         ("send_recv", "pp", 2, sends, float(w.traffic.pp_bytes[0]), sends * hidden),
     ]
     # communication beside compute is slowed alike, so the segments' own time is shared out by work
     scale = float(w.step.local_load_s[0]) / (sum(row[-1] for row in rows) or 1.0)
     waits = {"pp": float(w.step.p2p_load_s[0])}
     return [(*row[:5], row[5] * scale + waits.get(row[1], 0.0)) for row in rows]
+
+
+def _routed_loads(w: EvaluatedStep, layer_passes: float, again: float) -> list[Row]:
+    """Tokens to their experts and back, forward and backward."""
+    if w.model.experts is None:
+        return []
+    passes = layer_passes * expert_share(w.model) * (again + 1.0 + float(w.table.recomputes_module("moe")[0]))
+    size, ep = float(w.traffic.routed_bytes[0]), int(w.table.ep[0])
+    seconds = float(w.comm.dispatch[0] + w.comm.combine[0])
+    return [("all_to_all", "ep", ep, 2.0 * passes, size, passes * seconds)]
 
 
 def _context_loads(w: EvaluatedStep, layer_passes: float, again: float) -> list[Row]:

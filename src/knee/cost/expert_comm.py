@@ -30,13 +30,15 @@ def expert_weight_costs(
 ) -> dict[str, Floats]:
     """Gathers and reductions of a layer's experts, which stand in the queue behind those of the rest of the layer."""
     elements = t.experts.moved
+    if not elements.any():
+        return dict.fromkeys(("gather_experts", "reduce_experts", "replicate_experts"), 0.0 * elements)
     wait, replica_wait = skew_wait_s(profile.skew_s, shard), skew_wait_s(profile.skew_s, replicate)
     gradients = t.reduce_bytes * elements
     copies = all_reduce_s(links, replicate, gradients / t.expert_shards) + replica_wait
     return {
-        "gather_layer": gather_s(links, shard, PARAMETER_BYTES * elements) + wait,
-        "reduce_layer": np.where(modes.ddp, 0.0, gather_s(links, shard, gradients) + wait),
-        "replicate_layer": np.where(modes.ddp, all_reduce_s(links, shard, gradients) + wait, copies),
+        "gather_experts": gather_s(links, shard, PARAMETER_BYTES * elements) + wait,
+        "reduce_experts": np.where(modes.ddp, 0.0, gather_s(links, shard, gradients) + wait),
+        "replicate_experts": np.where(modes.ddp, all_reduce_s(links, shard, gradients) + wait, copies),
     }
 
 

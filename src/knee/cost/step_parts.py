@@ -333,6 +333,10 @@ class CommCosts:
     reduce_head: Floats
     reduce_root: Floats
     replicate_layer: Floats
+    gather_experts: Floats
+    """Of a layer's gather, the part of its routed experts; 0 in a dense model."""
+    reduce_experts: Floats
+    replicate_experts: Floats
     replicate_embedding: Floats
     replicate_head: Floats
     replicate_root: Floats
@@ -404,9 +408,10 @@ def _comm_costs(
 
     tp_sum = all_reduce_s(links, g.tp, 4.0 * table.micro_tokens.astype(np.float64))
     weights = over(gather, "gather") | over(reduce, "reduce") | over(replicate, "replicate")
+    weights |= expert_weight_costs(links, profile, modes, t, g.expert_shard, g.replicate)
     if model.experts is not None:
-        for name, seconds in expert_weight_costs(links, profile, modes, t, g.expert_shard, g.replicate).items():
-            weights[name] = weights[name] + seconds
+        for name in ("gather", "reduce", "replicate"):
+            weights[f"{name}_layer"] = weights[f"{name}_layer"] + weights[f"{name}_experts"]
     dispatch, combine = routed_costs(model, links, table, g.ep)
     return CommCosts(
         **weights,

@@ -14,9 +14,10 @@ from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, RECOMPUTES
 from knee.timeline.actions import StepParts, gathers_kv_again, is_zero_bubble
 from knee.timeline.step_actions import Actions
-from knee.timeline.step_events import Kernel, Message, Script, group, neighbours, script_of
+from knee.timeline.step_events import Kernel, Message, Script, expert_group, group, neighbours, script_of
 from knee.workload import operations as op
 from knee.workload import tp_messages
+from knee.workload.projections import expert_share
 from knee.workload.recomputed_modules import operations_of
 
 Timed = list[tuple[Message, float]]
@@ -109,12 +110,12 @@ def _local(model: Model, parts: StepParts, stage: int, send: Timed, *, forward: 
     def exchange(of: tp_messages.TpMessages) -> Timed:
         sums = [(message("all_reduce", 4.0 * float(table.micro_tokens[0]), "fp32"), float(comm.tp_sum[0]))] * of.sums
         if not sp:
-            return [(message("all_reduce", size), float(comm.tp_all_reduce[0]))] * of.all_reduces + sums
+            return _times(message("all_reduce", size), float(comm.tp_all_reduce[0]), of.all_reduces) + sums
         seconds = float(comm.tp_gather[0])
-        gathers = [(message("all_gather", size), seconds)] * of.gathers
-        return gathers + [(message("reduce_scatter", size), seconds)] * of.scatters + sums
+        gathers = _times(message("all_gather", size), seconds, of.gathers)
+        return gathers + _times(message("reduce_scatter", size), seconds, of.scatters) + sums
 
-    kv = _keys_and_values(parts, stage, forward)
+    kv = [*_keys_and_values(parts, stage, forward), *_routed(model, parts, stage)]
     if forward:
         one, times = message("all_reduce", 4.0 * float(table.micro_tokens[0]), "fp32"), tp_messages.LOSS_ALL_REDUCES
         if not parts.profile.loss_parallel:
@@ -126,9 +127,10 @@ def _local(model: Model, parts: StepParts, stage: int, send: Timed, *, forward: 
             "tail": _normal([*exchange(tp_messages.HEAD_FORWARD), *loss]),
         }
     share = float(table.repeats_frac[0])
-    repeated = [
-        (m, share * s) for m, s in (*exchange(tp_messages.layer_forward(model)), *_keys_and_values(parts, stage, True))
-    ]
+    again = [*exchange(tp_messages.layer_forward(model)), *_keys_and_values(parts, stage, True)]
+    repeated = [(m, share * s) for m, s in (*again, *_routed(model, parts, stage))]
+    if table.recomputes_module("moe")[0]:
+        repeated += _routed(model, parts, stage)
     if table.recomputes("ops")[0]:
         repeated = exchange(tp_messages.ops_again(model))
     return {
@@ -136,6 +138,22 @@ def _local(model: Model, parts: StepParts, stage: int, send: Timed, *, forward: 
         "layer": _normal([*repeated, *exchange(tp_messages.layer_backward(model, parts.profile)), *kv, *send]),
         "tail": _normal(exchange(tp_messages.EMBEDDING_BACKWARD)),
     }
+
+
+def _times(message: Message, seconds: float, times: float) -> Timed:
+    """So many; a part of one where only some layers have it."""
+    whole = int(times)
+    return [(message, seconds)] * whole + [(message, (times - whole) * seconds)] * (times > whole)
+
+
+def _routed(model: Model, parts: StepParts, stage: int) -> Timed:
+    """Tokens to their experts and back, in a layer that has them."""
+    share = expert_share(model)
+    if not share:
+        return []
+    ep, size = expert_group(parts, stage), float(parts.traffic.routed_bytes[0])
+    message = Message(collective="all_to_all", group=ep, message_bytes=size, dtype="bf16")
+    return [(message, share * float(seconds[0])) for seconds in (parts.comm.dispatch, parts.comm.combine)]
 
 
 def _keys_and_values(parts: StepParts, stage: int, forward: bool) -> Timed:

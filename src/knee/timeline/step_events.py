@@ -226,6 +226,13 @@ def group(parts: StepParts, name: str, axes: tuple[str, ...], stage: int) -> Ran
     return RankGroup(name=name, size=len(members), first_rank=first, stride=stride, members=ranks)
 
 
+def expert_group(parts: StepParts, stage: int) -> RankGroup:
+    """The expert-parallel group of the stage's first rank: every etp-th of its neighbours."""
+    table = parts.table
+    ep, etp, first = int(table.ep[0]), int(table.etp[0]), stage_rank(parts, stage)
+    return RankGroup(name="ep", size=ep, first_rank=first, stride=etp)
+
+
 def stage_rank(parts: StepParts, stage: int) -> int:
     """Global rank of a stage's first GPU."""
     stride = 1
@@ -267,7 +274,7 @@ def script_of(
     apart = ddp and bool(parts.table.sync_every[0] > 1)
     replicas = group(parts, "cp", ("cp",), stage) if apart else group(parts, "dp_replicate", copies, stage)
     dtype, width = _reduce_dtype(parts), float(t.reduce_bytes[0])
-    layer = float(t.layer.moved[0])
+    layer = float(t.layer_moved[0])
     root = float(a.rows.embedding[row] * t.embedding.moved[0] + a.rows.head[row] * t.head.moved[0])
     reduce, home = ("all_reduce", replicas) if ddp else ("reduce_scatter", shard)
 
@@ -389,5 +396,5 @@ def _play_tail(log: EventLog, tail: Tail, world: RankGroup, parts: StepParts, st
     if tail.outer_s > 0:
         log.compute("outer", now, tail.outer_s)
         now += tail.outer_s
-    layer_bytes = PARAMETER_BYTES * float(parts.traffic.layer.moved[0])
+    layer_bytes = PARAMETER_BYTES * float(parts.traffic.layer_moved[0])
     comm("all_gather", _shard_group(parts, stage), tail.late_gather_s, layer_bytes, "bf16", _QUEUE)

@@ -91,6 +91,8 @@ class Traffic:
     """Keys and values: the whole sequence for an all-gather, one block for a ring step."""
     pp_bytes: Floats
     """Activations that a rank hands to the next stage."""
+    routed_bytes: Floats
+    """Tokens of a rank, once for each of their experts; 0 in a dense model."""
 
     @property
     def layer_moved(self) -> Floats:
@@ -137,6 +139,12 @@ def _expert_traffic(model: Model, table: PlanTable) -> ParameterTraffic:
     return ParameterTraffic(elements=held, moved=held)
 
 
+def routed_bytes(model: Model, table: PlanTable) -> Floats:
+    """What a rank sends to experts, itself included, if their load is balanced."""
+    copies = 0 if model.experts is None else model.experts.top_k
+    return table.micro_tokens / table.tp * copies * model.hidden * BYTES
+
+
 def expert_shards(table: PlanTable, modes: Modes) -> Floats:
     """Ranks of a stage, of one replica, over those that hold different experts."""
     ranks = np.where(modes.ddp, table.dp_replicate, table.dp_shard) * table.cp * table.tp
@@ -176,4 +184,5 @@ def traffic_of(model: Model, table: PlanTable, modes: Modes, *, scatters_sends: 
         logits_bytes=tokens * model.vocab * BYTES,
         cp_bytes=kv_tokens * 2.0 * kv * BYTES,
         pp_bytes=tokens * model.hidden * BYTES / split,
+        routed_bytes=routed_bytes(model, table),
     )
