@@ -149,11 +149,12 @@ SOFT_CAPS: tuple[AttentionKernel, ...] = ("flash2", "flash3")
 
 def check_simulated(model: Model) -> None:
     """Refuse models whose step is not simulated yet."""
-    for field in ("experts", "latent_attention", "mtp_layers"):
+    parts = {"experts": "experts", "latent_attention": "latent attention", "mtp_layers": "multi-token prediction"}
+    for field, words in parts.items():
         if getattr(model, field):
             raise SpecError(
-                f"{model.name} has {field}, which are not simulated yet",
-                hint="use a dense model without latent attention",
+                f"{model.name} has {words}, which knee does not simulate yet",
+                hint="use a dense model; `knee catalog NAME` shows the parameters of this one",
                 code="not-modelled",
                 field=f"model.{field}",
             )
