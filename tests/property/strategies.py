@@ -9,11 +9,24 @@ from hypothesis import strategies as st
 
 from knee.specs import Cluster, Job, Model, Plan, Profile
 from knee.specs.load import load_cluster, load_model, load_profile
-from knee.specs.plan import AXES, CP_METHODS, RECOMPUTES, REDUCE_DTYPES, REDUCING, SCHEDULES, SHARDINGS, STATE_DTYPES
+from knee.specs.plan import (
+    AXES,
+    CP_METHODS,
+    DISPATCHERS,
+    RECOMPUTE_MODULES,
+    RECOMPUTES,
+    REDUCE_DTYPES,
+    REDUCING,
+    ROUTINGS,
+    SCHEDULES,
+    SHARDINGS,
+    STATE_DTYPES,
+)
 
 MODELS = ("llama-tiny", "llama-tiny", "llama2-7b", "llama3-8b", "llama3-8b", "llama3-405b")
 MODELS += ("gemma3-4b", "olmo2-7b", "gpt-neox-20b")
-"""Of Llama's shape, and with windows, other norms and a parallel residual."""
+MODELS += ("qwen3-30b-a3b", "deepseek-v3", "llama4-maverick")
+"""Of Llama's shape, with windows, other norms and a parallel residual, and with experts."""
 CLUSTERS = ("dgx-a100", "dgx-h100", "gb200-nvl72")
 PROFILES = ("eager", "fused", "paper")
 
@@ -70,20 +83,40 @@ def plans(draw: st.DrawFn, of: Model, placement: tuple[str, ...], most_microbatc
     virtual = draw(st.sampled_from(chunks)) if schedule == "interleaved" else 1
     rounds = draw(st.integers(1, most_microbatches))
     microbatches = rounds if schedule != "interleaved" else pp * max(1, rounds // pp)
+    cp, recompute = draw(st.sampled_from((1, 1, 2, 4))), draw(st.sampled_from(RECOMPUTES))
+    named = st.lists(st.sampled_from(RECOMPUTE_MODULES), min_size=1, max_size=3, unique=True).map(tuple)
+    sparse = {}
+    if of.experts is not None:
+        ranks = (copies if sharding == "ddp" else shard) * cp * tp
+        folds = [
+            (e, t) for e in (1, 2, 8, 16, 64) for t in (1, tp) if ranks % (e * t) == 0 and of.experts.count % e == 0
+        ]
+        ep, etp = draw(st.sampled_from(folds))
+        sparse = {
+            "ep": ep,
+            "etp": etp,
+            "dispatcher": draw(st.sampled_from(DISPATCHERS)),
+            "ep_overlap": draw(st.booleans()),
+            "routing": draw(st.sampled_from(ROUTINGS)),
+            "imbalance": draw(st.sampled_from((None, None, 1.5))),
+            "capacity_factor": draw(st.sampled_from((None, None, 1.25))),
+        }
     plan = Plan(
+        **sparse,
         dp_shard=shard,
         dp_replicate=copies,
         tp=tp,
         pp=pp,
-        cp=draw(st.sampled_from((1, 1, 2, 4))),
+        cp=cp,
         sharding=sharding,
-        sequence_parallel=draw(st.booleans()),
+        sequence_parallel=draw(st.booleans()) if of.experts is None else True,
         tp_overlap_frac=draw(st.sampled_from((None, 0.0, 0.5, 1.0))),
         schedule=schedule,
         virtual_stages=virtual,
         cp_method=draw(st.sampled_from(CP_METHODS)),
         micro_batch=draw(st.sampled_from((1, 2, 4))),
-        recompute=draw(st.sampled_from(RECOMPUTES)),
+        recompute=recompute,
+        recompute_modules=draw(named) if recompute == "modules" else (),
         prefetch=draw(st.integers(0, 3)),
         reduce_dtype=draw(st.sampled_from(REDUCE_DTYPES)),
         state_dtype=draw(st.sampled_from(STATE_DTYPES)),

@@ -238,7 +238,8 @@ def test_gpt2_and_mpt_configs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "code", "field"),
     [
-        ({"model_type": "mixtral", "num_local_experts": 8}, "not-modelled", "num_local_experts"),
+        ({"model_type": "mixtral", "num_local_experts": 8}, "missing-field", "num_experts_per_tok"),
+        ({"num_local_experts": 8}, "not-modelled", "num_local_experts"),
         ({"model_type": "rwkv"}, "not-modelled", "model_type"),
         ({"hidden_act": "relu"}, "not-modelled", "hidden_act"),
         ({"num_hidden_layers": "many"}, "not-a-number", "layers"),

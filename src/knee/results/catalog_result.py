@@ -15,6 +15,7 @@ from knee.specs.check import Mistake, build, raise_mistakes
 from knee.specs.constants import constant, constant_rows
 from knee.specs.load import describe, read_tree
 from knee.specs.user_files.data_sheets import complete, kind_of_file
+from knee.workload.parameters import active_parameter_count, mtp_parameter_count, parameter_count
 
 CONSTANTS = "constants"
 SOURCES = {"counts": "counts_source", "params": "range_source", "tokens": "range_source", "flop": "range_source"}
@@ -74,6 +75,16 @@ class CatalogEntry(Result):
             for path, shown, source_kind, source in described
         )
 
+    @property
+    def parameters(self) -> dict[str, int]:
+        """Of a model: ``total`` without the layers of multi-token prediction, ``active`` (those that one token uses),
+        and ``mtp``, those of multi-token prediction. Other kinds have none."""
+        if self.kind != "model":
+            return {}
+        model = self.spec
+        counts = {"total": parameter_count, "active": active_parameter_count, "mtp": mtp_parameter_count}
+        return {name: count(model) for name, count in counts.items()}
+
     def to_toml(self) -> str:
         """A complete TOML file of the model, GPU, cluster or profile, which knee can load."""
         if self.kind not in KINDS:
@@ -90,7 +101,8 @@ class CatalogEntry(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as ``knee catalog NAME --json`` prints it."""
-        return {"name": self.name, "kind": self.kind, "values": self.rows()}
+        counts = {"parameters": self.parameters} if self.kind == "model" else {}
+        return {"name": self.name, "kind": self.kind, **counts, "values": self.rows()}
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per value."""

@@ -79,7 +79,9 @@ def _open(spec: type, prefix: str) -> list[Field]:
 
 def optional_table(hint: Any) -> type | None:
     """The dataclass of a field that is a table or nothing: ``Experts | None``."""
-    return next((one for one in get_args(hint) if isinstance(one, type) and is_dataclass(one)), None)
+    options = get_args(hint)
+    found = (one for one in options if isinstance(one, type) and is_dataclass(one))
+    return next(found, None) if type(None) in options else None
 
 
 def find_field(kind: str, key: str) -> list[str]:

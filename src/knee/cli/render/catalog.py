@@ -12,7 +12,7 @@ from knee.specs.hardware import Cluster, Gpu
 from knee.specs.model import Model
 from knee.specs.profile import Profile
 from knee.units import short, show
-from knee.workload.parameters import parameter_count
+from knee.workload.parameters import active_parameter_count, parameter_count
 
 WORDS = {
     "scaling_laws": "scaling laws",
@@ -46,13 +46,20 @@ def _heading(entry: CatalogEntry) -> str:
 
 
 def _model(model: Model) -> str:
-    count = parameter_count(model)
-    factor, letter = next((f, x) for f, x in ((1e9, "B"), (1e6, "M"), (1e3, "K"), (1, "")) if count >= f)
-    size = f"{count / factor:.3g} {letter}"
+    experts, active, some = model.experts, "", ""
+    if experts is not None:
+        active = f", {_size(active_parameter_count(model))} active"
+        some = f" ({model.expert_layers} with {experts.count} experts)"
     return (
-        f"{size} parameters: {model.layers} layers, hidden size {model.hidden:,}, {model.heads} heads, "
-        f"vocabulary {model.vocab:,}"
+        f"{_size(parameter_count(model))} parameters{active}: {model.layers} layers{some}, hidden size "
+        f"{model.hidden:,}, {model.heads} heads, vocabulary {model.vocab:,}"
     )
+
+
+def _size(count: int) -> str:
+    letters = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"), (1, ""))
+    factor, letter = next((f, x) for f, x in letters if count >= f)
+    return f"{count / factor:.3g} {letter}"
 
 
 def _gpu(gpu: Gpu) -> str:

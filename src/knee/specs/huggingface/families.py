@@ -9,11 +9,11 @@ from knee.specs.huggingface.keys import Keys
 
 GATES = {"silu": "swiglu", "swish": "swiglu", **dict.fromkeys(("gelu", "gelu_new", "gelu_pytorch_tanh"), "geglu")}
 PLAIN = dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu")
-TEXT_PARTS = {"gemma3": "gemma3_text", "mistral3": "mistral"}
+TEXT_PARTS = {"gemma3": "gemma3_text", "mistral3": "mistral", "llama4": "llama4_text"}
 """Families with a ``text_config``, and the family of that."""
 
 
-def _decoder(c: Keys, *, tied: bool = False) -> dict[str, Any]:
+def decoder_fields(c: Keys, *, tied: bool = False) -> dict[str, Any]:
     """What all descendants of Llama share: gated MLP, RMSNorm, rotary embedding."""
     heads = c.need("num_attention_heads")
     return {
@@ -33,21 +33,21 @@ def _decoder(c: Keys, *, tied: bool = False) -> dict[str, Any]:
     }
 
 
-def _attention_bias(c: Keys) -> dict[str, bool]:
+def attention_biases(c: Keys) -> dict[str, bool]:
     bias = c.flag("attention_bias")
     return {"qkv_bias": bias, "attention_output_bias": bias}
 
 
 def _llama(c: Keys) -> dict[str, Any]:
-    return {**_decoder(c), **_attention_bias(c), "mlp_bias": c.flag("mlp_bias"), **c.window()}
+    return {**decoder_fields(c), **attention_biases(c), "mlp_bias": c.flag("mlp_bias"), **c.window()}
 
 
 def _mistral(c: Keys) -> dict[str, Any]:
     c.need("num_key_value_heads")
-    return {**_decoder(c), **c.window()}
+    return {**decoder_fields(c), **c.window()}
 
 
-def _qwen2(c: Keys) -> dict[str, Any]:
+def qwen2_fields(c: Keys) -> dict[str, Any]:
     """Queries, keys and values have biases. The window is off unless it is switched on, and then begins at a layer."""
     c.need("num_key_value_heads")
     window: dict[str, Any] = {}
@@ -59,22 +59,22 @@ def _qwen2(c: Keys) -> dict[str, Any]:
     elif c.get("layer_types") is not None:
         window = c.window()
     c.used.add("sliding_window")
-    return {**_decoder(c), "qkv_bias": True, **window}
+    return {**decoder_fields(c), "qkv_bias": True, **window}
 
 
-def _qwen3(c: Keys) -> dict[str, Any]:
+def qwen3_fields(c: Keys) -> dict[str, Any]:
     """A norm of each head instead of biases."""
-    return {**_qwen2(c), **_attention_bias(c), "head_size": c.get("head_dim", 128), "qk_norm": "head"}
+    return {**qwen2_fields(c), **attention_biases(c), "head_size": c.get("head_dim", 128), "qk_norm": "head"}
 
 
 def _phi3(c: Keys) -> dict[str, Any]:
     """The fused projections have the shapes of Llama's."""
-    return {**_decoder(c), **c.window()}
+    return {**decoder_fields(c), **c.window()}
 
 
 def _olmo2(c: Keys) -> dict[str, Any]:
     """Norms after attention and the MLP, and of all queries and keys; OLMo 3 has windows."""
-    return {**_decoder(c), **_attention_bias(c), "qk_norm": "full", **c.window()}
+    return {**decoder_fields(c), **attention_biases(c), "qk_norm": "full", **c.window()}
 
 
 def _gemma(c: Keys) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def _gemma(c: Keys) -> dict[str, Any]:
         "hidden_act": c.get("hidden_activation", default),
         **{k: v for k, v in c.values.items() if k != "hidden_act"},
     }
-    return {**_decoder(c, tied=True), **_attention_bias(c), "head_size": c.get("head_dim", 256)}
+    return {**decoder_fields(c, tied=True), **attention_biases(c), "head_size": c.get("head_dim", 256)}
 
 
 def _gemma2(c: Keys) -> dict[str, Any]:
@@ -199,8 +199,8 @@ def _mpt(c: Keys) -> dict[str, Any]:
 FAMILIES: dict[str, Callable[[Keys], dict[str, Any]]] = {
     "llama": _llama,
     "mistral": _mistral,
-    "qwen2": _qwen2,
-    "qwen3": _qwen3,
+    "qwen2": qwen2_fields,
+    "qwen3": qwen3_fields,
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,

@@ -40,6 +40,22 @@ class Keys:
             raise self.wrong(key, "should be a number", "correct it", code="wrong-type")
         return value
 
+    def whole(self, key: str, default: int | None = None, *, least: int = 0) -> int:
+        """A whole number that is not too small."""
+        value = self.need(key) if default is None else self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.wrong(key, "must be a whole number", "correct it", code="wrong-type")
+        if value < least:
+            raise self.wrong(key, f"must be at least {least}", "correct it", code="out-of-range")
+        return value
+
+    def wholes(self, key: str) -> list[int]:
+        """A list of whole numbers, which may be missing."""
+        value = self.get(key, [])
+        if not isinstance(value, list) or any(isinstance(one, bool) or not isinstance(one, int) for one in value):
+            raise self.wrong(key, "must be a list of whole numbers", "correct it, or remove it", code="wrong-type")
+        return value
+
     def flag(self, key: str, default: bool = False) -> bool:
         """true or false, and no word that Python takes for true."""
         value = self.get(key, default)
@@ -89,7 +105,7 @@ class Keys:
     def window(self, default: Any = None, *, pattern: str = "s") -> dict[str, Any]:
         """The sliding window and its layers, by ``layer_types`` where the config has them, else by a pattern."""
         types = self.get("layer_types")
-        letters = pattern if types is None else self._letters(types)
+        letters = pattern if types is None else self.letters(LAYER_TYPES)
         # null is an answer, full attention; only a key that is not there has the default
         window = self.get("sliding_window", None if "sliding_window" in self.values else default)
         if window is None or self.values.get("use_sliding_window") is False or "s" not in letters:
@@ -106,22 +122,25 @@ class Keys:
             raise self.wrong("sliding_window", "must be a whole number of at least 1", hint, code="out-of-range")
         return {"window": window, "layer_pattern": letters}
 
-    def _letters(self, types: Any) -> str:
+    def letters(self, known: dict[str, str]) -> str:
         """``layer_types`` as the shortest pattern that repeats."""
-        layers = self.number("num_hidden_layers")
+        types, layers = self.need("layer_types"), self.number("num_hidden_layers")
         if not isinstance(types, list) or not all(isinstance(one, str) for one in types):
             raise self.wrong("layer_types", "must be a list of words", "correct it, or remove it", code="wrong-type")
         if len(types) != layers:
             text = f"{self.path}: layer_types has {len(types):,} entries, but num_hidden_layers is {layers:,}"
             hint = "give one entry per layer"
             raise InputError(text, hint=hint, code="contradiction", field="layer_types")
-        unknown = sorted(set(types) - set(LAYER_TYPES))
+        unknown = sorted(set(types) - set(known))
         if unknown:
             text = f"{self.path}: layer_types has {unknown[0][:60]!r}, which is not modelled"
-            hint = f"knee models {' and '.join(LAYER_TYPES)}"
+            hint = f"knee models {' and '.join(known)} here"
             raise InputError(text, hint=hint, code="not-modelled", field="layer_types")
-        letters = "".join(LAYER_TYPES[one] for one in types)
-        repeats = (
-            letters[:n] for n in range(1, len(letters) + 1) if letters == (letters[:n] * len(letters))[: len(letters)]
-        )
-        return next(repeats, "f")
+        return shortest_pattern("".join(known[one] for one in types))
+
+
+def shortest_pattern(letters: str) -> str:
+    """The shortest pattern that gives these letters when it repeats and is cut."""
+    length = len(letters)
+    repeats = (letters[:n] for n in range(1, length + 1) if letters == (letters[:n] * length)[:length])
+    return next(repeats, "f")

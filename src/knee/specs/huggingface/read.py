@@ -10,8 +10,11 @@ from knee.errors import InputError
 from knee.specs.catalog import read_text
 from knee.specs.huggingface.families import FAMILIES, TEXT_PARTS
 from knee.specs.huggingface.keys import Keys
-from knee.specs.huggingface.refused import refuse_sparse, refuse_unread, unknown_family
+from knee.specs.huggingface.refused import refuse_unread, unknown_family
+from knee.specs.huggingface.sparse_families import SPARSE_FAMILIES
 from knee.text_files import is_deep
+
+READERS = {**FAMILIES, **SPARSE_FAMILIES}
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -26,10 +29,9 @@ def read_config(path: Path) -> dict[str, Any]:
         outer = {key: config[key] for key in ("quantization_config",) if key in config}
         config = {"model_type": TEXT_PARTS[kind], **tied, **outer, **config["text_config"]}
         name, kind = f"{name}-text", str(config["model_type"])
-    refuse_sparse(path, config)
-    reader = FAMILIES.get(kind)
+    reader = READERS.get(kind)
     if reader is None:
-        raise unknown_family(path, config.get("model_type"), tuple(FAMILIES))
+        raise unknown_family(path, config.get("model_type"), tuple(READERS))
     keys = Keys(path, config)
     try:
         shape = reader(keys)

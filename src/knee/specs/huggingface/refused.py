@@ -8,28 +8,6 @@ from typing import Any
 from knee.errors import InputError
 from knee.specs.huggingface.keys import Keys
 
-EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-EXPERT_FIELDS = "experts, experts per token, expert width, shared experts and leading dense layers"
-LATENT_FIELDS = "q_lora_rank, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim and v_head_dim"
-SPARSE = {
-    "mixtral": "8 experts in each layer",
-    "qwen2_moe": "experts",
-    "qwen3_moe": "experts",
-    "qwen3_next": "experts and linear attention",
-    "deepseek_v2": "experts and latent attention",
-    "deepseek_v3": "experts, latent attention and multi-token prediction",
-    "kimi_k2": "experts and latent attention",
-    "gpt_oss": "experts and attention sinks",
-    "llama4": "experts and chunked attention",
-    "llama4_text": "experts and chunked attention",
-    "grok-1": "experts",
-    "grok": "experts",
-    "olmoe": "experts",
-    "phimoe": "experts",
-    "dbrx": "experts",
-}
-"""Families that are never dense, with what they have."""
-
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "layer_types": (),
     "sliding_window": (),
@@ -48,6 +26,23 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "mlp_bias": (False,),
     "clip_qkv": (0,),
     "num_nextn_predict_layers": (0,),
+    "num_local_experts": (0, 1),
+    "num_experts": (0, 1),
+    "n_routed_experts": (0, 1),
+    "moe_num_experts": (0, 1),
+    "n_shared_experts": (0,),
+    "shared_expert_intermediate_size": (0,),
+    "n_group": (1,),
+    "topk_group": (1,),
+    "first_k_dense_replace": (0,),
+    "moe_layer_freq": (1,),
+    "decoder_sparse_step": (1,),
+    "mlp_only_layers": ([],),
+    "moe_layers": ([],),
+    "kv_lora_rank": (0,),
+    "q_lora_rank": (0,),
+    "index_topk": (0,),
+    "lm_head_bias": (False,),
     "num_kv_shared_layers": (0,),
     "cross_attention_layers": ([],),
     "add_cross_attention": (False,),
@@ -59,34 +54,14 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Keys that change the work, and the values besides null that leave it as it is."""
 
 
-def refuse_sparse(path: Path, config: dict[str, Any]) -> None:
-    """Experts and latent attention change FLOP, memory and communication, and none of it is modelled."""
-    kind = str(config.get("model_type"))
-    for key in EXPERTS:
-        count = config.get(key)
-        if isinstance(count, int) and count > 1:
-            text = f"{path}: {count} experts ({key}): mixture-of-experts models are not modelled"
-            raise _sparse(text, key, EXPERT_FIELDS)
-    if config.get("kv_lora_rank"):
-        text = f"{path}: kv_lora_rank {str(config['kv_lora_rank'])[:20]}: latent attention is not modelled"
-        raise _sparse(text, "kv_lora_rank", LATENT_FIELDS)
-    if kind in SPARSE:
-        raise _sparse(
-            f"{path}: model_type {kind} has {SPARSE[kind]}, which are not modelled", "model_type", EXPERT_FIELDS
-        )
-
-
-def _sparse(text: str, field: str, fields: str) -> InputError:
-    hint = f"knee answers for dense decoders; a model needs fields that knee does not have yet: {fields}"
-    return InputError(text, hint=hint, code="not-modelled", field=field)
-
-
 def unknown_family(path: Path, kind: object, known: tuple[str, ...]) -> InputError:
     """A family whose keys knee does not know."""
     return InputError(
         f"{path}: model_type {str(kind)[:60]!r} is not supported (knee reads {', '.join(known)})",
         hint="describe the model in a TOML file: layers, hidden, ffn, heads, kv_heads, vocab and, if it differs from "
-        "Llama, head_size, mlp, norm, layer_norms, qk_norm, window, layer_pattern, soft caps and biases",
+        "Llama, head_size, mlp, norm, layer_norms, qk_norm, window, layer_pattern, soft caps and biases; experts need "
+        "the table experts (count, top_k, ffn), and latent attention the table latent_attention (kv_rank, nope_size, "
+        "rope_size, value_size)",
         code="not-modelled",
         field="model_type",
     )

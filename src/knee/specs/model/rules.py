@@ -10,7 +10,7 @@ from knee.errors import SpecError, out_of_range
 if TYPE_CHECKING:
     from knee.specs.model.decoder import Model
 
-MOST = 10_000_000
+MOST = 2**24
 """Beyond any model anyone trains; larger sizes are typing mistakes."""
 MOST_LAYERS = 10_000
 """The same of layers, which a step is walked through one by one."""
