@@ -148,22 +148,6 @@ SOFT_CAPS: tuple[AttentionKernel, ...] = ("flash2", "flash3")
 """Attention kernels that cap scores."""
 
 
-<<<<<<< HEAD
-=======
-def check_simulated(model: Model) -> None:
-    """Refuse models whose step is not simulated yet."""
-    parts = {"experts": "experts", "latent_attention": "latent attention", "mtp_layers": "multi-token prediction"}
-    for field, words in parts.items():
-        if getattr(model, field):
-            raise SpecError(
-                f"{model.name} has {words}, which knee does not simulate yet",
-                hint="use a dense model; `knee catalog NAME` shows the parameters of this one",
-                code="not-modelled",
-                field=f"model.{field}",
-            )
-
-
->>>>>>> 55ffd1525a3701a03876fff16d67f43f55bf6ad2
 def check_kernel(model: Model, profile: Profile, seq_len: int) -> None:
     """Refuse an attention kernel that cannot compute the model's attention."""
     for needed, what, kernels in (
