@@ -73,7 +73,7 @@ def plans(draw: st.DrawFn, of: Model, placement: tuple[str, ...], most_microbatc
     copies = 1 if sharding == "fsdp" else draw(st.sampled_from((1, 2, 4, 32)))
     if sharding == "hsdp":
         shard, copies = max(shard, 2), max(copies, 2)
-    tp = draw(st.sampled_from((1, 1, 2, 4, 8) if of.heads < 16 else (1, 1, 2, 4, 8, 16)))
+    tp = draw(st.sampled_from([1, *(size for size in (1, 2, 4, 8, 16) if of.heads % size == 0)]))
     pp = draw(st.sampled_from((1, 1, 2, 3, 4) if of.layers < 16 else (1, 1, 2, 3, 4, 8)))
     schedules = [s for s in SCHEDULES if not (s == "zero_bubble" and sharding in REDUCING)]
     chunks = [v for v in (2, 4) if pp > 1 and pp * v <= of.layers]

@@ -16,13 +16,14 @@ from knee.search.space import Space, _sensible, count_plans, divisors, sharded_t
 from knee.simulator import simulate_table
 from knee.specs.job import Job
 from knee.specs.load import load_cluster, load_model, load_profile
-from knee.specs.model import Model
+from knee.specs.model import Experts, Model
 from knee.specs.plan import CP_METHODS, RECOMPUTES, SCHEDULES, SHARDINGS, Plan
 from refusals import caught, kind
 
 TINY = Model(name="tiny", layers=4, hidden=64, ffn=128, heads=4, kv_heads=2, vocab=512)
 MODEL = load_model("llama2-7b").spec
-OPEN = ("placement", "tp_overlap_frac")
+OPEN = ("placement", "tp_overlap_frac", "imbalance", "capacity_factor")
+SPARSE = replace(TINY, layers=2, kv_heads=4, experts=Experts(count=4, top_k=2, ffn=32))
 ODD = Model(name="odd", layers=6, hidden=96, ffn=128, heads=6, kv_heads=3, vocab=512)
 CLUSTER, PROFILE = load_cluster("dgx-h100").spec, load_profile("eager").spec
 
@@ -44,8 +45,18 @@ def tried(model: Model, gpus: int, batch: int, seq_len: int) -> set[Plan]:
     found = set()
     degrees = [d for d in product(divisors(gpus), repeat=5) if np.prod(d) == gpus]
     virtual = range(1, model.layers + 3)
-    for (tp, pp, cp, shard, replicate), mode, schedule, v, size, sp, again, method in product(
-        degrees, SHARDINGS, SCHEDULES, virtual, divisors(batch), (True, False), ("none", "full"), CP_METHODS
+    eps = (1,) if model.experts is None else divisors(model.experts.count)
+    for (tp, pp, cp, shard, replicate), mode, schedule, v, size, sp, again, method, ep, split in product(
+        degrees,
+        SHARDINGS,
+        SCHEDULES,
+        virtual,
+        divisors(batch),
+        (True, False),
+        ("none", "full"),
+        CP_METHODS,
+        eps,
+        (False, True)[: len(eps)],
     ):
         if v > 1 and (schedule != "interleaved" or not _sensible(model.layers, pp, v)):
             continue
@@ -54,6 +65,8 @@ def tried(model: Model, gpus: int, batch: int, seq_len: int) -> set[Plan]:
                 tp=tp,
                 pp=pp,
                 cp=cp,
+                ep=ep,
+                etp=tp if split else 1,
                 dp_shard=shard,
                 dp_replicate=replicate,
                 sharding=mode,
@@ -82,6 +95,7 @@ def tried(model: Model, gpus: int, batch: int, seq_len: int) -> set[Plan]:
         (TINY, 1, 2, 64),
         (TINY, 5, 4, 64),
         (ODD, 4, 3, 20),
+        (SPARSE, 4, 2, 64),
     ],
 )
 def test_the_space_is_every_valid_plan_once(model: Model, gpus: int, batch: int, seq_len: int) -> None:
