@@ -39,7 +39,17 @@ from knee.specs.defaults import DEFAULT_GRID, DEFAULT_SEQ_LEN
 from knee.specs.hardware import Precision
 from knee.specs.load import split_overrides
 from knee.specs.make import global_batch_of
-from knee.specs.plan import Recompute, ReduceDtype, Schedule, Sharding, StateDtype
+from knee.specs.plan import (
+    ROUTED,
+    Dispatcher,
+    Recompute,
+    RecomputeModule,
+    ReduceDtype,
+    Routing,
+    Schedule,
+    Sharding,
+    StateDtype,
+)
 from knee.specs.plan_table import PlanTable
 
 
@@ -59,9 +69,16 @@ def plan(
     reduce_dtype: ReduceDtype | None = None,
     state_dtype: StateDtype | None = None,
     sync_every: int = 1,
+    dispatcher: Dispatcher | None = None,
+    ep_overlap: bool | None = None,
+    routing: Routing | None = None,
+    imbalance: float | None = None,
+    capacity_factor: float | None = None,
+    recompute_modules: Sequence[RecomputeModule] = (),
     max_tp: int | None = None,
     max_pp: int | None = None,
     max_cp: int | None = None,
+    max_ep: int | None = None,
     sharding: Sequence[Sharding] = (),
     schedule: Sequence[Schedule] = (),
     recompute: Sequence[Recompute] = (),
@@ -77,9 +94,10 @@ def plan(
     """Find the best parallel plan among all valid plans.
 
     ``model`` is the same as for ``knee.simulate``. If it is a job file, the search keeps the data types of its plan and
-    replaces the rest. ``sharding``, ``schedule``, ``recompute`` and ``micro_batch`` list the values to consider;
-    ``only`` is a condition such as ``"pp == 1 and tp <= 8"``. ``progress`` is called with the current activity and the
-    share that is done; an exception that it raises ends the search.
+    replaces the rest. ``dispatcher``, ``ep_overlap``, ``routing``, ``imbalance`` and ``capacity_factor`` say how tokens
+    reach the experts of all plans. ``sharding``, ``schedule``, ``recompute`` and ``micro_batch`` list the values to
+    consider; ``only`` is a condition such as ``"pp == 1 and tp <= 8"``. ``progress`` is called with the current
+    activity and the share that is done; an exception that it raises ends the search.
 
     If ``tokens`` is given, ``training`` has the cost of the whole run, as in ``knee.simulate``.
 
@@ -100,7 +118,16 @@ def plan(
     whole_run = training_of(tokens, grid, pue)
     sizes = {"gpus": gpus, "global_batch": global_batch, "local_batch": local_batch, "seq_len": seq_len}
     parts = _parts(model, cluster, profile, sizes, pairs_of(overrides))
-    types = {"precision": precision, "reduce_dtype": reduce_dtype, "state_dtype": state_dtype}
+    types = {
+        "precision": precision,
+        "reduce_dtype": reduce_dtype,
+        "state_dtype": state_dtype,
+        "dispatcher": dispatcher,
+        "ep_overlap": ep_overlap,
+        "routing": routing,
+        "imbalance": imbalance,
+        "capacity_factor": capacity_factor,
+    }
     space = Space(
         model=parts.model,
         gpus=parts.gpus,
@@ -111,6 +138,8 @@ def plan(
         max_tp=max_tp,
         max_pp=max_pp,
         max_cp=max_cp,
+        max_ep=max_ep,
+        modules=tuple(recompute_modules),
         shardings=tuple(sharding),
         schedules=tuple(schedule),
         recomputes=tuple(recompute),
@@ -162,7 +191,7 @@ def _parts(
         )
     if is_job_file(model):
         job = request(model, cluster=cluster, profile=profile, sizes=sizes, plan={}, overrides=overrides).job
-        types = {name: getattr(job.plan, name) for name in ("precision", "reduce_dtype", "state_dtype")}
+        types = {name: getattr(job.plan, name) for name in ("precision", "reduce_dtype", "state_dtype", *ROUTED)}
         return _Parts(
             model=job.model,
             cluster=job.cluster,
@@ -194,7 +223,15 @@ def _none_fits(found: SearchResult, space: Space, only: str | None) -> DoesNotFi
         words, hint = nothing_fits(found)
         return DoesNotFit(words, hint=hint, code="no-plan-fits")
     whole = replace(
-        space, max_tp=None, max_pp=None, max_cp=None, shardings=(), schedules=(), recomputes=(), micro_batches=()
+        space,
+        max_tp=None,
+        max_pp=None,
+        max_cp=None,
+        max_ep=None,
+        shardings=(),
+        schedules=(),
+        recomputes=(),
+        micro_batches=(),
     )
     table = whole_table(whole)
     if len(table):

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from knee.cli.options import job_options
+from knee.cli.options import job_options, plan_options
 from knee.cli.options.plan_options import option
 from knee.cli.options.sections import Sectioned, Word
 from knee.cli.render.progress import Patience
@@ -54,9 +54,11 @@ from knee.specs.plan import PRECISIONS, RECOMPUTES, REDUCE_DTYPES, SCHEDULES, SH
     metavar="H",
     help="Number of steps between synchronizations of the replicas (local SGD, DiLoCo), for plans with replicas.",
 )
+@plan_options.routed(section="Job")
 @option("--max-tp", section="Limits", type=int, metavar="N", help="Maximum tensor-parallel degree.")
 @option("--max-pp", section="Limits", type=int, metavar="N", help="Maximum number of pipeline stages.")
 @option("--max-cp", section="Limits", type=int, metavar="N", help="Maximum context-parallel degree.")
+@option("--max-ep", section="Limits", type=int, metavar="N", help="Maximum expert-parallel degree.")
 @option(
     "--sharding",
     section="Limits",
@@ -122,8 +124,9 @@ def command(model: str, as_json: bool, top: int, export_to: str | None, html: st
     MODEL is the same as for `knee simulate`. If it is a job file, the search replaces the plan in the file.
 
     The search covers every combination of dp_replicate x dp_shard x tp x pp x cp with every sharding, schedule,
-    microbatch size and sequence parallelism that the model and the batch allow, without recomputation, with full
-    recomputation, and with the smallest share of recomputed blocks that fits. Other policies are searched if
+    microbatch size and sequence parallelism that the model and the batch allow; for a mixture of experts, with every
+    ep, and with experts that are whole or split like the rest of the model. It covers them without recomputation, with
+    full recomputation, and with the smallest share of recomputed blocks that fits. Other policies are searched if
     --recompute names them. Virtual stages are tried if they divide the model evenly.
 
     Plans are simulated in the order of a lower bound of their step time,
@@ -151,6 +154,7 @@ def command(model: str, as_json: bool, top: int, export_to: str | None, html: st
     from knee.cli.render.plan import print_exported, print_search
 
     overrides = parse_sets(options.pop("sets"))
+    options["recompute_modules"] = plan_options.modules_of(options["recompute_modules"]) or ()
     answer = plan(model, top=top, overrides=overrides, progress=Patience(), **options)
     if export_to is not None:
         print_exported(answer, export_to)

@@ -10,7 +10,7 @@ def plan_words(plan: Plan) -> str:
     words: list[str] = [plan.sharding]
     words += [
         f"{axis} {getattr(plan, axis):,}"
-        for axis in ("dp_replicate", "dp_shard", "tp", "pp", "cp")
+        for axis in ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep", "etp")
         if getattr(plan, axis) > 1
     ]
     if plan.pp > 1:
@@ -18,8 +18,11 @@ def plan_words(plan: Plan) -> str:
     words += [f"synchronize replicas every {plan.sync_every:,} steps"] if plan.sync_every > 1 else []
     words += ["no sequence_parallel"] if plan.tp > 1 and not plan.sequence_parallel else []
     words += [plan.cp_method] if plan.cp > 1 and plan.cp_method != "allgather" else []
+    words += [plan.dispatcher] if plan.ep > 1 and plan.dispatcher != "alltoall" else []
+    words += ["ep_overlap"] if plan.ep > 1 and plan.ep_overlap else []
     words.append(f"micro-batch {plan.micro_batch:,}")
     share = "" if plan.recompute_frac == 1 else f" ({plan.recompute_frac:.0%})"
-    words += [f"recompute {plan.recompute}{share}"] if plan.recompute != "none" else []
+    again = "+".join(plan.recompute_modules) or plan.recompute
+    words += [f"recompute {again}{share}"] if plan.recompute != "none" else []
     words += [plan.precision] if plan.precision != "bf16" else []
     return ", ".join(words)

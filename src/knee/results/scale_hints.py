@@ -9,7 +9,7 @@ from knee.specs.choices import OBJECTIVES
 from knee.specs.make import NOT_WHOLE
 from knee.specs.plan import Plan
 
-FREED = ("tp", "pp", "cp", "dp_shard", "dp_replicate", "virtual_stages", "micro_batch", "recompute_frac")
+FREED = ("tp", "pp", "cp", "ep", "etp", "dp_shard", "dp_replicate", "virtual_stages", "micro_batch", "recompute_frac")
 """Options that a hint at a plan that fits may change: the sizes, not the kinds."""
 
 

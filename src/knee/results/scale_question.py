@@ -17,8 +17,17 @@ from knee.specs import Job
 from knee.specs.choices import Objective
 from knee.specs.load import make_job, split_overrides
 from knee.specs.make import global_batch_of
+from knee.specs.plan import ROUTED
 
-SEARCHED_EVERYWHERE = ("precision", "prefetch", "reduce_dtype", "state_dtype", "tp_overlap_frac", "placement")
+SEARCHED_EVERYWHERE = (
+    "precision",
+    "prefetch",
+    "reduce_dtype",
+    "state_dtype",
+    "tp_overlap_frac",
+    "placement",
+    *ROUTED,
+)
 """Options that all plans of a search have; the others limit it."""
 
 
@@ -146,7 +155,7 @@ def space_within(job: Job, gpus: int, batch: int, plan: Mapping[str, Any]) -> tu
         job.model, job.cluster, job.profile, gpus=1, global_batch=1, seq_len=job.seq_len, plan_options=every
     )[0].plan
     words = {"cp_method": "cp == 1 or cp_method == {!r}", "sequence_parallel": "tp == 1 or sequence_parallel == {:d}"}
-    numbers = ("tp", "pp", "cp", "dp_shard", "dp_replicate", "virtual_stages")
+    numbers = ("tp", "pp", "cp", "ep", "etp", "dp_shard", "dp_replicate", "virtual_stages")
     only = [f"({name} == {plan[name]})" for name in numbers if name in plan]
     only += [f"({text.format(plan[name])})" for name, text in words.items() if name in plan]
 
@@ -162,6 +171,8 @@ def space_within(job: Job, gpus: int, batch: int, plan: Mapping[str, Any]) -> tu
         max_tp=plan.get("tp"),
         max_pp=plan.get("pp"),
         max_cp=plan.get("cp"),
+        max_ep=plan.get("ep"),
+        modules=plan.get("recompute_modules", ()),
         shardings=limit("sharding"),
         schedules=limit("schedule"),
         recomputes=limit("recompute"),

@@ -29,6 +29,7 @@ from knee.specs.plan import (
     SHARDINGS,
     STATE_DTYPES,
     Plan,
+    RecomputeModule,
     Sharding,
 )
 from knee.specs.plan_table import PlanTable
@@ -52,6 +53,8 @@ class Space:
     shardings: tuple[str, ...] = ()
     schedules: tuple[str, ...] = ()
     recomputes: tuple[str, ...] = ()
+    modules: tuple[RecomputeModule, ...] = ()
+    """What plans recompute that recompute modules."""
     micro_batches: tuple[int, ...] = ()
     sync_every: int = 1
     """Steps between exchanges of replicas, in all plans that have some."""
@@ -227,11 +230,16 @@ def _table(space: Space, tp: int, pp: int, cp: int, dp: int, shared: Sequence[tu
     splits = [True, False][: 2 if tp > 1 else 1] if splits_tokens(space.seq_len, cp, tp) else [False]
     if space.model.experts is not None and tp > 1:
         splits = [split for split in splits if split]  # experts take each token from one rank
-    usual = ("none", *(("attention",) if space.attention_again else ()), "full")
+    usual = (
+        "none",
+        *(("attention",) if space.attention_again else ()),
+        *(("modules",) if space.modules else ()),
+        "full",
+    )
     # ops, and every second block, only where they are asked for; the search adds the least share of blocks that fits
     again = [name for name in RECOMPUTES if name in (space.recomputes or usual)]
     again = [name for name in again if name != "attention" or space.attention_again]
-    again = [name for name in again if name != "modules" or space.fixed.recompute_modules]
+    again = [name for name in again if name != "modules" or space.modules]
     methods = CP_METHODS if cp > 1 else CP_METHODS[:1]
     orders, folded = schedules(space, pp), folds(space, tp, cp, dp)
     lengths = (len(shared), len(sizes), len(orders), len(splits), len(again), len(methods), len(folded))
@@ -245,7 +253,7 @@ def _table(space: Space, tp: int, pp: int, cp: int, dp: int, shared: Sequence[tu
     ranks = _stage_ranks(mode, *(_ints([one[i] for one in shared])[share] for i in (1, 2)), tp, cp)
     good = good & (ranks % (ep * etp) == 0)
     fixed, n = space.fixed, int(good.sum())
-    modules = sum(1 << RECOMPUTE_MODULES.index(module) for module in fixed.recompute_modules)
+    modules = sum(1 << RECOMPUTE_MODULES.index(module) for module in space.modules)
 
     def same(value: int) -> Ints:
         return np.full(n, value, dtype=np.int64)

@@ -52,6 +52,8 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 MOST = 16_777_216
 MOST_IMBALANCE = 1_000
 AXES = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
+ROUTED = ("dispatcher", "ep_overlap", "routing", "imbalance", "capacity_factor")
+"""Fields that say how tokens reach experts; a search takes them as given."""
 DEGREES = ("dp_shard", "dp_replicate", "tp", "pp", "cp", "ep", "etp")
 
 

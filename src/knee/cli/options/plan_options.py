@@ -13,6 +13,7 @@ from knee.specs.plan import (
     CP_METHODS,
     DISPATCHERS,
     PRECISIONS,
+    RECOMPUTE_MODULES,
     RECOMPUTES,
     REDUCE_DTYPES,
     ROUTINGS,
@@ -49,6 +50,7 @@ PLAN = (
     "routing",
     "imbalance",
     "capacity_factor",
+    "recompute_modules",
 )
 
 
@@ -61,7 +63,59 @@ def plan_of(options: Mapping[str, Any]) -> dict[str, Any]:
     """The plan's part of a command's options, under the plan's own names."""
     plan = {name: options[name] for name in PLAN}
     plan["tp_overlap_frac"] = plan.pop("tp_overlap")
+    plan["recompute_modules"] = modules_of(plan["recompute_modules"])
     return plan
+
+
+def modules_of(text: str | None) -> tuple[str, ...] | None:
+    """The value of --recompute-modules."""
+    return None if text is None else tuple(text.split("+"))
+
+
+def _routed_options(section: str) -> tuple[Callable[..., Any], ...]:
+    """How tokens reach experts."""
+    return (
+        option(
+            "--dispatcher",
+            type=Word(DISPATCHERS),
+            help="What sends tokens to their experts and back; default: alltoall, which is NCCL's all-to-all.",
+            section=section,
+        ),
+        option(
+            "--ep-overlap/--no-ep-overlap",
+            default=None,
+            help="Send tokens to experts while another microbatch computes; default: off.",
+            section=section,
+        ),
+        option(
+            "--routing",
+            type=Word(ROUTINGS),
+            help="How tokens spread over experts. dropless (the default): as measured in training. balanced: every "
+            "expert gets equally many, as benchmarks force it.",
+            section=section,
+        ),
+        option(
+            "--imbalance",
+            type=float,
+            metavar="FACTOR",
+            help="Tokens of the busiest expert-parallel rank, relative to the mean; default: what --routing means.",
+            section=section,
+        ),
+        option(
+            "--capacity-factor",
+            type=float,
+            metavar="FACTOR",
+            help="Maximum number of tokens per expert, relative to the mean; further tokens are dropped; default: no "
+            "limit.",
+            section=section,
+        ),
+        option(
+            "--recompute-modules",
+            metavar="NAMES",
+            help=f"Parts of a block that --recompute modules recomputes, joined by +: {', '.join(RECOMPUTE_MODULES)}.",
+            section=section,
+        ),
+    )
 
 
 _of_plan = partial(option, section="Plan")
@@ -160,34 +214,7 @@ OPTIONS = (
         metavar="AXES",
         help="Order of the mesh axes, from neighbouring GPUs outwards; default: tp-cp-dp_shard-dp_replicate-pp.",
     ),
-    _of_plan(
-        "--dispatcher",
-        type=Word(DISPATCHERS),
-        help="What sends tokens to their experts and back; default: alltoall, which is NCCL's all-to-all.",
-    ),
-    _of_plan(
-        "--ep-overlap/--no-ep-overlap",
-        default=None,
-        help="Send tokens to experts while another microbatch computes; default: off.",
-    ),
-    _of_plan(
-        "--routing",
-        type=Word(ROUTINGS),
-        help="How tokens spread over experts. dropless (the default): as measured in training. balanced: every expert "
-        "gets equally many, as benchmarks force it.",
-    ),
-    _of_plan(
-        "--imbalance",
-        type=float,
-        metavar="FACTOR",
-        help="Tokens of the busiest expert-parallel rank, relative to the mean; default: what --routing means.",
-    ),
-    _of_plan(
-        "--capacity-factor",
-        type=float,
-        metavar="FACTOR",
-        help="Most tokens that an expert takes, relative to the mean; further tokens are dropped; default: no limit.",
-    ),
+    *_routed_options("Plan"),
 )
 
 
@@ -196,3 +223,14 @@ def plan_options(function: Callable[..., Any]) -> Callable[..., Any]:
     for add in reversed(OPTIONS):
         function = add(function)
     return function
+
+
+def routed(section: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The options that say how tokens reach experts, under a heading."""
+
+    def add_all(function: Callable[..., Any]) -> Callable[..., Any]:
+        for add in reversed(_routed_options(section)):
+            function = add(function)
+        return function
+
+    return add_all

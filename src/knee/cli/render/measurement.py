@@ -57,7 +57,10 @@ def _print_question(job: Job, trust: Trust) -> None:
         words.append(plan.schedule + (f" x {plan.virtual_stages}" if plan.virtual_stages > 1 else ""))
     words += [f"synchronize replicas every {plan.sync_every:,} steps"] if plan.sync_every > 1 else []
     share = "" if plan.recompute_frac == 1 else f" ({plan.recompute_frac:.0%})"
-    words += [f"recompute {plan.recompute}{share}", plan.precision]
+    again = "+".join(plan.recompute_modules) or plan.recompute
+    words += [f"recompute {again}{share}", plan.precision]
+    if job.model.experts is not None:
+        words += [plan.dispatcher, *(["ep_overlap"] if plan.ep_overlap else []), f"{plan.routing} routing"]
     batch = (
         f"{job.global_batch:,} sequences of {job.seq_len:,} tokens per step, {job.local_batch:g} per GPU; "
         f"microbatches per data-parallel rank: {job.microbatches:,} of {units.counted(plan.micro_batch, 'sequence')}"
