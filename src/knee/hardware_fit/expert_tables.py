@@ -1,0 +1,151 @@
+"""Published times of fused expert layers -> errors of the grouped products, and what else is in a layer's time.
+
+The products have the rates of dense products. A table adds its own four constants: the start of all kernels of a layer,
+and the memory traffic of sorting tokens by expert, of the activation, and of the result.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from knee.arrays import Bools, Floats
+from knee.cost.expert_loads import BALANCED, RankLoads, rank_loads
+from knee.cost.grouped_gemm import experts_forward_s
+from knee.hardware_fit.least_squares import minimum
+from knee.hardware_fit.product_tables import SETTLE_S, USUAL_SETTLE_S
+from knee.specs.hardware import GemmType, Gpu
+
+KEYS = ("hidden", "ffn", "up_projections", "top_k", "experts", "tp", "ep", "tokens")
+SLOWER = {BALANCED: 1.1}
+"""How much slower than a larger layer a layer must be to count as untuned; drawn routing varies more."""
+DRAWN_SLOWER = 1.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTable:
+    """Expert layers of one GPU, type of operands and routing."""
+
+    gpu: str
+    kind: GemmType
+    routing: str
+    columns: dict[str, Floats]
+    """By the names of ``KEYS``."""
+    measured_s: Floats
+
+    @property
+    def width(self) -> Floats:
+        """Width of an expert on one rank."""
+        return self.columns["ffn"] / self.columns["tp"]
+
+    @property
+    def shapes(self) -> list[tuple[float, ...]]:
+        """Shapes of the models: what is left out whole."""
+        names = ("hidden", "ffn", "top_k", "experts")
+        return list(zip(*(self.columns[name].tolist() for name in names), strict=True))
+
+    def kept(self, which: Bools) -> LayerTable:
+        """Some of its rows."""
+        columns = {name: column[which] for name, column in self.columns.items()}
+        return LayerTable(
+            gpu=self.gpu, kind=self.kind, routing=self.routing, columns=columns, measured_s=self.measured_s[which]
+        )
+
+    def loads(self) -> RankLoads:
+        """Tokens of the slowest rank's experts."""
+        c = self.columns
+        return rank_loads(self.routing, c["tokens"], c["top_k"], c["experts"], c["ep"])
+
+    def untuned(self) -> Bools:
+        """Rows that took longer than a layer with at least as much of everything.
+
+        No prediction enters: a kernel that a smaller layer makes slower was not chosen by the library's tuner. The
+        collector finds tuned kernels by the beginning of a file name, so that some layers run with another's.
+        """
+        c, width, margin = self.columns, self.width, SLOWER.get(self.routing, DRAWN_SLOWER)
+        found = np.zeros(len(width), dtype=np.bool_)
+        for i in range(len(width)):
+            larger = (c["hidden"] >= c["hidden"][i]) & (width >= width[i]) & (c["tokens"] >= c["tokens"][i])
+            if self.routing == BALANCED:
+                each, local = c["tokens"] * c["top_k"] / c["experts"], c["experts"] / c["ep"]
+                larger &= (each >= each[i]) & (local >= local[i])
+            else:
+                same = (c["experts"] == c["experts"][i]) & (c["top_k"] == c["top_k"][i])
+                larger &= same & (c["ep"] <= c["ep"][i])
+            larger &= c["up_projections"] >= c["up_projections"][i]
+            found[i] = bool((self.measured_s[larger] * margin < self.measured_s[i]).any())
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerFit:
+    """What a fused layer takes beside its products."""
+
+    start_s: float
+    """Start of all kernels of one layer."""
+    row_bytes: float
+    """Memory traffic per token-expert pair and element of the hidden size: sorting, casts, the sum over experts."""
+    activation_bytes: float
+    """Memory traffic per token-expert pair and element of the expert's width."""
+    token_bytes: float
+    """Memory traffic per token of the group and element of the hidden size."""
+
+    def predict(self, gpu: Gpu, table: LayerTable, products_s: Floats) -> Floats:
+        """Seconds as the table would have them."""
+        c, rows, hbm = table.columns, table.loads().rows, gpu.hbm_bytes_per_s * gpu.hbm_frac
+        moved = self.row_bytes * rows * c["hidden"] + self.activation_bytes * rows * table.width
+        return products_s + self.start_s + (moved + self.token_bytes * c["tokens"] * c["hidden"]) / hbm
+
+
+def read_layers(path: Path) -> dict[tuple[str, GemmType, str], LayerTable]:
+    """The tables of a file with a column per GPU, type and routing, in microseconds."""
+    rows = list(csv.reader(io.StringIO(gzip.decompress(path.read_bytes()).decode("ascii"))))
+    values = np.array([[float(cell or "nan") for cell in row] for row in rows[1:]])
+    tables: dict[tuple[str, GemmType, str], LayerTable] = {}
+    for column, name in enumerate(rows[0][len(KEYS) :], start=len(KEYS)):
+        gpu, kind, routing = name.split(" ")
+        known = values[~np.isnan(values[:, column])]
+        columns = {key: known[:, index] for index, key in enumerate(KEYS)}
+        tables[gpu, kind, routing] = LayerTable(  # type: ignore[index]
+            gpu=gpu,
+            kind=kind,  # type: ignore[arg-type]
+            routing=routing,
+            columns=columns,
+            measured_s=known[:, column] * 1e-6,
+        )
+    return tables
+
+
+def products_s(gpu: Gpu, table: LayerTable) -> Floats:
+    """Seconds of both grouped products at the clock of so long a run: nothing is fitted."""
+    c, loads = table.columns, table.loads()
+    peak, of = gpu.gemm_rate(table.kind)
+    full_s = 2.0 * loads.rows * c["hidden"] * table.width * (1.0 + c["up_projections"]) / (peak * of.peak_frac)
+    capped = 1.0 - np.exp(-full_s / SETTLE_S.get(table.gpu, USUAL_SETTLE_S))
+    clock = 1.0 / (1.0 + (1.0 / of.sustained_frac - 1.0) * capped)
+    return experts_forward_s(
+        gpu, table.kind, loads, c["hidden"], table.width, up_projections=c["up_projections"], clock_frac=clock
+    )
+
+
+def fit_layers(gpu: Gpu, table: LayerTable, products: Floats) -> LayerFit:
+    """The four constants of least absolute relative error."""
+
+    def made(x: Floats) -> LayerFit:
+        start, row, activation, token = (float(v) for v in x)
+        return LayerFit(start_s=start, row_bytes=row, activation_bytes=activation, token_bytes=token)
+
+    c, rows, hbm = table.columns, table.loads().rows, gpu.hbm_bytes_per_s * gpu.hbm_frac
+    terms = np.stack([np.full(len(rows), 1.0), rows * c["hidden"] / hbm, rows * table.width / hbm])
+    terms = np.concatenate([terms, (c["tokens"] * c["hidden"] / hbm)[None]])
+
+    def loss(x: Floats) -> float:
+        return float(np.mean(np.abs(np.log((products + x @ terms) / table.measured_s))))
+
+    low, high = (1e-6, 0.1, 0.1, 0.1), (2e-4, 100.0, 100.0, 50.0)
+    return made(minimum(loss, (3e-5, 8.0, 6.0, 3.0), low=low, high=high))

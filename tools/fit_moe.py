@@ -1,0 +1,316 @@
+"""Fit and judge the costs of experts on published tables (data/moe).
+
+    python tools/fit_moe.py            # prints the table of errors
+    python tools/fit_moe.py --write    # and writes data/moe/errors.csv and the constants of the catalogue
+
+- Grouped products have the rates of dense products; nothing of them is fitted. A table of fused expert layers has four
+  constants of its own (start, sorting, activation, result), fitted on its balanced rows without the model that is
+  judged. Rows that a larger layer beats are untuned kernels and judged apart.
+- DeepEP's rates are fitted without the GPU, nodes and model that are judged; HybridEP and NCCL's all-to-all have one
+  published table each, of which each row is left out in turn.
+- Imbalance of real routing: the variation of the experts' loads that explains how much slower Qwen3-235B trained than
+  with forced balance.
+- Megatron's MoE layers are predicted with nothing fitted on them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from knee.arrays import Bools, Floats
+from knee.cost.collective_cost import Links
+from knee.cost.expert_dispatch import SM_RATES, WIRE_RATES, Direction, Exchange, ExchangeRates, exchange_s
+from knee.cost.expert_loads import BALANCED, rank_loads
+from knee.cost.grouped_gemm import experts_backward_s, experts_forward_s
+from knee.hardware_fit.dispatch_tables import (
+    CONGESTED_DOMAINS,
+    LEAST_TOKENS,
+    ExchangeTable,
+    fit_deepep,
+    fit_wires,
+    read_exchanges,
+    start_rates,
+)
+from knee.hardware_fit.expert_tables import LayerTable, fit_layers, products_s, read_layers
+from knee.hardware_fit.megatron_layers import read_megatron_layers
+from knee.hardware_fit.residuals import Residuals
+from knee.specs.load import load_cluster
+
+ROOT = Path(__file__).parents[1]
+DATA = ROOT / "data" / "moe"
+CONSTANTS = ROOT / "src" / "knee" / "catalog" / "constants.toml"
+CLUSTERS = {
+    "a100-sxm-80": "dgx-a100",
+    "h100-sxm": "dgx-h100",
+    "h200-sxm": "dgx-h200",
+    "b200-sxm": "dgx-b200",
+    "gb200": "gb200-nvl72",
+}
+LINKS = {gpu: Links.idle(load_cluster(name).spec) for gpu, name in CLUSTERS.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Errors of one part of the tables."""
+
+    part: str
+    what: str
+    left_out: str
+    errors: Residuals
+
+    @property
+    def cells(self) -> list[str]:
+        e = self.errors
+        values = [f"{value:.3f}" for value in (e.median_frac, e.p90_frac, e.bias_frac)]
+        return [self.part, self.what, self.left_out, str(e.points), *values]
+
+
+def shown(row: Row) -> Row:
+    """Print a row."""
+    e = row.errors
+    print(
+        f"{row.part:10} {row.what:44} {e.points:6,} {e.median_frac:7.1%} {e.p90_frac:7.1%} {e.bias_frac:+7.1%}",
+        flush=True,
+    )
+    return row
+
+
+def layer_rows() -> list[Row]:
+    """Errors on expert layers, each model left out in turn."""
+    tables = read_layers(DATA / "layers.csv.gz")
+    rows = []
+    for (gpu_name, kind, routing), table in tables.items():
+        fitted_on = tables.get((gpu_name, kind, BALANCED), table)
+        predicted = left_out_layers(table, fitted_on)
+        untuned, gated = table.untuned(), table.columns["up_projections"] == 2
+        for words, which in (
+            ("", gated & ~untuned),
+            (" without gate", ~gated & ~untuned),
+            (" untuned", untuned),
+        ):
+            if which.any():
+                errors = Residuals.of(predicted[which], table.measured_s[which])
+                what = f"{gpu_name} {kind} {routing}{words}"
+                rows.append(shown(Row(part="layer", what=what, left_out="model", errors=errors)))
+    return rows
+
+
+def left_out_layers(table: LayerTable, fitted_on: LayerTable) -> Floats:
+    """Seconds of each row by constants that were fitted without its model."""
+    gpu = load_cluster(CLUSTERS[table.gpu]).spec.gpu
+    fitted_on = fitted_on.kept(~fitted_on.untuned() & (fitted_on.columns["up_projections"] == 2))
+    fitted_products, products = products_s(gpu, fitted_on), products_s(gpu, table)
+    predicted = np.empty(len(products))
+    for shape in sorted(set(table.shapes)):
+        away = np.array([other == shape for other in table.shapes])
+        kept = np.array([other != shape for other in fitted_on.shapes])
+        fit = fit_layers(gpu, fitted_on.kept(kept), fitted_products[kept])
+        predicted[away] = fit.predict(gpu, table.kept(away), products[away])
+    return predicted
+
+
+def deepep_rows(table: ExchangeTable, rates: ExchangeRates) -> list[Row]:
+    """Errors of DeepEP: each GPU, nodes and model left out in turn, then each GPU."""
+    rows = []
+    enough = table.columns["tokens"] >= LEAST_TOKENS
+    gpus, domains = np.array(table.gpus), table.columns["domains"]
+    by_setting = _left_out(table, [str(setting) for setting in table.settings], rates)
+    cases: list[tuple[str, Bools]] = [(f"{gpu}, one node", (gpus == gpu) & (domains == 1)) for gpu in sorted(set(gpus))]
+    cases += [(f"h100-sxm, {nodes} nodes", domains == nodes) for nodes in (2, 4, CONGESTED_DOMAINS)]
+    cases += [("training's 20 and 24 SMs, 1 to 4 nodes", (table.columns["sms"] >= 20) & (domains < CONGESTED_DOMAINS))]
+    for words, which in cases:
+        errors = Residuals.of(by_setting[which & enough], table.measured_s[which & enough])
+        what = f"deepep {table.direction} {words}"
+        rows.append(shown(Row(part="dispatch", what=what, left_out="GPU, nodes and model", errors=errors)))
+    by_gpu = _left_out(table, [gpu if one else "" for gpu, one in zip(gpus, domains == 1, strict=True)], rates)
+    for gpu in sorted(set(gpus)):
+        which = enough & (gpus == gpu) & (domains == 1)
+        errors = Residuals.of(by_gpu[which], table.measured_s[which])
+        what = f"deepep {table.direction} {gpu}, one node"
+        rows.append(shown(Row(part="dispatch", what=what, left_out="GPU", errors=errors)))
+    return rows
+
+
+def _left_out(table: ExchangeTable, keys: list[str], start: ExchangeRates) -> Floats:
+    seconds = np.empty(len(keys))
+    for key in sorted(set(keys)):
+        away = np.array([other == key for other in keys])
+        rates = fit_deepep(LINKS, table.kept(~away), start) if key else start
+        seconds[away] = table.kept(away).predict(LINKS, rates)
+    return seconds
+
+
+def wire_rows(name: str, table: ExchangeTable, start: ExchangeRates) -> list[Row]:
+    """Errors of a dispatcher without SMs: each number of ranks left out in turn."""
+    ranks = table.columns["ranks"]
+    seconds = np.empty(len(ranks))
+    for count in np.unique(ranks):
+        away = ranks == count
+        # the only row of one node tells NVLink's rate: it cannot be left out
+        known = (table.kept(~away).columns["domains"] == 1).any()
+        rates = fit_wires(LINKS, table.kept(~away) if known else table, start)
+        seconds[away] = table.kept(away).predict(LINKS, rates)
+    errors = Residuals.of(seconds, table.measured_s)
+    what = f"{name} {table.direction} {table.gpus[0]}, 1 to {ranks.max():.0f} ranks"
+    return [shown(Row(part="dispatch", what=what, left_out="number of ranks", errors=errors))]
+
+
+def dispatch_rows() -> tuple[list[Row], dict[str, ExchangeRates]]:
+    """Errors of all dispatchers, and their rates by the room of the catalogue."""
+    rows: list[Row] = []
+    rooms: dict[str, ExchangeRates] = {}
+    tables = read_exchanges(DATA / "dispatch.csv.gz")
+    directions: tuple[Direction, ...] = ("dispatch", "combine")
+    for direction in directions:
+        table = tables["deepep", direction]
+        rates = fit_deepep(LINKS, table, start_rates("deepep", direction))
+        rooms[f"deepep_{direction}"] = rates
+        rows += deepep_rows(table, rates)
+    for (name, direction), table in tables.items():
+        if name == "deepep":
+            continue
+        start = start_rates(table.dispatcher, direction, rooms[f"deepep_{direction}"].base_s)
+        if table.dispatcher == name:
+            rooms[f"{name}_{direction}"] = fit_wires(LINKS, table, start)
+        enough = table.columns["tokens"] >= 2048
+        rows += wire_rows(name, table.kept(enough), start)
+    rooms["alltoall_combine"] = replace(rooms["alltoall_dispatch"], base_s=rooms["deepep_combine"].base_s)
+    return rows, rooms
+
+
+def experts_s_per_token(rooms: Mapping[str, ExchangeRates]) -> float:
+    """GPU seconds that the experts of Qwen3-235B and their exchange take per token of a step, with forced balance.
+
+    ep 8 in one node; each rank has 4,096 tokens, because tp x cp grows with the sequence; the experts are recomputed.
+    """
+    links = LINKS["h100-sxm"]
+    tokens, hidden, ffn, ranks, experts, top_k = (np.array([v]) for v in (4096.0, 4096.0, 1536.0, 8.0, 128.0, 8.0))
+    loads = rank_loads(BALANCED, ranks * tokens, top_k, experts, ranks)
+    forward = experts_forward_s(links.cluster.gpu, "bf16", loads, hidden, ffn)
+    backward = experts_backward_s(links.cluster.gpu, "bf16", loads, hidden, ffn, gradient_bytes=8.0)
+    exchange = Exchange(tokens=tokens, hidden=hidden, top_k=top_k, experts=experts, ranks=ranks, per_domain=ranks)
+    both = sum(
+        exchange_s(links, "deepep", rooms[f"deepep_{name}"], exchange, element_bytes=2.0, sms=20.0)
+        for name in ("dispatch", "combine")
+    )
+    return float((2.0 * forward + backward + 3.0 * both)[0]) / 4096.0 * 94
+
+
+def dropless_variation(rooms: Mapping[str, ExchangeRates]) -> tuple[float, str]:
+    """Coefficient of variation of the experts' loads that explains Qwen3-235B's lost throughput, and in words how.
+
+    A layer's slowest rank takes ``r`` times as long in the experts and their exchange; the rest of the step is the same.
+    """
+    ratios = []
+    for seq_len, flop, forced, real in QWEN3:
+        share = experts_s_per_token(rooms) / (flop / forced)
+        ratios.append(1.0 + (forced / real - 1.0) / share)
+        print(f"  {seq_len:6} tokens: experts {share:.0%} of the step, slowest rank {ratios[-1]:.2f} times the mean")
+    target = float(np.mean(ratios))
+    low, high = 0.05, 4.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _slowest(middle) < target else (low, middle)
+    return middle, f"slowest rank {min(ratios):.2f} to {max(ratios):.2f} times the mean, in the mean {target:.2f}"
+
+
+QWEN3 = (
+    (16384, 205.1e9, 295e12, 237e12),
+    (32768, 280.8e9, 335e12, 277e12),
+    (65536, 432.2e9, 368e12, 320e12),
+    (131072, 735.0e9, 389e12, 357e12),
+)
+"""Sequence length, FLOP per token, FLOP/s with forced balance and with real routing, 256 H100: Megatron-MoE-ModelZoo."""
+
+
+def _slowest(variation: float) -> float:
+    """Load of the slowest of 8 ranks of 16 experts over the mean."""
+    random = np.random.default_rng(7)
+    sigma = np.sqrt(np.log1p(variation**2))
+    loads = np.exp(sigma * random.standard_normal((2000, 8, 16))).sum(axis=2)
+    return float(np.mean(loads.max(axis=1) / loads.mean(axis=1)))
+
+
+def megatron_rows() -> list[Row]:
+    """Errors on whole MoE layers of Megatron-LM."""
+    rows = []
+    layers = read_megatron_layers(DATA / "megatron_layers.csv", LINKS["h100-sxm"])
+    for layer in layers:
+        f, b = layer.forward_s / layer.measured_forward_s - 1, layer.backward_s / layer.measured_backward_s - 1
+        print(
+            f"  {layer.words:34} forward {layer.measured_forward_s * 1e3:6.2f} ms {f:+6.1%}   "
+            f"backward {layer.measured_backward_s * 1e3:6.2f} ms {b:+6.1%}"
+        )
+    for kind in ("bf16", "fp8_block"):
+        of = [layer for layer in layers if layer.kind == kind]
+        for name in ("forward", "backward"):
+            predicted = np.array([getattr(layer, f"{name}_s") for layer in of])
+            measured = np.array([getattr(layer, f"measured_{name}_s") for layer in of])
+            what = f"Megatron-LM, 8 H100, {kind} {name}"
+            errors = Residuals.of(predicted, measured)
+            rows.append(shown(Row(part="whole layer", what=what, left_out="all", errors=errors)))
+    return rows
+
+
+def write_errors(rows: list[Row]) -> None:
+    """The committed table of errors."""
+    with (DATA / "errors.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["part", "what", "left_out", "rows", "median_frac", "p90_frac", "bias_frac"])
+        writer.writerows(row.cells for row in rows)
+
+
+def write_constants(rooms: Mapping[str, ExchangeRates], variation: float) -> None:
+    """Replace the fitted values of the catalogue; their sources stay."""
+    text = CONSTANTS.read_text(encoding="utf-8")
+    for room, rates in rooms.items():
+        direction: Direction = "dispatch" if room.endswith("dispatch") else "combine"
+        names = WIRE_RATES + (SM_RATES[direction] if room.startswith("deepep") else ())
+        for name in names:
+            text = _replaced(text, room, name, written(name, getattr(rates, name)))
+    CONSTANTS.write_text(_replaced(text, "experts", "dropless_variation", f"{variation:.2f}"), encoding="utf-8")
+
+
+def written(name: str, value: float) -> str:
+    """A value as the catalogue has it."""
+    if name.endswith("bytes_per_s"):
+        return f"{value / 1e9:.3g} GB/s"
+    return f"{value * 1e6:.3g} us" if name.endswith("_s") else f"{value:.3f}"
+
+
+def _replaced(text: str, room: str, name: str, value: str) -> str:
+    head, mark, rest = text.partition(f"[{room}]\n")
+    pattern = rf'^{name} = {{ value = "[^"]*"'
+    changed, times = re.subn(pattern, f'{name} = {{ value = "{value}"', rest, count=1, flags=re.MULTILINE)
+    if times != 1:
+        raise SystemExit(f"{CONSTANTS} has no {name} in [{room}]")
+    return head + mark + changed
+
+
+def main() -> None:
+    """Fit, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--write", action="store_true", help="write the errors and the constants")
+    arguments = parser.parse_args()
+    print(f"{'part':10} {'what':44} {'rows':>6} {'median':>7} {'p90':>7} {'bias':>7}")
+    exchanges, rooms = dispatch_rows()
+    for room, rates in rooms.items():
+        print(f"  {room}: {rates}")
+    variation, words = dropless_variation(rooms)
+    print(f"  dropless: variation {variation:.2f} ({words})")
+    if arguments.write:
+        write_constants(rooms, variation)
+    rows = exchanges + layer_rows() + megatron_rows()
+    if arguments.write:
+        write_errors(rows)
+
+
+if __name__ == "__main__":
+    main()
