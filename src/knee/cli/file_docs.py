@@ -12,7 +12,7 @@ import click
 from knee.launch.site import Site
 from knee.results.field_words import field_rows, unit_words
 from knee.specs.hardware import AttentionRate, Cluster, Fabric, GemmRate, Gpu, Node, NodeNics, Tier
-from knee.specs.model import Model
+from knee.specs.model import Experts, LatentAttention, Model
 from knee.specs.profile import Profile
 from knee.specs.user_files.data_sheets import MEASURED
 from knee.studies.study_file import Bandwidths, Budgets, Draw, Published, Study, StudyGrid
@@ -28,6 +28,8 @@ TABLES: tuple[tuple[str, type], ...] = (
     ("GPU: `[gemm.TYPE]`", GemmRate),
     ("GPU: `[attention.KERNEL]`", AttentionRate),
     ("Model", Model),
+    ("Model: `[experts]`", Experts),
+    ("Model: `[latent_attention]`", LatentAttention),
     ("Profile", Profile),
     ("Site", Site),
     ("Study", Study),

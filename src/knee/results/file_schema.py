@@ -90,7 +90,8 @@ def _quantity(name: str, of_field: dict[str, Any]) -> dict[str, Any]:
 
 def _with_source(of_field: dict[str, Any]) -> dict[str, Any]:
     """A value, or ``{ value = ..., kind = ..., source = ... }``; tables carry their source themselves."""
-    if "$ref" in of_field or of_field.get("type") in ("object", "array"):
+    refs = [of_field, *of_field.get("anyOf", ())]  # a table, or a table or nothing
+    if any("$ref" in one for one in refs) or of_field.get("type") in ("object", "array"):
         return of_field
     kept = {key: of_field[key] for key in ("title", "description", "default", "x-unit", "examples") if key in of_field}
     bare = {key: value for key, value in of_field.items() if key not in kept}

@@ -27,9 +27,10 @@ def window_keys(model: Model, seq_len: Floats) -> Floats:
     Where:   w is at most s; the first w queries see fewer keys than a sliding window has. A sequence has n whole
              chunks and a rest of r tokens, each with full attention inside
     """
-    window = np.minimum(model.window, seq_len)
+    window: Floats = np.minimum(model.window, seq_len)
     if model.window_kind == "chunked":
-        whole, rest = np.divmod(seq_len, np.maximum(window, 1.0))
+        whole = np.floor(seq_len / window)
+        rest = seq_len - whole * window
         return (whole * window**2 + rest**2) / (2.0 * seq_len)
     return window - window**2 / (2.0 * seq_len)
 

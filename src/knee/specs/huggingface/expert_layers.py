@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from knee.specs.huggingface.keys import Keys
 from knee.specs.model.rules import MOST_LAYERS
 
 
-def layers_with_experts(c: Keys, key: str, has_experts: Callable[[int], bool]) -> dict[str, int]:
+def layers_with_experts(c: Keys, key: str, has_experts: Callable[[int], bool]) -> dict[str, Any]:
     """``dense_layers`` and ``every`` that give exactly the layers that a config's keys give; ``key`` is the one to
     name where none do."""
     layers = min(c.whole("num_hidden_layers"), MOST_LAYERS)

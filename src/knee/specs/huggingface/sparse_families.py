@@ -42,7 +42,7 @@ def _qwen3_moe(c: Keys) -> dict[str, Any]:
     return {**qwen3_fields(c), **_experts(c, "num_experts", "moe_intermediate_size", **_qwen_layers(c))}
 
 
-def _qwen_layers(c: Keys) -> dict[str, int]:
+def _qwen_layers(c: Keys) -> dict[str, Any]:
     step, dense = c.whole("decoder_sparse_step", 1, least=1), frozenset(c.wholes("mlp_only_layers"))
     key = "mlp_only_layers" if dense else "decoder_sparse_step"
     return layers_with_experts(c, key, lambda layer: layer not in dense and (layer + 1) % step == 0)
