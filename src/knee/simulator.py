@@ -119,7 +119,7 @@ def evaluate(
     optimizer = optimizer_cost(cluster, profile, model, parts)
     late = late_gather_s(profile, model, parts)
     outer_sync = outer_sync_cost(model, cluster, profile, table, modes, traffic, groups)
-    memory = memory_of(model, profile, table, shapes_of(table), modes, traffic)
+    memory = memory_of(model, profile, table, shapes_of(model, table), modes, traffic)
     flop, moved = step_work(model, parts)
     moved = moved + optimizer.moved_bytes + outer_sync.moved_bytes
     results = _results(
@@ -152,7 +152,7 @@ def priced(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -
     """What every operation and message of the plans takes alone, before anything runs beside anything."""
     modes = Modes.of(table)
     traffic = traffic_of(model, table, modes, scatters_sends=profile.scatters_sends)
-    groups = groups_of(cluster, table, modes)
+    groups = groups_of(model, cluster, table, modes)
     compute = compute_costs(model, cluster, profile, table)
     comm = comm_costs(model, cluster, profile, table, modes, traffic, groups)
     host_scale = cluster.node.launch_scale

@@ -101,7 +101,11 @@ _EVERY_MODEL = ("residual", "loss", "clip", "adamw")
 
 def _compute(c: _Chain, job: Job, w: EvaluatedStep) -> None:
     one, gpu = w.table, job.cluster.gpu
-    s, types, kernels = shapes_of(one, casts=job.profile.casts_weights), product_column(one), job.profile.kernels
+    s, types, kernels = (
+        shapes_of(job.model, one, casts=job.profile.casts_weights),
+        product_column(one),
+        job.profile.kernels,
+    )
     c.add(
         0,
         "compute of one layer",

@@ -33,7 +33,7 @@ def step(job: Job) -> EvaluatedStep:
 
 
 def casts(job: Job, *, backward: bool) -> op.MemoryBound:
-    shapes = shapes_of(table_of([job]))
+    shapes = shapes_of(job.model, table_of([job]))
     layer = op.layer_backward_input if backward else op.layer_forward
     found = [o for o in layer(job.model, shapes, job.profile.kernels) if o.name == "nvfp4_cast"]
     assert len(found) == 1
@@ -96,7 +96,7 @@ def test_a_table_of_several_precisions_is_that_of_each() -> None:
 def test_products_have_the_fitted_rate_of_nvfp4() -> None:
     job = made()
     plans = table_of([job])
-    products = [o for o in op.layer_forward(job.model, shapes_of(plans), "fused") if isinstance(o, op.Gemm)]
+    products = [o for o in op.layer_forward(job.model, shapes_of(job.model, plans), "fused") if isinstance(o, op.Gemm)]
     narrow, wide = (
         cost_of(job.cluster.gpu, job.profile, types, products).time_s[0]
         for types in (product_column(plans), half_column(plans))

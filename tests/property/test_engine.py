@@ -74,6 +74,8 @@ def test_one_gpu_communicates_with_nobody(data: st.DataObject) -> None:
         tp=1,
         pp=1,
         cp=1,
+        ep=1,
+        etp=1,
         virtual_stages=1,
         schedule="1f1b",
         sharding=sharding,

@@ -26,7 +26,7 @@ SEQ, WINDOW = 8192, 1024
 
 
 def shapes(seq_len: int = SEQ, **plan: Any) -> Shapes:
-    return shapes_of(table(job(seq_len=seq_len, **plan)))
+    return shapes_of(LLAMA_7B, table(job(seq_len=seq_len, **plan)))
 
 
 def attention(model: Model, s: Shapes, *, forward: bool = True) -> op.Attention:

@@ -28,7 +28,7 @@ SAVED = (2 * 8 * 4096 + 8 * 4096 + 8 * 11008) * TOKENS
 def memory(j: Job) -> MemoryColumns:
     plans = table(j)
     modes = Modes.of(plans)
-    return memory_of(j.model, j.profile, plans, shapes_of(plans), modes, traffic_of(j.model, plans, modes))
+    return memory_of(j.model, j.profile, plans, shapes_of(j.model, plans), modes, traffic_of(j.model, plans, modes))
 
 
 def check(m: MemoryColumns, **expected: float) -> None:
@@ -239,7 +239,7 @@ def test_no_stage_needs_more_than_what_is_reported(schedule: str) -> None:
                 microbatches=2 * pp,
             )
             plans = table(j)
-            modes, shapes = Modes.of(plans), shapes_of(plans)
+            modes, shapes = Modes.of(plans), shapes_of(j.model, plans)
             traffic = traffic_of(j.model, plans, modes)
             stages = [
                 _stage_memory(

@@ -6,23 +6,69 @@ import numpy as np
 
 from knee.arrays import Floats
 from knee.cost.collective_cost import Links, all_reduce_s, gather_s
+from knee.cost.expert_dispatch import Exchange, combine_s, dispatch_s, permutation_bytes
+from knee.cost.expert_loads import rank_loads
 from knee.cost.placement import GroupPlacement
 from knee.cost.skew import skew_wait_s
-from knee.specs.constants import constant
-from knee.specs.model import Model
+from knee.specs.model import Experts, Model
 from knee.specs.plan import DISPATCHERS, ROUTINGS
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
 from knee.workload.operations import BYTES
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 
+_EACH_PASS = 4.0  # there and back, read and written
 
-def busiest_rank(table: PlanTable) -> Floats:
-    """Tokens of the busiest expert-parallel rank over the mean: as the plan says, or as its routing has it."""
-    dropless = (table.routing == ROUTINGS.index("dropless")) & (table.ep > 1)
-    usual = np.where(dropless, constant("experts", "dropless_imbalance"), 1.0)
-    load = np.where(np.isnan(table.imbalance), usual, table.imbalance)
-    return np.fmin(load, table.capacity_factor)
+
+def busiest_rank(model: Model, table: PlanTable) -> Floats:
+    """Tokens of the busiest expert-parallel rank over the mean: as the plan says, or as its routing has it; no more than
+    the capacity of its experts."""
+    load = np.ones(len(table))
+    if model.experts is None:
+        return load
+    tokens = routed_tokens(table)
+    for code in np.unique(table.routing):
+        rows = np.flatnonzero((table.routing == code) & (table.ep > 1))
+        count = np.full(len(rows), float(model.experts.count))
+        top_k = np.full(len(rows), float(model.experts.top_k))
+        ep = table.ep[rows].astype(np.float64)
+        load[rows] = rank_loads(ROUTINGS[code].replace("law_", "law:"), tokens[rows] * ep, top_k, count, ep).imbalance
+    return np.fmin(np.where(np.isnan(table.imbalance), load, table.imbalance), table.capacity_factor)
+
+
+def routed_tokens(table: PlanTable) -> Floats:
+    """Tokens of a microbatch that one rank sends to experts: sequence parallelism gives each its own."""
+    return np.asarray(table.micro_tokens / table.tp, dtype=np.float64)
+
+
+def permuted_rows(model: Model, table: PlanTable) -> Floats:
+    """Tokens that a rank puts into the order of their experts and back; 0 in a dense model."""
+    rows = np.zeros(len(table))
+    if model.experts is None:
+        return rows
+    exchange = _exchange(model, model.experts, table, per_domain=table.ep.astype(np.float64))
+    computed = routed_tokens(table) * model.experts.top_k * table.etp * busiest_rank(model, table)
+    for code, name in enumerate(DISPATCHERS):
+        moved = permutation_bytes(name, exchange, computed)
+        rows = np.where(table.dispatcher == code, moved / (_EACH_PASS * model.hidden * BYTES), rows)
+    return rows
+
+
+def _exchange(model: Model, experts: Experts, table: PlanTable, per_domain: Floats) -> Exchange:
+    def same(value: int) -> Floats:
+        return np.full(len(table), float(value))
+
+    return Exchange(
+        tokens=routed_tokens(table),
+        hidden=same(model.hidden),
+        top_k=same(experts.top_k),
+        experts=same(experts.count),
+        ranks=table.ep.astype(np.float64),
+        per_domain=per_domain,
+        groups=same(experts.groups),
+        chosen_groups=same(experts.top_groups),
+        imbalance=busiest_rank(model, table),
+    )
 
 
 def expert_weight_costs(
@@ -42,27 +88,20 @@ def expert_weight_costs(
     }
 
 
-def routed_costs(model: Model, links: Links, table: PlanTable, group: GroupPlacement) -> tuple[Floats, Floats]:
-    """Seconds of a layer's dispatch and of its combine, on the busiest rank."""
+def routed_costs(
+    model: Model, links: Links, table: PlanTable, group: GroupPlacement, etp: GroupPlacement
+) -> tuple[Floats, Floats]:
+    """Seconds of a layer's dispatch and of its combine, on the busiest rank. Ranks that split an expert gather the
+    tokens of all of them, and reduce what it puts out."""
+    dispatch, combine = np.zeros(len(table)), np.zeros(len(table))
     if model.experts is None:
-        none = np.zeros(len(table))
-        return none, none
-    experts, copies = model.experts, table.dispatcher == DISPATCHERS.index("alltoall")
-    tokens = table.micro_tokens / table.tp * busiest_rank(table)
-    row_bytes = tokens * model.hidden * BYTES
-    nodes, per_node = group.nodes, group.per_node
-    # a token that is copied for each expert crosses the network so often; else once for each node that has some
-    far_nodes = nodes * (1.0 - (1.0 - 1.0 / nodes) ** experts.top_k) * (nodes - 1.0) / nodes
-    near_ranks = per_node * (1.0 - (1.0 - 1.0 / group.ranks) ** experts.top_k)
-    far = row_bytes * np.where(copies, experts.top_k * (nodes - 1.0) / nodes, far_nodes)
-    near = row_bytes * np.where(copies, experts.top_k * (per_node - 1.0) / group.ranks, nodes * near_ranks)
-    node, fabric = links.cluster.node, links.cluster.fabric
-    inside = near / (node.link_bytes_per_s * node.link_frac)
-    outside = far / (fabric.nic_bytes_per_s * fabric.nic_frac * links.bandwidth_scale)
-    seconds = constant("collectives", "p2p_base_s") + np.maximum(inside, outside)
-    # ranks that split an expert gather its tokens first
-    spread = np.where(
-        table.etp > 1, (table.etp - 1.0) * row_bytes * experts.top_k / (node.link_bytes_per_s * node.link_frac), 0.0
-    )
-    seconds = np.where(group.ranks > 1, seconds, 0.0) + spread
-    return seconds, seconds
+        return dispatch, combine
+    exchange = _exchange(model, model.experts, table, per_domain=group.per_node)
+    for code, name in enumerate(DISPATCHERS):
+        if (table.dispatcher == code).any():
+            there = table.dispatcher == code
+            dispatch = np.where(there, dispatch_s(links, name, exchange), dispatch)
+            combine = np.where(there, combine_s(links, name, exchange), combine)
+    rows = routed_tokens(table) * model.experts.top_k * table.etp * busiest_rank(model, table)
+    spread = gather_s(links, etp, rows * model.hidden * BYTES)
+    return dispatch + spread, combine + spread

@@ -42,7 +42,7 @@ class RankLoads:
     @property
     def imbalance(self) -> Floats:
         """Tokens of this rank divided by the mean over all ranks."""
-        return self.rows / (self.mean_tokens * self.experts.sum(axis=-1))
+        return np.asarray(self.rows / (self.mean_tokens * self.experts.sum(axis=-1)))
 
     def tiles(self, rows: float) -> Floats:
         """Tiles of so many rows that the experts need: no tile has rows of two experts."""
@@ -87,9 +87,7 @@ def rank_loads(routing: str, tokens: Floats, top_k: Floats, experts: Floats, ep:
 def _drawn(routing: str, tokens: float, top_k: float, experts: float, ep: float) -> tuple[Floats, Floats]:
     """Loads and counts of the slowest rank's groups of experts."""
     weights = _weights(routing, tokens, int(experts))
-    # a token goes to an expert once at most
-    loads = np.minimum(tokens * top_k * weights / weights.sum(axis=1, keepdims=True), tokens)
-    ranks = loads.reshape(_DRAWS, int(ep), -1)
+    ranks = _shared(weights, tokens, top_k).reshape(_DRAWS, int(ep), -1)
     slowest = ranks[np.arange(_DRAWS), ranks.sum(axis=2).argmax(axis=1)]
     ordered = np.sort(slowest, axis=1).mean(axis=0)
     sizes, counts = np.zeros(SIZES), np.zeros(SIZES)
@@ -98,11 +96,22 @@ def _drawn(routing: str, tokens: float, top_k: float, experts: float, ep: float)
     return sizes, counts
 
 
+def _shared(weights: Floats, tokens: float, top_k: float) -> Floats:
+    """Loads in proportion to weights; a token goes to an expert once, and the excess to the other experts."""
+    loads = np.zeros_like(weights)
+    for _ in range(8):
+        room = np.where(loads < tokens, weights, 0.0)
+        missing = tokens * top_k - loads.sum(axis=1, keepdims=True)
+        share = room / np.maximum(room.sum(axis=1, keepdims=True), np.finfo(np.float64).tiny)
+        loads = np.minimum(loads + np.maximum(missing, 0.0) * share, tokens)
+    return loads
+
+
 def _weights(routing: str, tokens: float, experts: int) -> Floats:
     random = np.random.default_rng(_SEED)
     if routing == DROPLESS:
         sigma = np.sqrt(np.log1p(constant("experts", "dropless_variation") ** 2))
-        return np.exp(sigma * random.standard_normal((_DRAWS, experts)))
+        return np.asarray(np.exp(sigma * random.standard_normal((_DRAWS, experts))))
     power = 1.0 - power_law_exponent(routing)
     most = max(0.8 * tokens, 1.0) ** power
     return np.asarray(((most - 1.0) * random.random((_DRAWS, experts)) + 1.0) ** (1.0 / power))

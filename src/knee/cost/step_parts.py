@@ -14,14 +14,14 @@ import numpy as np
 from knee.arrays import Bools, Floats, Ints, equal_rows, expanded
 from knee.cost.clock import StepWork, clock_frac
 from knee.cost.collective_cost import Links, all_reduce_s, gather_s, send_s
-from knee.cost.expert_comm import busiest_rank, expert_weight_costs, routed_costs
+from knee.cost.expert_comm import busiest_rank, expert_weight_costs, permuted_rows, routed_costs
 from knee.cost.kernel_cost import GEMM_TYPES, Cost, cost_of
 from knee.cost.placement import GroupPlacement, gpus_used, nodes_apart, place, place_folded
 from knee.cost.skew import skew_wait_s
 from knee.specs.constants import constant
 from knee.specs.hardware import Cluster, GemmType, Precision
 from knee.specs.model import Model
-from knee.specs.plan import CP_METHODS, DISPATCHERS, PRECISIONS, RECOMPUTE_MODULES, SHARDINGS
+from knee.specs.plan import CP_METHODS, PRECISIONS, RECOMPUTE_MODULES, SHARDINGS
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Kernels, Profile
 from knee.workload import operations as op
@@ -31,7 +31,7 @@ from knee.workload.shapes import Shapes
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 
 
-def shapes_of(table: PlanTable, *, casts: bool = False) -> Shapes:
+def shapes_of(model: Model, table: PlanTable, *, casts: bool = False) -> Shapes:
     """What the kernels of each plan depend on; ``casts`` where the stack casts whole fp32 weights in every forward."""
     tokens = table.micro_tokens.astype(np.float64)
     eight_bit, four_bit = (table.precision == PRECISIONS.index(name) for name in ("fp8", "fp4"))
@@ -44,8 +44,8 @@ def shapes_of(table: PlanTable, *, casts: bool = False) -> Shapes:
         cp=table.cp.astype(np.float64),
         ep=table.ep.astype(np.float64),
         etp=table.etp.astype(np.float64),
-        busiest=busiest_rank(table),
-        sends_copies=np.where(table.dispatcher == DISPATCHERS.index("alltoall"), 1.0, 0.0),
+        busiest=busiest_rank(model, table),
+        permuted_rows=permuted_rows(model, table),
         kv_block=np.where(ring, table.seq_len / table.cp, table.seq_len),
         norm_tokens=np.where(table.sequence_parallel, tokens / table.tp, tokens),
         eight_bit=np.where(eight_bit, 1.0, 0.0),
@@ -141,7 +141,7 @@ def step_clock(model: Model, cluster: Cluster, profile: Profile, table: PlanTabl
 
 def _fastest_costs(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> ComputeCosts:
     """Each segment at the highest clock."""
-    routed = () if model.experts is None else (table.ep, table.etp, table.dispatcher, busiest_rank(table))
+    routed = () if model.experts is None else (table.ep, table.etp, table.dispatcher, busiest_rank(model, table))
     first, kind = equal_rows(
         *routed,
         table.micro_tokens,
@@ -156,7 +156,7 @@ def _fastest_costs(model: Model, cluster: Cluster, profile: Profile, table: Plan
         casts_weights(table),
     )
     few = table.rows(first)
-    s = shapes_of(few, casts=profile.casts_weights)
+    s = shapes_of(model, few, casts=profile.casts_weights)
     products, half = product_column(few), half_column(few)
 
     def cost(ops: list[op.Operation], types: Ints = products) -> Cost:
@@ -256,22 +256,24 @@ class GroupPlacements:
     pp: GroupPlacement
     ep: GroupPlacement
     """Ranks that hold different experts."""
+    etp: GroupPlacement
+    """Ranks that split each expert."""
     expert_shard: GroupPlacement
     """Ranks over which the experts of a rank are sharded, or which have the same ones under DDP."""
     world: GroupPlacement
     """All GPUs that a step keeps together: those of one replica where replicas do not meet in every step."""
 
 
-def groups_of(cluster: Cluster, table: PlanTable, modes: Modes) -> GroupPlacements:
+def groups_of(model: Model, cluster: Cluster, table: PlanTable, modes: Modes) -> GroupPlacements:
     """Place every group on the nodes, once for each way to cut the GPUs."""
     axes = [getattr(table, axis) for axis in table.placement]
     first, kind = equal_rows(table.gpus, modes.ddp, table.sync_every, table.ep, table.etp, *axes)
     if len(first) == len(table):
-        return _groups_of(cluster, table, modes.ddp)
-    return expanded(_groups_of(cluster, table.rows(first), modes.ddp[first]), kind)
+        return _groups_of(model, cluster, table, modes.ddp)
+    return expanded(_groups_of(model, cluster, table.rows(first), modes.ddp[first]), kind)
 
 
-def _groups_of(cluster: Cluster, table: PlanTable, ddp: Bools) -> GroupPlacements:
+def _groups_of(model: Model, cluster: Cluster, table: PlanTable, ddp: Bools) -> GroupPlacements:
     per_node = gpus_used(table.gpus, cluster.node.gpus)
     replicate = place(table, per_node, "dp_replicate")
     copies = place(table, per_node, "dp_replicate", "dp_shard", "cp")
@@ -282,10 +284,12 @@ def _groups_of(cluster: Cluster, table: PlanTable, ddp: Bools) -> GroupPlacement
         together = _either(apart, alone, together)
         one = [axis for axis in table.placement if axis != "dp_replicate"]
         world = _either(apart, place(table, per_node, *one), world)
-    experts = _expert_groups(table, per_node, ddp)
+    alone = place(table, per_node)
+    experts = (alone, alone, alone) if model.experts is None else _expert_groups(table, per_node, ddp)
     return GroupPlacements(
-        ep=experts[0],
-        expert_shard=experts[1],
+        etp=experts[0],
+        ep=experts[1],
+        expert_shard=experts[2],
         shard=place(table, per_node, "dp_shard", "cp"),
         replicate=together,
         exchange=replicate,
@@ -296,20 +300,17 @@ def _groups_of(cluster: Cluster, table: PlanTable, ddp: Bools) -> GroupPlacement
     )
 
 
-def _expert_groups(table: PlanTable, per_node: Ints, ddp: Bools) -> tuple[GroupPlacement, GroupPlacement]:
+def _expert_groups(table: PlanTable, per_node: Ints, ddp: Bools) -> tuple[GroupPlacement, ...]:
     """Experts are laid over tp, cp and the data-parallel ranks of one replica (all of them under DDP)."""
-    if not (table.ep * table.etp > 1).any():
-        alone = place(table, per_node)
-        return alone, alone
     axes = ("tp", "cp", "dp_replicate", "dp_shard")
     low, high = table.etp, table.etp * table.ep
     ranks = np.where(ddp, table.dp_replicate, table.dp_shard) * table.tp * table.cp
     inside = tuple(axis for axis in axes if axis != "dp_replicate")
     groups = []
-    for start, end in ((low, high), (high, ranks)):
+    for start, end in ((np.ones_like(low), low), (low, high), (high, ranks)):
         sharded, copied = (place_folded(table, per_node, which, start, end) for which in (inside, axes))
         groups.append(_either(ddp, copied, sharded))
-    return groups[0], groups[1]
+    return tuple(groups)
 
 
 def _either(where: Bools, a: GroupPlacement, b: GroupPlacement) -> GroupPlacement:
@@ -365,7 +366,7 @@ def comm_costs(
     axes = [getattr(table, axis) for axis in table.placement]
     kinds = (table.sharding, table.sync_every, table.reduce_dtype, table.cp_method, table.sequence_parallel)
     if model.experts is not None:
-        kinds += (table.ep, table.etp, table.dispatcher, table.precision, busiest_rank(table))
+        kinds += (table.ep, table.etp, table.dispatcher, table.precision, busiest_rank(model, table))
     first, kind = equal_rows(table.gpus, table.micro_tokens, *kinds, *axes)
     if len(first) == len(table):
         return _comm_costs(model, cluster, profile, table, modes, t, g)
@@ -412,7 +413,7 @@ def _comm_costs(
     if model.experts is not None:
         for name in ("gather", "reduce", "replicate"):
             weights[f"{name}_layer"] = weights[f"{name}_layer"] + weights[f"{name}_experts"]
-    dispatch, combine = routed_costs(model, links, table, g.ep)
+    dispatch, combine = routed_costs(model, links, table, g.ep, g.etp)
     return CommCosts(
         **weights,
         dispatch=dispatch,

@@ -24,7 +24,7 @@ def memory_table(space: Space, profile: Profile, table: PlanTable) -> MemoryColu
     """Memory of every plan."""
     modes = Modes.of(table)
     traffic = traffic_of(space.model, table, modes, scatters_sends=profile.scatters_sends)
-    return memory_of(space.model, profile, table, shapes_of(table), modes, traffic)
+    return memory_of(space.model, profile, table, shapes_of(space.model, table), modes, traffic)
 
 
 def memory_bytes(space: Space, profile: Profile, table: PlanTable) -> Floats:

@@ -16,7 +16,7 @@ CpMethod = Literal["allgather", "ring"]
 ReduceDtype = Literal["fp32", "bf16"]
 StateDtype = Literal["fp32", "bf16"]
 Dispatcher = Literal["alltoall", "deepep", "hybridep"]
-Routing = Literal["balanced", "dropless"]
+Routing = Literal["balanced", "dropless", "power_law_1.01", "power_law_1.2"]
 
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 SHARDING_FAMILIES = {
@@ -80,8 +80,8 @@ class Plan:
     ep_overlap: bool = False
     """Whether tokens travel beside the compute of another microbatch (Megatron's 1F1B overlap, DualPipe)."""
     routing: Routing = "dropless"
-    """How tokens spread over experts: balanced (each expert has equally many, as benchmarks force it), or dropless (as
-    measured in training: the busiest rank has more)."""
+    """How tokens spread over experts: balanced (each expert has equally many, as benchmarks force it), dropless (as
+    measured in training: the busiest rank has more), or by a power law."""
     imbalance: float | None = None
     """Tokens of the busiest expert-parallel rank over the mean; overrides routing."""
     capacity_factor: float | None = None

@@ -44,7 +44,7 @@ def scripts_of(
 def _kernels(model: Model, cluster: Cluster, parts: StepParts, action: str) -> dict[str, tuple[Kernel, ...]]:
     """The operations of each segment, with their shares of its compute."""
     one = parts.table.rows(slice(0, 1))
-    s, kinds = shapes_of(one, casts=parts.profile.casts_weights), parts.profile.kernels
+    s, kinds = shapes_of(model, one, casts=parts.profile.casts_weights), parts.profile.kernels
     products = product_column(one)
     forward = op.layer_forward(model, s, kinds)
     back = op.layer_backward_input(model, s, kinds)

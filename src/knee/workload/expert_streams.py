@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from knee.arrays import Floats
 from knee.specs.model import Experts, Model
 from knee.workload.projections import expert_share, routed_rows
@@ -16,15 +14,12 @@ BYTES = 2.0
 def expert_streams(model: Model, experts: Experts, s: Shapes) -> list[tuple[str, str, Floats, float]]:
     """(name, operation of ``kernels.toml``, bytes of the tensor that it reads or writes, how many), mean over layers.
 
-    Where:   tokens are put into the order of their experts before the products and back after them; where a token is
-             copied for each expert before it is sent, that order is made on both sides of the network
+    Where:   tokens are put into the order of their experts before the products and back after them
     """
     share, rows = expert_share(model), routed_rows(experts, s)
-    sent = s.norm_tokens * experts.top_k * s.sends_copies
-    ordered = (rows + np.where(s.ep * s.etp > 1.0, sent, 0.0)) * model.hidden
     streams = [
         ("router", "router", share * s.norm_tokens * experts.count * ROUTER_BYTES, share),
-        ("permute", "permute", share * ordered * BYTES, share),
+        ("permute", "permute", share * s.permuted_rows * model.hidden * BYTES, share),
         (f"experts_{model.mlp}", model.mlp, share * rows * experts.ffn / s.etp * BYTES, share),
     ]
     if experts.shared_ffn:

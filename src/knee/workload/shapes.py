@@ -27,8 +27,8 @@ class Shapes:
     """Tokens that norms and residuals work on: cut by tp under sequence parallelism."""
     busiest: Floats
     """Tokens that the busiest expert-parallel rank computes, over the mean."""
-    sends_copies: Floats
-    """1 where a token is copied for each of its experts before it is sent (NCCL's all-to-all), else 0."""
+    permuted_rows: Floats
+    """Tokens that are put into the order of their experts and back, on both sides of the network."""
     eight_bit: Floats
     """1 where a layer's products are fp8, else 0; the output projection stays in 16 bit."""
     four_bit: Floats
