@@ -21,8 +21,8 @@ _EACH_PASS = 4.0  # there and back, read and written
 
 
 def busiest_rank(model: Model, table: PlanTable) -> Floats:
-    """Tokens of the busiest expert-parallel rank over the mean: as the plan says, or as its routing has it; no more than
-    the capacity of its experts."""
+    """Tokens of the busiest expert-parallel rank over the mean: as the plan says, or as its routing has it; at most the
+    capacity of its experts."""
     load = np.ones(len(table))
     if model.experts is None:
         return load

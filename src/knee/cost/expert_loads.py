@@ -29,6 +29,11 @@ class RankLoads:
     mean_tokens: Floats
     """Tokens of one expert if all experts of all ranks had the same number; one value per plan."""
 
+    @classmethod
+    def balanced(cls, tokens: Floats, experts: Floats) -> RankLoads:
+        """Experts that have equally many tokens."""
+        return cls(tokens=tokens[:, None], experts=experts[:, None], mean_tokens=tokens)
+
     @property
     def rows(self) -> Floats:
         """Token-expert pairs of the rank."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from knee.arrays import Floats
 from knee.cost.expert_loads import RankLoads
-from knee.cost.kernel_cost import OPERAND_BYTES
+from knee.cost.operand_bytes import OPERAND_BYTES
 from knee.specs.hardware import GemmType, Gpu
 from knee.workload.operations import BYTES
 

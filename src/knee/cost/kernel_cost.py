@@ -9,16 +9,17 @@ from typing import get_args
 import numpy as np
 
 from knee.arrays import Floats, Ints
+from knee.cost.expert_loads import RankLoads
+from knee.cost.grouped_gemm import grouped_gemm_s, grouped_weight_gemm_s
+from knee.cost.operand_bytes import OPERAND_BYTES
 from knee.specs.constants import constant
 from knee.specs.hardware import AttentionKernel, GemmType, Gpu
 from knee.specs.profile import Profile
-from knee.workload.operations import BYTES, NVFP4_BYTES, Attention, Gemm, MemoryBound, Operation
+from knee.workload.operations import BYTES, Attention, Gemm, GroupedGemm, MemoryBound, Operation
 
 ALIGNED = 8
 """Elements that a tensor core loads at once."""
 GEMM_TYPES: tuple[GemmType, ...] = get_args(GemmType)
-OPERAND_BYTES: dict[GemmType, float] = {"bf16": 2.0, "fp8": 1.0, "fp8_block": 1.0 + 4 / 128, "nvfp4": NVFP4_BYTES}
-"""Of one element with its share of a scale: fp32 for 128 of block fp8, one byte for 16 of NVFP4."""
 _SPLITS = (1, 2, 4, 8)
 _TILES = ((1.0, 1.0), (1.0, 0.5), (0.5, 0.5))  # of the GPU's largest output tile
 
@@ -47,21 +48,13 @@ class Cost:
 
 
 def gemm_s(
-    gpu: Gpu,
-    kind: GemmType,
-    m: Floats,
-    n: Floats,
-    k: Floats,
-    *,
-    count: Floats | float = 1.0,
-    clock_frac: Floats | float | None = None,
+    gpu: Gpu, kind: GemmType, m: Floats, n: Floats, k: Floats, *, clock_frac: Floats | float | None = None
 ) -> Floats:
-    """Seconds of an (m x k)(k x n) product of one type, or of so many of them in one kernel.
+    """Seconds of an (m x k)(k x n) product of one type.
 
     Formula: kernel_s + max( waves * tile_flop * sms / rate , bytes / hbm ), the best of a few tiles and k-splits
-    Where:   waves = ceil(count * tiles * split / sms); rate = peak * peak_frac * clock * k/(k + half_k) * intensity of
-             the tile; bytes = operand bytes * (mk + kn) + 2 mn; clock = sustained_frac, as in a training step, unless
-             given
+    Where:   waves = ceil(tiles * split / sms); rate = peak * peak_frac * clock * k/(k + half_k) * intensity of the
+             tile; bytes = operand bytes * (mk + kn) + 2 mn; clock = sustained_frac, as in a training step, unless given
     Source:  tile and wave quantisation as in NVIDIA's matrix-multiplication guide; rates per type and GPU in the
              catalogue, most from measured products (tools/fit_gemm.py)
     Valid:   products of training, from about 1 GFLOP and k of 512; the operands' casts are not in it
@@ -69,22 +62,22 @@ def gemm_s(
     peak, of = gpu.gemm_rate(kind)
     hbm = gpu.hbm_bytes_per_s * gpu.hbm_frac
     clock = of.sustained_frac if clock_frac is None else clock_frac
-    moved = count * gemm_bytes(kind, m, n, k)
+    moved = gemm_bytes(kind, m, n, k)
     half = of.half_intensity
     full = of.tile_m * of.tile_n / (of.tile_m + of.tile_n)
-    best = np.full(np.broadcast(m, n, k, count).shape, np.inf)
+    best = np.full(np.broadcast(m, n, k).shape, np.inf)
     for fm, fn in _TILES:
         tm, tn = of.tile_m * fm, of.tile_n * fn
         intensity = tm * tn / (tm + tn)
         # smaller tiles load more operands per FLOP; relative to the largest tile, which peak_frac describes
         quality = (intensity / (intensity + half)) / (full / (full + half))
-        tiles = count * np.ceil(m / tm) * np.ceil(n / tn)
+        tiles = np.ceil(m / tm) * np.ceil(n / tn)
         rate = peak * of.peak_frac * clock * quality / gpu.sms
         for split in _SPLITS:
             waves = np.ceil(tiles * split / gpu.sms)
             math = waves * 2.0 * tm * tn * (k / split + of.half_k) / rate
             # partial sums go through memory in fp32, written and read once
-            partial = 0.0 if split == 1 else 8.0 * split * count * m * n
+            partial = 0.0 if split == 1 else 8.0 * split * m * n
             best = np.minimum(best, np.maximum(math, (moved + partial) / hbm))
     return best + gpu.kernel_s
 
@@ -140,39 +133,53 @@ def attention_launches(profile: Profile, *, forward: bool) -> float:
 
 def stream_s(gpu: Gpu, profile: Profile, op: MemoryBound) -> Floats:
     """Seconds of memory-bound kernels: bytes over the rate they stream at, and each kernel's own time."""
-    share = {"hbm": 1.0 / profile.stream_scale, "copy_out": profile.copy_frac, "copy_in": profile.reduce_copy_frac}
+    share = {
+        "hbm": 1.0 / profile.stream_scale,
+        "experts": 1.0 / (profile.stream_scale * profile.expert_stream_scale),
+        "copy_out": profile.copy_frac,
+        "copy_in": profile.reduce_copy_frac,
+    }
     rate = gpu.hbm_bytes_per_s * gpu.hbm_frac * share[op.rate]
     return op.moved_bytes / rate + op.kernels * gpu.kernel_s
 
 
 def products_s(
-    gpu: Gpu,
-    profile: Profile,
-    types: Ints,
-    m: Floats,
-    n: Floats,
-    k: Floats,
-    count: Floats | float = 1.0,
-    clock: float = 1.0,
+    gpu: Gpu, profile: Profile, types: Ints, m: Floats, n: Floats, k: Floats, clock: float = 1.0
 ) -> tuple[Floats, Floats]:
     """Seconds at a share of the highest clock and bytes of products whose type, an index of ``GEMM_TYPES``, is a
     column: the last axis."""
-    m, n, k, count, code = np.broadcast_arrays(m, n, k, count, types)
+    m, n, k, code = np.broadcast_arrays(m, n, k, types)
     seconds, moved = np.empty(m.shape), np.empty(m.shape)
     for index in np.unique(types):
         kind, of = GEMM_TYPES[index], code == index
         # the sustained rate was measured at the clock that the board's limit left
         rate = gpu.gemm_rate(kind)[1].sustained_frac * profile.gemm_scale * clock / gpu.gemm_clock_frac
         sides = (m[of], n[of], k[of])
-        seconds[of] = gemm_s(gpu, kind, *sides, count=count[of], clock_frac=rate)
-        moved[of] = count[of] * gemm_bytes(kind, *sides)
+        seconds[of], moved[of] = gemm_s(gpu, kind, *sides, clock_frac=rate), gemm_bytes(kind, *sides)
+    return seconds, moved
+
+
+def grouped_products_s(
+    gpu: Gpu, profile: Profile, types: Ints, op: GroupedGemm, clock: float = 1.0
+) -> tuple[Floats, Floats]:
+    """Seconds and bytes of one layer's experts, as ``products_s`` has those of single products."""
+    seconds, moved = np.empty(len(types)), np.empty(len(types))
+    price = grouped_weight_gemm_s if op.weights else grouped_gemm_s
+    for index in np.unique(types):
+        kind, of = GEMM_TYPES[index], types == index
+        rate = gpu.gemm_rate(kind)[1].sustained_frac * profile.gemm_scale * clock / gpu.gemm_clock_frac
+        loads = RankLoads.balanced(op.tokens[of], op.experts[of])
+        seconds[of] = price(gpu, kind, loads, op.n[of], op.k[of], clock_frac=rate * profile.expert_gemm_scale)
+        moved[of] = op.experts[of] * gemm_bytes(kind, op.tokens[of], op.n[of], op.k[of])
     return seconds, moved
 
 
 def operation_s(gpu: Gpu, profile: Profile, types: Ints, op: Operation, clock: float = 1.0) -> Floats:
     """Seconds of any operation at a share of the highest clock."""
     if isinstance(op, Gemm):
-        return op.times * products_s(gpu, profile, types, op.m, op.n, op.k, op.count, clock)[0]
+        return op.times * products_s(gpu, profile, types, op.m, op.n, op.k, clock)[0]
+    if isinstance(op, GroupedGemm):
+        return op.times * grouped_products_s(gpu, profile, types, op, clock)[0]
     if isinstance(op, Attention):
         return stack_attention_s(gpu, profile, op) / clock
     return stream_s(gpu, profile, op)
@@ -187,16 +194,20 @@ def cost_of(gpu: Gpu, profile: Profile, types: Ints, ops: Sequence[Operation]) -
     if gemms:
         # all products at once: pricing one costs a hundred NumPy calls, whatever the number of shapes
         m, n, k = (np.stack([getattr(op, side) for op in gemms]) for side in ("m", "n", "k"))
-        count = np.stack([np.broadcast_to(op.count, len(types)) for op in gemms])
         times = np.array([[op.times] for op in gemms])
-        seconds, traffic = products_s(gpu, profile, types, m, n, k, count)
+        seconds, traffic = products_s(gpu, profile, types, m, n, k)
         time_s = time_s + (times * seconds).sum(axis=0)
         clocked = time_s - times.sum() * gpu.kernel_s
-        flop = flop + (times * count * 2.0 * m * n * k).sum(axis=0)
+        flop = flop + (times * 2.0 * m * n * k).sum(axis=0)
         moved = moved + (times * traffic).sum(axis=0)
         kernels += float(times.sum())
     for op in ops:
-        if isinstance(op, Attention):
+        if isinstance(op, GroupedGemm):
+            seconds, traffic = grouped_products_s(gpu, profile, types, op)
+            time_s, moved = time_s + op.times * seconds, moved + op.times * traffic
+            clocked = clocked + op.times * (seconds - gpu.kernel_s)
+            flop, kernels = flop + op.flop, kernels + op.times
+        elif isinstance(op, Attention):
             seconds = stack_attention_s(gpu, profile, op)
             time_s, clocked = time_s + seconds, clocked + seconds
             flop = flop + op.flop * attention_energy(gpu, profile.attention)

@@ -45,6 +45,12 @@ class Profile:
     stream_scale: float = 1.0
     """Time of this stack's memory-bound kernels, divided by the time of its kernel set."""
 
+    expert_gemm_scale: float = 1.0
+    """Rate of the experts' products relative to other products."""
+    expert_stream_scale: float = 1.0
+    """Time of the memory-bound kernels of experts relative to other such kernels."""
+    expert_sync_s: float = 0.0
+    """Time that a pass through a layer with experts waits for the host, which waits for the number of tokens."""
     compute_slowdown_frac: float
     """kappa: while a collective runs at the same time, compute takes 1 + kappa times as long, at the network rate of an
     H100 node. Slower networks slow compute less, because they use fewer SMs and less memory bandwidth."""

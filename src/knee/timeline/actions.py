@@ -94,7 +94,7 @@ def local_comms(
     forward = tp(tp_messages.layer_forward(model)).plus(forward_cp)
     backward = tp(tp_messages.layer_backward(model, profile)).plus(backward_cp)
     if model.experts is not None:
-        routed = routed_comm(model, table, comm, issue)
+        routed = routed_comm(model, profile, table, comm)
         again = routed.times(table.recomputes_module("moe"))
         forward, backward = forward.plus(routed), backward.plus(routed).plus(again)
     return LocalComms(
@@ -109,12 +109,14 @@ def local_comms(
     )
 
 
-def routed_comm(model: Model, table: PlanTable, comm: CommCosts, issue: Floats) -> LocalComm:
+def routed_comm(model: Model, profile: Profile, table: PlanTable, comm: CommCosts) -> LocalComm:
     """Tokens to their experts and back, mean over layers; the gradients take the same way. They block, unless they
     travel beside another microbatch."""
-    seconds = expert_share(model) * (comm.dispatch + comm.combine)
+    share = expert_share(model)
+    seconds = share * (comm.dispatch + comm.combine)
     hidden = np.where(table.ep_overlap, seconds, 0.0)
-    return LocalComm(hidden_s=hidden, blocking_s=seconds - hidden, host_s=0.0 * issue)
+    sync = np.where(table.ep > 1, share * profile.expert_sync_s, 0.0)
+    return LocalComm(hidden_s=hidden, blocking_s=seconds - hidden + sync, host_s=0.0 * seconds)
 
 
 def gathers_kv_again(profile: Profile, table: PlanTable) -> Floats:

@@ -115,7 +115,7 @@ def _flop(w: EvaluatedStep, layers: int, head: bool, again: float) -> tuple[int,
 
 
 def _gemm_flop(operations: list[op.Operation]) -> float:
-    return sum(float((o.times * o.count * 2.0 * o.m * o.n * o.k)[0]) for o in operations if isinstance(o, op.Gemm))
+    return sum(float(o.flop[0]) for o in operations if isinstance(o, op.Gemm | op.GroupedGemm))
 
 
 def _attention_flop(operations: list[op.Operation]) -> float:

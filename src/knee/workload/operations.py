@@ -5,7 +5,7 @@ Every dimension may be a column, so one description serves one plan and a hundre
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,21 +15,45 @@ from knee.specs.model import Model
 from knee.specs.profile import Kernels
 from knee.workload.attention_span import causal_keys, kernel_keys
 from knee.workload.expert_streams import expert_streams
-from knee.workload.projections import expert_share, projections
+from knee.workload.projections import Projection, expert_share, projections
 from knee.workload.shapes import Shapes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemm:
-    """A matrix product: (m x k) times (k x n), or several alike in one kernel."""
+    """A matrix product: (m x k) times (k x n)."""
 
     name: str
     m: Floats
     n: Floats
     k: Floats
-    count: Floats | float = 1.0
     times: float = 1.0
     """How often the mean layer has it."""
+
+    @property
+    def flop(self) -> Floats:
+        """Multiplications and additions."""
+        return self.times * 2.0 * self.m * self.n * self.k
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedGemm:
+    """The products of all experts of a rank in one kernel: (tokens x k) times (k x n) of each, or with ``weights`` the
+    gradients of their (k x n) weights."""
+
+    name: str
+    experts: Floats
+    tokens: Floats
+    """Of one expert."""
+    n: Floats
+    k: Floats
+    weights: bool = False
+    times: float = 1.0
+
+    @property
+    def flop(self) -> Floats:
+        """Multiplications and additions."""
+        return self.times * 2.0 * self.experts * self.tokens * self.n * self.k
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +78,10 @@ class MemoryBound:
     moved_bytes: Floats
     kernels: int | Floats
     rate: str = "hbm"
-    """"hbm", or one of FSDP's copies: "copy_out", "copy_in"."""
+    """"hbm", one of FSDP's copies ("copy_out", "copy_in"), or "experts"."""
 
 
-Operation = Gemm | Attention | MemoryBound
+Operation = Gemm | GroupedGemm | Attention | MemoryBound
 
 BYTES = 2.0  # activations are 16-bit; fp8 and NVFP4 keep them so outside their products
 NVFP4_BYTES = 0.5 + 1 / 16  # an element, with its share of a scale of one byte for 16
@@ -89,7 +113,10 @@ def _streams(model: Model, s: Shapes, kernels: Kernels, backward: bool) -> list[
         count = passes.backward if backward else passes.forward
         launched = passes.backward_kernels if backward else passes.forward_kernels
         if count:
-            streams.append(MemoryBound(name=name, moved_bytes=count * tensor_bytes, kernels=launched * times))
+            rate = "experts" if key in ("router", "permute") or name.startswith("experts_") else "hbm"
+            streams.append(
+                MemoryBound(name=name, moved_bytes=count * tensor_bytes, kernels=launched * times, rate=rate)
+            )
     return streams
 
 
@@ -167,12 +194,17 @@ def _norm_weights(model: Model) -> int:
     return model.layer_norms + (2 if model.qk_norm in ("head", "full") else 0)
 
 
+def _product(p: Projection) -> Operation:
+    return _grouped(p) if p.grouped else Gemm(name=p.name, m=p.rows, n=p.out, k=p.inner, times=p.times)
+
+
+def _grouped(p: Projection) -> GroupedGemm:
+    return GroupedGemm(name=p.name, experts=p.count + 0.0 * p.rows, tokens=p.rows, n=p.out, k=p.inner, times=p.times)
+
+
 def layer_forward(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
     """One decoder layer, forward."""
-    gemms: list[Operation] = [
-        Gemm(name=p.name, m=p.rows, n=p.out, k=p.inner, count=p.count, times=p.times)
-        for p in projections(model, s, kernels)
-    ]
+    gemms = [_product(p) for p in projections(model, s, kernels)]
     casts = [*_casts(model, s, kernels, backward=False), *_weight_casts(model, s, kernels, backward=False)]
     return [*gemms, *casts, _attention(model, s, forward=True), *_streams(model, s, kernels, backward=False)]
 
@@ -190,7 +222,7 @@ def recomputed_ops(model: Model, s: Shapes, kernels: Kernels, *, attention: bool
     return [
         one
         for one in layer_forward(model, s, kernels)
-        if (one.name in dropped if isinstance(one, Gemm) else attention or not isinstance(one, Attention))
+        if (one.name in dropped if isinstance(one, Gemm | GroupedGemm) else attention or not isinstance(one, Attention))
     ]
 
 
@@ -202,9 +234,8 @@ def kept_product_columns(model: Model, s: Shapes, kernels: Kernels) -> Floats:
 
 def layer_backward_input(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
     """One decoder layer, backward with respect to its input: data gradients, attention, memory-bound kernels."""
-    gemms: list[Operation] = [
-        Gemm(name=f"{p.name}_dgrad", m=p.rows, n=p.inner, k=p.out, count=p.count, times=p.times)
-        for p in projections(model, s, kernels)
+    gemms = [
+        _product(replace(p, name=f"{p.name}_dgrad", out=p.inner, inner=p.out)) for p in projections(model, s, kernels)
     ]
     casts = _casts(model, s, kernels, backward=True)
     return [*gemms, *casts, _attention(model, s, forward=False), *_streams(model, s, kernels, backward=True)]
@@ -213,7 +244,9 @@ def layer_backward_input(model: Model, s: Shapes, kernels: Kernels) -> list[Oper
 def layer_backward_weight(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
     """One decoder layer, backward with respect to its weights."""
     gemms: list[Operation] = [
-        Gemm(name=f"{p.name}_wgrad", m=p.out, n=p.inner, k=p.rows, count=p.count, times=p.times)
+        replace(_grouped(p), name=f"{p.name}_wgrad", weights=True)
+        if p.grouped
+        else Gemm(name=f"{p.name}_wgrad", m=p.out, n=p.inner, k=p.rows, times=p.times)
         for p in projections(model, s, kernels)
     ]
     return [*gemms, *_weight_casts(model, s, kernels, backward=True)]

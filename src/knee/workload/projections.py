@@ -30,6 +30,9 @@ class Projection:
     times: float = 1.0
     """Share of the layers that have it."""
 
+    grouped: bool = False
+    """Whether it is the experts', of whatever number."""
+
     @property
     def weights(self) -> Floats:
         """Elements of its matrices, mean over layers."""
@@ -107,8 +110,8 @@ def _experts(model: Model, experts: Experts, s: Shapes, share: float) -> list[Pr
     up = 2.0 * ffn if model.gated else ffn
     return [
         *maps,
-        Projection(name="experts_up", rows=rows, out=up, inner=hidden, count=local, times=share),
-        Projection(name="experts_down", rows=rows, out=hidden, inner=ffn, count=local, times=share),
+        Projection(name="experts_up", rows=rows, out=up, inner=hidden, count=local, times=share, grouped=True),
+        Projection(name="experts_down", rows=rows, out=hidden, inner=ffn, count=local, times=share, grouped=True),
     ]
 
 
