@@ -55,8 +55,8 @@ STATED = {
     # the report says 2.4 B active; table 3 of Moonlight's report (arXiv 2502.16982) has both without embeddings
     "deepseek-v2-lite": Stated("15.29", "2.24", "both"),
     "deepseek-v2": Stated("236", "21"),
-    # README_WEIGHTS.md: 671 B without multi-token prediction, 36.7 B active (the report: 37 B)
-    "deepseek-v3": Stated("671", "36.7", "input"),
+    # README_WEIGHTS.md: 671 B without multi-token prediction, 36.6 B active "including 0.9B for the output head"
+    "deepseek-v3": Stated("671", "36.6", "input"),
     "moonlight-16b-a3b": Stated("15.29", "2.24", "both"),
     # the weights; the report says 1.04 T and 32.6 B, where 17 B are one more layer with experts
     "kimi-k2": Stated("1026", "32", "input"),
@@ -69,7 +69,8 @@ STATED = {
     "olmoe-1b-7b": Stated("6.9", "1.3"),
     "phi-3.5-moe": Stated("41.9", "6.6"),
     "dbrx": Stated("132", "36"),
-    # table 1 of arXiv 2508.06471 leaves out embeddings, and counts the layer for multi-token prediction of GLM-4.5
+    # table 1 of arXiv 2508.06471; these counts give its numbers: both without embeddings, and GLM-4.5 with its layer for
+    # multi-token prediction (4 B)
     "glm-4.5": Stated("355", "32", "both", besides=3.99),
     "glm-4.5-air": Stated("106", "12", "both"),
     # dense models have as many active parameters as parameters
@@ -120,7 +121,6 @@ def test_active_parameters(name: str) -> None:
     ("name", "count"),
     [  # parameters of the weights on Hugging Face
         ("mixtral-8x7b", 46_702_792_704),
-        ("phi-3.5-moe", 41_873_153_344),
         ("olmoe-1b-7b", 6_919_161_856),
         ("deepseek-v2-lite", 15_706_484_224),
         ("deepseek-v2", 235_741_434_880),
