@@ -69,7 +69,7 @@ STATED = {
     "olmoe-1b-7b": Stated("6.9", "1.3"),
     "phi-3.5-moe": Stated("41.9", "6.6"),
     "dbrx": Stated("132", "36"),
-    # table 1 of arXiv 2508.06471; these counts give its numbers: both without embeddings, and GLM-4.5 with its layer for
+    # table 1 of arXiv 2508.06471; these counts give its numbers: both without embeddings, GLM-4.5 with its layer for
     # multi-token prediction (4 B)
     "glm-4.5": Stated("355", "32", "both", besides=3.99),
     "glm-4.5-air": Stated("106", "12", "both"),
