@@ -92,3 +92,14 @@ def test_a_mistake_names_its_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('base = "dgx-h100"\n[fabric]\ntiers = [{ nodes = 4, oversubscription = "2:1" }]\n')
     assert f"error: {file} has " in knee(str(file)).stderr
+
+
+def test_a_mixture_of_experts_has_total_and_active_parameters() -> None:
+    heading = knee("deepseek-v3").stdout.splitlines()[0]
+    assert "671 B parameters, 37.6 B active: 61 layers (58 with 256 experts)" in heading
+    assert heading.removeprefix("model deepseek-v3: ") in knee().stdout
+    counts = json.loads(knee("deepseek-v3", "--json").stdout)["parameters"]
+    assert counts == {"total": 671_026_419_200, "active": 37_552_297_472, "mtp": 11_610_068_224}
+    dense = json.loads(knee("llama2-7b", "--json").stdout)["parameters"]
+    assert dense == {"total": 6_738_415_616, "active": 6_738_415_616, "mtp": 0}
+    assert "active" not in knee("llama2-7b").stdout.splitlines()[0]

@@ -326,6 +326,7 @@ def test_the_name_of_llama_4_says_that_only_the_text_decoder_is_read(tmp_path: P
         (MIXTRAL, {"num_local_experts": None}, "missing-field", "num_local_experts"),
         (MIXTRAL, {"num_local_experts": -8}, "out-of-range", "num_local_experts"),
         (MIXTRAL, {"num_experts_per_tok": 9}, "out-of-range", "experts"),
+        (MIXTRAL, {"moe_intermediate_size": 1024}, "not-modelled", "moe_intermediate_size"),
         (MIXTRAL, {"n_shared_experts": 1}, "not-modelled", "n_shared_experts"),
         (MIXTRAL, {"rope_scaling": {"rope_type": "spiral"}}, "not-modelled", "rope_scaling"),
         (QWEN3_MOE, {"mlp_only_layers": [5]}, "not-modelled", "mlp_only_layers"),

@@ -50,6 +50,8 @@ def catalog_entry(name: str, *, kind: str | None = None) -> CatalogEntry:
     >>> import knee
     >>> {value.field: value.shown for value in knee.catalog_entry("h100-sxm").values}["hbm_bytes_per_s"]
     '3.35 TB/s'
+    >>> knee.catalog_entry("mixtral-8x7b").parameters["active"]
+    12879925248
     """
     found = [entry for entry in catalog_entries().named(name) if kind in (None, entry.kind)]
     if len(found) != 1:

@@ -159,7 +159,7 @@ def _llama4(c: Keys) -> dict[str, Any]:
     rotated = _rotated_layers(c, layers)
     return {
         **fields,
-        "rope_frac": sum(rotated) / max(layers, 1),
+        "rope_frac": c.number("partial_rotary_factor", 1.0) * sum(rotated) / max(layers, 1),
         "qk_norm": "unit" if c.flag("use_qk_norm", True) else "none",
         **_chunks(c, rotated),
         **_experts(
