@@ -152,10 +152,19 @@ def _window(model: Model) -> str:
     return f"; {model.sliding_layers} of {model.layers} layers have a window of {model.window:,}"
 
 
+def _spelled(count: float) -> str:
+    """A number of messages in words; with a fraction where only some layers have one."""
+    return SPELLED[int(count)] if count == int(count) else f"{count:.2f}"
+
+
 def _formula(model: Model, o: op.Operation, seconds: float) -> str:
     if isinstance(o, op.Gemm):
         m, n, k = (float(np.ravel(x)[0]) for x in (o.m, o.n, o.k))
         return f"GEMM {m:,.0f} x {n:,.0f} x {k:,.0f}: {2 * m * n * k / seconds / 1e12:,.0f} TFLOP/s (tiles, waves, HBM)"
+    if isinstance(o, op.GroupedGemm):
+        count, m, n, k = (float(np.ravel(x)[0]) for x in (o.experts, o.tokens, o.n, o.k))
+        rate = float(o.flop[0]) / seconds / 1e12
+        return f"{count:,.0f} GEMMs {m:,.0f} x {n:,.0f} x {k:,.0f} in one kernel: {rate:,.0f} TFLOP/s"
     if isinstance(o, op.Attention):
         return f"{o.flop[0] / 1e9:,.1f} GFLOP at {o.flop[0] / seconds / 1e12:,.0f} TFLOP/s, causal{_window(model)}"
     return f"{show(float(o.moved_bytes[0]), 'bytes')} moved in {int(np.max(o.kernels))} kernels"
@@ -214,10 +223,14 @@ def _messages(c: _Chain, job: Job, w: EvaluatedStep) -> None:
     if plan.tp > 1:
         both = layer_forward(job.model), layer_backward(job.model, job.profile)
         there, back = (of.collectives if sp else of.all_reduces for of in both)
-        often = f"{SPELLED[there]}{'' if sp else ' all-reduces'} per layer"
-        often += " and direction" if back == there else f", {SPELLED[back]} backward"
+        often = f"{_spelled(there)}{'' if sp else ' all-reduces'} per layer"
+        often += " and direction" if back == there else f", {_spelled(back)} backward"
         note = f"over tp {plan.tp}; {often}"
         message("tp communication", comm.tp_gather if sp else comm.tp_all_reduce, float(t.tp_bytes[0]), note)
+    if job.model.experts is not None and plan.ep > 1:
+        note = f"by {plan.dispatcher} over ep {plan.ep}, on the busiest rank"
+        message("tokens to their experts", comm.dispatch, float(t.routed_bytes[0]), note)
+        message("tokens back", comm.combine, float(t.routed_bytes[0]), note)
     if plan.cp > 1:
         note = f"of keys and values, {plan.cp_method} over cp {plan.cp}"
         message("cp transfer", comm.cp_send if ring else comm.cp_gather, float(t.cp_bytes[0]), note)

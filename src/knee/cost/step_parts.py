@@ -364,7 +364,8 @@ def comm_costs(
 ) -> CommCosts:
     """Price every message of every plan, once for each kind of plan that sends the same over the same groups."""
     axes = [getattr(table, axis) for axis in table.placement]
-    kinds = (table.sharding, table.sync_every, table.reduce_dtype, table.cp_method, table.sequence_parallel)
+    kinds: list[Floats | Ints | Bools] = [table.sharding, table.sync_every, table.reduce_dtype, table.cp_method]
+    kinds.append(table.sequence_parallel)
     if model.experts is not None:
         kinds += (table.ep, table.etp, table.dispatcher, table.precision, busiest_rank(model, table))
     first, kind = equal_rows(table.gpus, table.micro_tokens, *kinds, *axes)

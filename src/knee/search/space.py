@@ -250,7 +250,8 @@ def _table(space: Space, tp: int, pp: int, cp: int, dp: int, shared: Sequence[tu
     interleaved = (schedule == SCHEDULES.index("interleaved")) & (pp > 1)
     good = _can_be(mode, schedule, pp) & ~(interleaved & ((per_rank // micro) % pp > 0))
     ep, etp = (_ints([one[i] for one in folded])[fold] for i in range(2))
-    ranks = _stage_ranks(mode, *(_ints([one[i] for one in shared])[share] for i in (1, 2)), tp, cp)
+    shard, copies = (_ints(column)[share] for column in ([one[1] for one in shared], [one[2] for one in shared]))
+    ranks = _stage_ranks(mode, shard, copies, tp, cp)
     good = good & (ranks % (ep * etp) == 0)
     fixed, n = space.fixed, int(good.sum())
     modules = sum(1 << RECOMPUTE_MODULES.index(module) for module in space.modules)
@@ -258,12 +259,12 @@ def _table(space: Space, tp: int, pp: int, cp: int, dp: int, shared: Sequence[tu
     def same(value: int) -> Ints:
         return np.full(n, value, dtype=np.int64)
 
-    copies = _ints([one[2] for one in shared])[share][good]
+    copies = copies[good]
     return PlanTable(
         gpus=same(space.gpus),
         global_batch=same(space.global_batch),
         seq_len=same(space.seq_len),
-        dp_shard=_ints([one[1] for one in shared])[share][good],
+        dp_shard=shard[good],
         dp_replicate=copies,
         tp=same(tp),
         pp=same(pp),

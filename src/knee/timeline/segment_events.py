@@ -55,8 +55,8 @@ def _kernels(model: Model, cluster: Cluster, parts: StepParts, action: str) -> d
     again = op.recomputed_ops(model, s, kinds, attention=unfused) if policy == "ops" else forward
     again = [o for o in again if policy != "attention" or isinstance(o, op.Attention)] if action[0] == "B" else []
     if policy == "modules":
-        named = frozenset[str]().union(*(operations_of(m) for m in one.plan(0).recompute_modules))
-        again = [o for o in again if o.name in named]
+        parts_again = frozenset[str]().union(*(operations_of(m) for m in one.plan(0).recompute_modules))
+        again = [o for o in again if o.name in parts_again]
     share = 1.0 if policy in ("attention", "ops", "modules") else float(one.repeats_frac[0])
     ends = (op.embedding_forward(model, s), op.head_forward(model, s, kinds, loss_parallel=parts.profile.loss_parallel))
     if action[0] != "F":

@@ -76,7 +76,7 @@ class MemoryBound:
 
     name: str
     moved_bytes: Floats
-    kernels: int | Floats
+    kernels: float | Floats
     rate: str = "hbm"
     """"hbm", one of FSDP's copies ("copy_out", "copy_in"), or "experts"."""
 
@@ -125,11 +125,11 @@ def _attention(model: Model, s: Shapes, forward: bool) -> Attention:
 
     Formula: forward 2 * b * heads/tp * seq^2 * head_dim / cp; backward 2.5 times that
     Where:   two products of 2 * seq^2 * head_dim (of its two sizes the mean, with latent attention), halved by the
-             mask; context parallelism deals head and tail
-             blocks to each rank, so that every rank does the same share. A window replaces the mean of seq / 2 keys
+             mask; context parallelism deals head and tail blocks to each rank, so that every rank does the same
+             share. A window replaces the mean of seq / 2 keys
     Source:  FlashAttention-2 (arXiv 2307.08691): the backward pass has five products for the forward's two
     """
-    width, keys = model.head_dim, s.kv_block
+    width, keys = float(model.head_dim), s.kv_block
     if model.latent_attention is not None:
         width = (model.head_dim + model.latent_attention.value_size) / 2.0
     work = 2.0 * s.sequences * (model.heads / s.tp) * s.seq_len**2 * width / s.cp
