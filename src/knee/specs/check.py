@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_origin
 from knee import units
 from knee.errors import FieldError, SpecError
 from knee.specs.catalog import SOURCE_KINDS, Leaf, Source, Tree, did_you_mean, walk
+from knee.specs.exact import build_exact
 from knee.specs.fields import SPECS, Field, field_at, fields_of, known_keys, unit_of
 from knee.specs.plan import RENAMED
 
@@ -99,11 +100,14 @@ def _sentence(mistake: Mistake) -> str:
 
 def build(kind: str, tree: Tree, mistakes: list[Mistake], prefix: str = "") -> Any:
     """The spec that a tree describes, or None with its mistakes added to the list."""
-    from pydantic import ValidationError
-
     before = len(mistakes)
     bad: dict[str, Mistake] = {}
     plain = _plain(tree, "", bad)
+    if not bad and (spec := build_exact(SPECS[kind], plain)) is not None:
+        return spec
+    # Imported here: few questions need it, and it takes longer to import than all of knee.
+    from pydantic import ValidationError
+
     bad |= _flags_as_numbers(kind, tree)
     mistakes += [_moved(mistake, tree, prefix) for mistake in bad.values()]
     try:
@@ -137,7 +141,6 @@ def _dots(path: str) -> list[int]:
 
 @cache
 def _adapter(kind: str) -> TypeAdapter[Any]:
-    # Imported here: reading a spec is the only thing that needs it, and `knee --help` should not wait for it.
     from pydantic import TypeAdapter
 
     return TypeAdapter(SPECS[kind])
