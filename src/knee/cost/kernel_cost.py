@@ -8,7 +8,7 @@ from typing import get_args
 
 import numpy as np
 
-from knee.arrays import Floats, Ints
+from knee.arrays import Floats, Ints, distinct
 from knee.specs.constants import constant
 from knee.specs.hardware import AttentionKernel, GemmType, Gpu
 from knee.specs.profile import Profile
@@ -136,7 +136,7 @@ def products_s(
     column: the last axis."""
     m, n, k, code = np.broadcast_arrays(m, n, k, types)
     seconds, moved = np.empty(m.shape), np.empty(m.shape)
-    for index in np.unique(types):
+    for index in distinct(types):
         kind, of = GEMM_TYPES[index], code == index
         # the sustained rate was measured at the clock that the board's limit left
         rate = gpu.gemm_rate(kind)[1].sustained_frac * profile.gemm_scale * clock / gpu.gemm_clock_frac
