@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import io
 import re
-import shutil
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -27,7 +26,11 @@ def show_all_columns() -> None:
 
 
 def _width() -> int:
-    return WIDE if _whole_tables or not sys.stdout.isatty() else shutil.get_terminal_size().columns
+    if _whole_tables or not sys.stdout.isatty():
+        return WIDE
+    from shutil import get_terminal_size  # takes 5 ms to import
+
+    return get_terminal_size().columns
 
 
 UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
