@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from knee.errors import argument
-from knee.record.events import Events
 from knee.record.measurement import CommLoad, Measurement, Memory
 from knee.simulator import EvaluatedStep, Results, evaluate
 from knee.specs.defaults import DEFAULT_CONVENTION
@@ -17,12 +17,13 @@ from knee.specs.job import Job
 from knee.specs.notes import Note
 from knee.specs.plan import CP_METHODS
 from knee.specs.plan_table import table_of
-from knee.timeline.actions import gathers_kv_again
-from knee.timeline.segment_events import scripts_of
-from knee.timeline.step_events import Tail, stage_events, world_name
+from knee.timeline.actions import gathers_kv_again, world_name
 from knee.workload.projections import expert_share
 from knee.workload.tp_messages import ENDS, LOSS_ALL_REDUCES, TpMessages, layer_backward, layer_forward, ops_again
 from knee.workload.traffic import PARAMETER_BYTES
+
+if TYPE_CHECKING:
+    from knee.record.events import Events
 
 ASSUMPTIONS = (
     "attention uses the causal mask; sequences are packed to their full length",
@@ -87,6 +88,10 @@ def events_of(job: Job) -> list[Events]:
 
     Of replicas that exchange every few steps it is the mean step, with its share of their exchange.
     """
+    # Imported here: most answers need no events.
+    from knee.timeline.segment_events import scripts_of
+    from knee.timeline.step_events import Tail, stage_events
+
     w = evaluate(job.model, job.cluster, job.profile, table_of([job]), fold=False)
     tail = Tail(
         norm_s=float(w.comm.norm[0]),

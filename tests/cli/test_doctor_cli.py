@@ -13,7 +13,6 @@ from click.testing import CliRunner
 import knee
 from knee.api import doctor as asked
 from knee.cli import COMMANDS, main
-from knee.cli.render import doctor as rendered
 from knee.probe import requirements as doctor
 from knee.probe.gpus import LocalGpu, NvidiaDriver
 from knee.probe.inventory import Cpu, Inventory, Nic, Software
@@ -144,12 +143,11 @@ def test_a_driver_that_does_not_answer_is_not_installed_again(monkeypatch: pytes
     assert line_of(text, "NVML").endswith(": the versions differ")
 
 
-def test_it_speaks_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (doctor, rendered):
-        monkeypatch.setattr(module, "find_spec", lambda _: None)
+def test_it_speaks_where_nothing_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "find_spec", lambda _: None)
     text = ask(monkeypatch, NODE)
     assert "  0-1,3  NVIDIA H100" in text
-    assert "knee simulate  needs numpy, pydantic, click, rich" in text
+    assert line_of(text, "knee simulate").endswith("needs numpy, pydantic, click")
 
 
 def test_what_is_missing_comes_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from knee.specs import Model
-from knee.specs.catalog import KINDS, ROOT, SOURCE_KINDS, Kind, entry_names, read_entry, walk
+from knee.specs.catalog import KINDS, ROOT, SOURCE_KINDS, Kind, _index, _parsed, entry_names, read_entry, walk
 from knee.specs.load import catalog_entries, describe, load_cluster, load_model, load_profile
 
 ENTRIES = [(kind, name) for kind in KINDS for name in entry_names(kind)]
@@ -150,3 +151,11 @@ def test_values_are_shown_as_people_read_them() -> None:
     assert rows["node.nvls"] == "true"
     assert rows["fabric.tiers.0.nodes"] == "32"
     assert rows["gpu.hbm_frac"] == f"{load_cluster('dgx-h100').spec.gpu.hbm_frac:g}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_text_of_an_entry_is_all_that_its_file_says_of_it(kind: Kind) -> None:
+    whole = {}
+    for path in sorted((ROOT / f"{kind}s").glob("*.toml")):
+        whole |= tomllib.loads(path.read_text(encoding="utf-8"))
+    assert {name: _parsed(kind, name) for name in _index(kind)} == whole

@@ -7,7 +7,6 @@ from typing import Any
 from knee.errors import InputError
 from knee.inputs.argument_types import checked_arguments
 from knee.results.catalog_result import CONSTANTS, CatalogEntries, CatalogEntry, budget_tables
-from knee.results.file_schema import FILE_KINDS, file_schema
 from knee.specs.catalog import KINDS, entry_names
 
 
@@ -34,6 +33,8 @@ def catalog_schema(kind: str) -> dict[str, Any]:
     >>> knee.catalog_schema("gpu")["properties"]["tdp_w"]["x-unit"]
     'w'
     """
+    from knee.results.file_schema import FILE_KINDS, file_schema  # by pydantic, which the other questions do not need
+
     for known in FILE_KINDS:
         if kind == known:
             return file_schema(known)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from knee.arrays import Bools, Floats, Ints
+from knee.arrays import Bools, Floats, Ints, distinct
 from knee.search.bound import LeastStep, by_chunk, least_step, least_unsharded_step
 from knee.search.memory_fit import SHARES, memory_bytes, partly_recomputed
 from knee.search.space import Space, degrees, joined, whole_table
@@ -147,7 +147,7 @@ class Rates:
         parts: list[Results] = []
         for first in (True, False):
             if first:  # the fastest and the thriftiest by their bounds
-                rows = np.union1d(_least(bound, group, FIRST), _least(energy_j, group, 1))
+                rows = distinct(np.concatenate((_least(bound, group, FIRST), _least(energy_j, group, 1))))
             else:
                 rows = np.flatnonzero(left & (bound <= best[group]))
             some = simulate_table(model, self.cluster, self.profile, table.rows(rows))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import sys
 import traceback
@@ -52,6 +51,8 @@ def fail(error: KneeError) -> ExitCode:
     if error.hint is not None:
         click.echo(f"{click.style('hint:', fg='cyan', bold=True)} {error.hint}", err=True)
     if path := os.environ.get(ERROR_FILE):
+        import json
+
         told = {name: getattr(error, name) for name in ("code", "field", "message", "hint")}
         with suppress(OSError):
             Path(path).write_text(json.dumps(told) + "\n", encoding="utf-8")

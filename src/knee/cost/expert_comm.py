@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from knee.arrays import Floats
+from knee.arrays import Floats, distinct
 from knee.cost.collective_cost import Links, all_reduce_s, gather_s
 from knee.cost.expert_dispatch import Exchange, combine_s, dispatch_s, permutation_bytes
 from knee.cost.expert_loads import rank_loads
@@ -27,7 +27,7 @@ def busiest_rank(model: Model, table: PlanTable) -> Floats:
     if model.experts is None:
         return load
     tokens = routed_tokens(table)
-    for code in np.unique(table.routing):
+    for code in distinct(table.routing):
         rows = np.flatnonzero((table.routing == code) & (table.ep > 1))
         count = np.full(len(rows), float(model.experts.count))
         top_k = np.full(len(rows), float(model.experts.top_k))

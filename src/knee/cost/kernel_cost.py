@@ -8,7 +8,7 @@ from typing import get_args
 
 import numpy as np
 
-from knee.arrays import Floats, Ints
+from knee.arrays import Floats, Ints, distinct
 from knee.cost.expert_loads import RankLoads
 from knee.cost.grouped_gemm import grouped_gemm_s, grouped_weight_gemm_s
 from knee.cost.operand_bytes import OPERAND_BYTES
@@ -150,7 +150,7 @@ def products_s(
     column: the last axis."""
     m, n, k, code = np.broadcast_arrays(m, n, k, types)
     seconds, moved = np.empty(m.shape), np.empty(m.shape)
-    for index in np.unique(types):
+    for index in distinct(types):
         kind, of = GEMM_TYPES[index], code == index
         # the sustained rate was measured at the clock that the board's limit left
         rate = gpu.gemm_rate(kind)[1].sustained_frac * profile.gemm_scale * clock / gpu.gemm_clock_frac
@@ -165,7 +165,7 @@ def grouped_products_s(
     """Seconds and bytes of one layer's experts, as ``products_s`` has those of single products."""
     seconds, moved = np.empty(len(types)), np.empty(len(types))
     price = grouped_weight_gemm_s if op.weights else grouped_gemm_s
-    for index in np.unique(types):
+    for index in distinct(types):
         kind, of = GEMM_TYPES[index], types == index
         rate = gpu.gemm_rate(kind)[1].sustained_frac * profile.gemm_scale * clock / gpu.gemm_clock_frac
         loads = RankLoads.balanced(op.tokens[of], op.experts[of])

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from knee.arrays import Bools, Floats, Ints, equal_rows, expanded
+from knee.arrays import Bools, Floats, Ints, distinct, equal_rows, expanded
 from knee.cost.clock import StepWork, clock_frac
 from knee.cost.collective_cost import Links, all_reduce_s, gather_s, send_s
 from knee.cost.expert_comm import busiest_rank, expert_weight_costs, permuted_rows, routed_costs
@@ -222,7 +222,7 @@ def energy_saved_frac(profile: Profile, table: PlanTable) -> Floats:
 
 def peak_column(cluster: Cluster, table: PlanTable) -> Floats:
     """Dense peak of each plan's precision."""
-    used = {code: cluster.gpu.peak_flop_per_s(PRECISIONS[code]) for code in np.unique(table.precision)}
+    used = {code: cluster.gpu.peak_flop_per_s(PRECISIONS[code]) for code in distinct(table.precision)}
     return np.select([table.precision == c for c in used], list(used.values())).astype(np.float64)
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import shlex
-import tomllib
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
 from typing import Any
 
 import knee
 from knee.errors import InputError
 from knee.record.plan_words import plan_words
+from knee.specs.catalog import ROOT, read_toml
 from knee.specs.job import Job
 from knee.specs.plan import Plan
 from knee.workload.layers_per_stage import chunk_layers
@@ -26,7 +25,7 @@ RACK_HOST = 4
 @cache
 def recorded() -> dict[str, dict[str, Any]]:
     """``catalog/exports.toml``: by program, its options and where and when they were read."""
-    return tomllib.loads(resources.files("knee").joinpath("catalog/exports.toml").read_text(encoding="utf-8"))
+    return read_toml(ROOT / "exports.toml")
 
 
 def cannot(tool: str, field: str, what: str, hint: str) -> InputError:

@@ -43,7 +43,7 @@ NEEDS = (
     Need(name="numpy", module="numpy", why="every answer", get=BASE),
     Need(name="pydantic", module="pydantic", why="reading models, clusters and jobs", get=BASE),
     Need(name="click", module="click", why="the command line", get=BASE),
-    Need(name="rich", module="rich", why="tables", get=BASE),
+    Need(name="rich", module="rich", why="progress bars", get=BASE),
     Need(name="tomli-w", module="tomli_w", why="writing job files", get=BASE),
     Need(name="msgspec", module="msgspec", why="reading traces quickly", get=BASE),
     Need(name="duckdb", module="duckdb", why="SQL over traces", get="pip install 'knee[trace]'"),
@@ -58,7 +58,7 @@ NEEDS = (
     Need(name="NVML", why="power of NVIDIA GPUs; not needed for simulation", get="install the NVIDIA driver"),
     Need(name="chromium", why="tests of web pages", get="apt install chromium"),
 )
-EVERY = ("numpy", "pydantic", "click", "rich")
+EVERY = ("numpy", "pydantic", "click")
 """What every answer of the simulator needs."""
 COMMANDS: dict[str, tuple[str, ...]] = {
     "simulate": EVERY,
@@ -68,20 +68,20 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "train": (*EVERY, "torch"),
     "dryrun": (*EVERY, "torch"),
     "compare": EVERY,
-    "trace": ("numpy", "msgspec", "click", "rich"),
+    "trace": ("numpy", "msgspec", "click"),
     "study": (*EVERY, "vl-convert-python", "jinja2"),
     "report": (*EVERY, "vl-convert-python", "jinja2"),
     "sweep": (*EVERY, "tomli-w", "torch"),
     "validate": EVERY,
     "calibrate": (*EVERY, "scipy"),
     "data prepare": ("numpy", "click", "rich", "tokenizers"),
-    "data show": ("numpy", "click", "rich"),
+    "data show": ("numpy", "click"),
     "catalog": EVERY,
-    "probe kernels": (*EVERY, "torch", "scipy"),
-    "probe collectives": (*EVERY, "torch"),
-    "probe power": (*EVERY, "torch", "nvidia-ml-py", "NVML"),
-    "probe steps": (*EVERY, "torch"),
-    "doctor": ("click", "rich"),
+    "probe kernels": (*EVERY, "rich", "torch", "scipy"),
+    "probe collectives": (*EVERY, "rich", "torch"),
+    "probe power": (*EVERY, "rich", "torch", "nvidia-ml-py", "NVML"),
+    "probe steps": (*EVERY, "rich", "torch"),
+    "doctor": ("click",),
 }
 """Command, with its subcommand where it has some -> what it cannot do without."""
 

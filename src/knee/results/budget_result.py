@@ -18,7 +18,6 @@ from knee.budgets.scaling_laws import BAND_FRAC, FLOP_PER_PARAM_TOKEN
 from knee.budgets.training_cost import DAY_S
 from knee.energy.carbon import CarbonGrid
 from knee.errors import InputError, argument
-from knee.files import write_text
 from knee.inputs.argument_types import checked_arguments
 from knee.record.plan_words import plan_words
 from knee.results.budget_words import assumptions, frontier_words, sentences
@@ -156,6 +155,7 @@ class Budget(ByValue, Result):
     def write_page(self, out: str | Path, *, command: str = "") -> None:
         """Write one HTML file that needs no network, with every chart and its values; the page shows ``command`` as the
         command that created it."""
+        from knee.files import write_text
         from knee.report.budget_page import budget_page
 
         write_text(Path(out), budget_page(self.to_dict(), command=command))

@@ -12,7 +12,6 @@ import numpy as np
 
 from knee.budgets.training_cost import TrainingQuestion
 from knee.errors import InputError
-from knee.export.formats import export
 from knee.inputs.argument_types import checked_arguments
 from knee.record.plan_words import plan_words
 from knee.results.result import Result, flat
@@ -231,11 +230,15 @@ class PlanSearch(Result):
     @checked_arguments
     def export(self, to: str) -> str:
         """The recommended plan in the format of a tool: a knee job file, or launch flags of torchtitan or Megatron."""
+        from knee.export.formats import export
+
         return export(self.job, to)
 
     def export_first(self, to: str) -> tuple[str, int, InputError | None]:
         """The first plan that a tool can run, from the recommended one on: its text, its row, and why that one was
         refused where it was."""
+        from knee.export.formats import export
+
         refused: InputError | None = None
         for row in dict.fromkeys((self.drawn.recommended, *range(min(EXPORT_TRIES, len(self.found))))):
             try:

@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 from knee.errors import MissingExtra
-from knee.figures.html_table import html_table
 from knee.inputs.argument_types import checked_arguments
 
 Library = Literal["pandas", "polars"]
@@ -57,6 +56,8 @@ class Result(ABC):
 
     def _repr_html_(self) -> str:
         """The table, under the chart where there is one and altair can draw it."""
+        from knee.figures.html_table import html_table
+
         return self._chart_svg() + html_table(self.rows())
 
     def _chart_svg(self) -> str:

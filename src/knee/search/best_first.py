@@ -191,5 +191,5 @@ class BestFirst:
         results = simulate_table(start.space.model, start.cluster, start.profile, now.table)
         self.table = joined(self.table, now.table)
         self.results = joined_results([self.results, results])
-        self._waiting = self._waiting.rows(np.setdiff1d(np.arange(len(self._waiting.step_s)), first))
+        self._waiting = self._waiting.rows(np.delete(np.arange(len(self._waiting.step_s)), first))
         self.progress()

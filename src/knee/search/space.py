@@ -13,7 +13,7 @@ from functools import cache
 
 import numpy as np
 
-from knee.arrays import Bools, Floats, Ints
+from knee.arrays import Bools, Floats, Ints, distinct
 from knee.errors import InputError
 from knee.specs.model import Model
 from knee.specs.plan import (
@@ -169,7 +169,7 @@ def unsharded_table(space: Space) -> PlanTable:
 def sharded_table(space: Space, unsharded: PlanTable) -> PlanTable:
     """Every sharding of these plans."""
     parts = []
-    for dp in np.unique(unsharded.dp_shard).tolist():
+    for dp in distinct(unsharded.dp_shard).tolist():
         plans, shared = np.flatnonzero(unsharded.dp_shard == dp), shardings(space, dp)
         plan, share = (grid.ravel() for grid in np.indices((len(plans), len(shared))))
         some, copies = unsharded.rows(plans[plan]), _ints([one[2] for one in shared])[share]
@@ -188,7 +188,7 @@ def sharded_table(space: Space, unsharded: PlanTable) -> PlanTable:
 def count_plans(space: Space, unsharded: PlanTable) -> int:
     """Rows of ``whole_table``, which is not made for it."""
     found = 0
-    for dp in np.unique(unsharded.dp_shard).tolist():
+    for dp in distinct(unsharded.dp_shard).tolist():
         some = unsharded.rows(np.flatnonzero(unsharded.dp_shard == dp))
         folded = some.ep * some.etp
         for name, shard, copies in shardings(space, dp):

@@ -11,14 +11,13 @@ taken, a path is too, relative to the file that it stands in.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -171,6 +170,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     length."""
     if len(word) > LONGEST_WORD:
         return None
+    import difflib
+
     short = [name for name in islice(known, MOST_WORDS) if len(name) <= LONGEST_WORD]
     close = difflib.get_close_matches(word.lower(), short, n=1, cutoff=CLOSE)
     return close[0] if close else None
@@ -193,28 +194,36 @@ def walk(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Leaf]]:
 
 
 @cache
-def _index(kind: Kind) -> dict[str, Path]:
-    """Entry name -> file. Headers are found by their text, so that only the file in question is parsed."""
+def _index(kind: Kind) -> dict[str, str]:
+    """Entry name -> its text. Headers are found by their text, so that only the entry in question is parsed."""
     return {
-        name: path
+        name: text[start:end]
         for path in sorted((ROOT / f"{kind}s").glob("*.toml"))
-        for name in _HEADER.findall(path.read_text(encoding="utf-8"))
+        for text in (path.read_text(encoding="utf-8"),)
+        for name, start, end in _places(text)
     }
 
 
+def _places(text: str) -> Iterator[tuple[str, int, int]]:
+    """Name, start and end of each entry of a file: it ends where the next begins, and its tables are between."""
+    headers = list(_HEADER.finditer(text))
+    for header, after in zip_longest(headers, headers[1:]):
+        yield header[1], header.start(), after.start() if after else len(text)
+
+
 @cache
-def _parsed(path: Path) -> dict[str, Any]:
-    return read_toml(path)
+def _parsed(kind: Kind, name: str) -> dict[str, Any]:
+    entry: dict[str, Any] = tomllib.loads(_index(kind)[name])[name]
+    return entry
 
 
 def _raw_entry(kind: Kind, name: str) -> dict[str, Any]:
     if not name.strip():
         hint = "`knee catalog` lists all"
         raise InputError(f"no {kind} is given", hint=hint, code="missing-argument", field=kind)
-    path = _index(kind).get(name)
-    if path is None:
+    if name not in _index(kind):
         raise InputError(f"no {kind} named {name!r}", hint=_name_hint(kind, name), code="unknown-name", field=kind)
-    return {"name": name, **_parsed(path)[name]}
+    return {"name": name, **_parsed(kind, name)}
 
 
 def _name_hint(kind: Kind, name: str) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_origin
 from knee import units
 from knee.errors import FieldError, SpecError
 from knee.specs.catalog import SOURCE_KINDS, Leaf, Source, Tree, did_you_mean, walk
+from knee.specs.exact import build_exact
 from knee.specs.fields import SPECS, Field, field_at, fields_of, known_keys, optional_table, unit_of
 from knee.specs.plan import RENAMED
 
@@ -102,11 +103,14 @@ def _sentence(mistake: Mistake) -> str:
 
 def build(kind: str, tree: Tree, mistakes: list[Mistake], prefix: str = "") -> Any:
     """The spec that a tree describes, or None with its mistakes added to the list."""
-    from pydantic import ValidationError
-
     before = len(mistakes)
     bad: dict[str, Mistake] = {}
     plain = _plain(tree, "", bad)
+    if not bad and (spec := build_exact(SPECS[kind], plain)) is not None:
+        return spec
+    # Imported here: it takes 0.15 s to import and to prepare, and few questions need it.
+    from pydantic import ValidationError
+
     bad |= _flags_as_numbers(kind, tree)
     mistakes += [_moved(mistake, tree, prefix) for mistake in bad.values()]
     try:
@@ -143,7 +147,6 @@ def _dots(path: str) -> list[int]:
 
 @cache
 def _adapter(kind: str) -> TypeAdapter[Any]:
-    # Imported here: reading a spec is the only thing that needs it, and `knee --help` should not wait for it.
     from pydantic import TypeAdapter
 
     return TypeAdapter(SPECS[kind])

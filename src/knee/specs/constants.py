@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import tomllib
 from functools import cache
-from importlib import resources
 from typing import Any
 
 from knee import units
-from knee.specs.catalog import Source
+from knee.specs.catalog import ROOT, Source, read_toml
 
 
 @cache
 def _document() -> dict[str, dict[str, Any]]:
-    text = resources.files("knee").joinpath("catalog/constants.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return read_toml(ROOT / "constants.toml")
 
 
 @cache

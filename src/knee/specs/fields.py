@@ -57,8 +57,14 @@ def _starred(path: str) -> str:
     return ".".join("*" if part.isdecimal() else part for part in path.split("."))
 
 
+@cache
+def types_of(spec: type) -> dict[str, Any]:
+    """Name -> type of the fields of a spec."""
+    return get_type_hints(spec)
+
+
 def _open(spec: type, prefix: str) -> list[Field]:
-    hints = get_type_hints(spec)
+    hints = types_of(spec)
     opened: list[Field] = []
     for field in fields(spec):
         hint, path = hints[field.name], prefix + field.name

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Any
 
+from knee.specs.catalog import ROOT, read_toml
 from knee.specs.profile import Kernels
 
 
@@ -23,8 +22,7 @@ class Passes:
 
 @cache
 def _document() -> dict[str, dict[str, Any]]:
-    text = resources.files("knee").joinpath("catalog/kernels.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return read_toml(ROOT / "kernels.toml")
 
 
 @cache

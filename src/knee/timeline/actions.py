@@ -205,3 +205,8 @@ class StepParts:
 def is_zero_bubble(table: PlanTable) -> Bools:
     """Plans whose backward is split in two."""
     return np.asarray((table.schedule == SCHEDULES.index("zero_bubble")) & (table.pp > 1), dtype=np.bool_)
+
+
+def world_name(table: PlanTable) -> str:
+    """What the GPUs are called that a step of plan 0 keeps together."""
+    return "replica" if table.sync_every[0] > 1 else "world"

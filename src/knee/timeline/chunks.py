@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from knee.arrays import Bools, Floats, Ints
+from knee.arrays import Bools, Floats, Ints, distinct
 from knee.specs.plan_table import PlanTable
 from knee.workload.layers_per_stage import chunk_layers
 
@@ -91,7 +91,7 @@ def chunk_rows(layers: int, head_layers: float, table: PlanTable) -> tuple[Chunk
     layer_count = np.zeros((len(CHUNKS), n), dtype=np.int64)
     count, below_top = np.zeros((len(CHUNKS), n)), np.zeros((len(CHUNKS), n))
     cuts = table.pp * 1_000_000 + table.virtual_stages
-    for cut in np.unique(cuts):
+    for cut in distinct(cuts):
         plans = np.flatnonzero(cuts == cut)
         layout = layout_of(layers, int(table.pp[plans[0]]), int(table.virtual_stages[plans[0]]), head_layers)
         for kind, number in layout.counts.items():

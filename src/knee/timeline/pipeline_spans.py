@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from knee.arrays import Bools, Floats, Ints, equal_rows, fingerprint
+from knee.arrays import Bools, Floats, Ints, distinct, equal_rows, fingerprint
 from knee.specs.plan import SCHEDULES, Schedule
 from knee.timeline import pipeline
 from knee.timeline.actions import StepParts
@@ -63,7 +63,7 @@ def _spans(parts: StepParts, a: Actions, plans: Ints, micro: Ints, wait_s: Float
     walk = pipeline.first_walk(schedule, p, int(micro.max())) if fold else int(micro.max())
     while len(open_):
         whole = open_[micro[open_] <= walk]
-        for count in np.unique(micro[whole]):
+        for count in distinct(micro[whole]):
             at = whole[micro[whole] == count]
             spans[at], _, _ = _walk_pipeline(schedule, p, v, int(count), times.rows(at))
         open_ = open_[micro[open_] > walk]

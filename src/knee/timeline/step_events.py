@@ -17,7 +17,7 @@ from knee.record.events import COMM_STREAM, EventLog, Events, RankGroup
 from knee.specs.plan import AXES, SCHEDULES
 from knee.specs.plan_table import PlanTable
 from knee.timeline import pipeline
-from knee.timeline.actions import StepParts
+from knee.timeline.actions import StepParts, world_name
 from knee.timeline.chunks import layout_of
 from knee.timeline.passes import Phase
 from knee.timeline.pipeline_spans import pipeline_times, transfers
@@ -368,11 +368,6 @@ def _play_filling(
         if seconds > 0:
             message.write(log, now, seconds, _QUEUE)
         now += seconds
-
-
-def world_name(table: PlanTable) -> str:
-    """What the GPUs are called that a step of plan 0 keeps together."""
-    return "replica" if table.sync_every[0] > 1 else "world"
 
 
 def _met(table: PlanTable) -> tuple[str, ...]:

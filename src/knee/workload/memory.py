@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from knee.arrays import Floats
+from knee.arrays import Floats, distinct
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, PRECISIONS, RECOMPUTE_MODULES, RECOMPUTES, SCHEDULES
 from knee.specs.plan_table import PlanTable
@@ -76,7 +76,7 @@ def _stage(model: Model, profile: Profile, table: PlanTable, rank: NDArray[np.in
     head = head_layers(model) if profile.deals_by_cost else 0.0
     layers, chunk = np.empty(len(table)), np.empty(len(table))
     cuts = table.pp * 1_000_000 + table.virtual_stages * 1_000 + np.minimum(rank, 999)
-    for cut in np.unique(cuts):
+    for cut in distinct(cuts):
         rows = np.flatnonzero(cuts == cut)
         p, v, r = (int(x[rows[0]]) for x in (table.pp, table.virtual_stages, rank))
         layers[rows] = stage_layers(model.walked_layers, p, v, head)[r]

@@ -6,8 +6,6 @@ import click
 from click.core import ParameterSource
 
 from knee.errors import InputError
-from knee.figures.vega import check_picture
-from knee.files import check_writable
 
 
 def refuse_beside_check(ctx: click.Context) -> None:
@@ -35,6 +33,10 @@ def check_files(plot: str | None, html: str | None) -> None:
             hint = f"for example --{name} budget.html"
             raise InputError(f"--{name} is empty", hint=hint, code="missing-argument", field=name)
     if plot is not None:
+        from knee.figures.vega import check_picture
+
         check_picture(plot, hint="for example --plot budget.svg")
     if html is not None:
+        from knee.files import check_writable
+
         check_writable(html, "html")

@@ -5,10 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 
-import click
-
+from knee.cli.render.table import print_heading, print_rows
 from knee.probe.gpus import LocalGpu, NvidiaDriver
 from knee.probe.inventory import Cpu, Nic, Software
 from knee.results.doctor_result import MachineCheck
@@ -42,12 +40,6 @@ def _print_machine(answer: MachineCheck) -> None:
 
 
 def _print(heading: str, rows: Sequence[Sequence[str]], *, dim: Sequence[int] = ()) -> None:
-    if find_spec("rich") is None:  # the doctor speaks without it
-        for line in (heading, *("  " + "  ".join(row) for row in rows)):
-            click.echo(line)
-        return
-    from knee.cli.render.table import print_heading, print_rows
-
     print_heading(heading)
     print_rows(rows, dim=dim)
 

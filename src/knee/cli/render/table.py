@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import codecs
 import io
+import os
 import re
-import shutil
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from collections.abc import Iterator, Sequence
+from unicodedata import combining, east_asian_width
 
 WIDE = 10_000
 """Width of a file, a pipe, or a table that is asked for whole: no line is folded, no column left out."""
 NARROWEST = 30
 """Characters that the last column keeps before a column is left out."""
+LEAST_ROOM = 10
+"""Characters that the last column keeps on any terminal; its lines are then longer than the terminal's."""
+BOLD, DIM, PLAIN = "\x1b[1m", "\x1b[2m", "\x1b[0m"
+_WORD = re.compile(r"\s*\S+\s*")
 _whole_tables = False
 
 
@@ -27,7 +28,11 @@ def show_all_columns() -> None:
 
 
 def _width() -> int:
-    return WIDE if _whole_tables or not sys.stdout.isatty() else shutil.get_terminal_size().columns
+    if _whole_tables or not sys.stdout.isatty():
+        return WIDE
+    from shutil import get_terminal_size  # takes 5 ms to import
+
+    return get_terminal_size().columns
 
 
 UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -57,9 +62,8 @@ def write_anywhere() -> None:
 
 def print_heading(text: str) -> None:
     """The title of what follows."""
-    from rich.text import Text
-
-    _console().print(Text(seen(text), style="bold"))
+    write_anywhere()
+    sys.stdout.write(_styled(seen(text), BOLD) + "\n")
 
 
 def print_rows(
@@ -71,27 +75,22 @@ def print_rows(
 ) -> None:
     """Aligned columns; those in ``right`` are numbers, those in ``dim`` are remarks. On a terminal that is too narrow
     those in ``optional`` are left out, the first of them first, and the last column is folded."""
-    from rich.table import Table
-    from rich.text import Text
-
     if not rows:
         return
+    write_anywhere()
     columns, left_out = _fitting(rows, optional, _width() - 2)
-    table = Table.grid(padding=(0, 2, 0, 0))
-    for column in columns:
-        table.add_column(
-            justify="right" if column in right else "left",
-            style="dim" if column in dim else None,
-            no_wrap=column != columns[-1],
-        )
-    for row in rows:
-        table.add_row(*(Text(seen(row[column])) for column in columns if column < len(row)))
-    console = _console(_width() - 2)
-    with console.capture() as captured:
-        console.print(table)
-    for line in captured.get().splitlines():
-        # rich fills the last column with blanks
-        sys.stdout.write(f"  {line}".rstrip() + "\n")
+    cells = [[seen(row[column]) if column < len(row) else "" for column in columns] for row in rows]
+    widths = [max(map(_cells, column)) for column in zip(*cells, strict=True)]
+    room = _width() - 2 - sum(width + 2 for width in widths[:-1])
+    widths[-1] = min(widths[-1], max(room, LEAST_ROOM))
+    for row in cells:
+        for number, end in enumerate(_folded(row[-1], widths[-1])):
+            line = [*(row[:-1] if number == 0 else [""] * (len(row) - 1)), end]
+            padded = [
+                _styled(_padded(text, width, right=column in right), DIM if column in dim else None)
+                for text, width, column in zip(line, widths, columns, strict=True)
+            ]
+            sys.stdout.write(f"  {'  '.join(padded)}".rstrip() + "\n")
     if left_out:
         names = ", ".join(rows[0][column] for column in sorted(left_out))
         sys.stdout.write(f"  (columns left out: {names}; --wide shows all)\n")
@@ -110,8 +109,46 @@ def _fitting(rows: Sequence[Sequence[str]], optional: Sequence[int], width: int)
     return columns, left_out
 
 
-def _console(width: int = WIDE) -> Console:
-    from rich.console import Console
+def _cells(text: str) -> int:
+    """Columns of a terminal that a text fills: letters of East Asia fill two, accents on other letters none."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if combining(letter) else 2 if east_asian_width(letter) in "FW" else 1 for letter in text)
 
-    write_anywhere()
-    return Console(file=sys.stdout, width=max(width, 1), highlight=False, markup=False, emoji=False)
+
+def _padded(text: str, width: int, *, right: bool) -> str:
+    text = text.rstrip()
+    blanks = " " * (width - _cells(text))
+    return blanks + text if right else text + blanks
+
+
+def _folded(text: str, width: int) -> list[str]:
+    """Lines that are no wider, broken between words, and inside of a word that is wider itself."""
+    if _cells(text) <= width:
+        return [text]
+    lines: list[str] = []
+    line, filled = "", 0
+    for part in (part for word in _WORD.findall(text) for part in _parts(word, width)):
+        if line and filled + _cells(part.rstrip()) > width:
+            lines.append(line.rstrip())
+            line, filled = "", 0
+        line, filled = line + part, filled + _cells(part)
+    return [*lines, line.rstrip()]
+
+
+def _parts(word: str, width: int) -> Iterator[str]:
+    start, filled = 0, 0
+    for place, letter in enumerate(word):
+        if filled + _cells(letter) > width and place > start:
+            yield word[start:place]
+            start, filled = place, 0
+        filled += _cells(letter)
+    yield word[start:]
+
+
+def _styled(text: str, style: str | None) -> str:
+    """Bold or dim on a terminal that can show it; FORCE_COLOR makes a terminal of everything."""
+    shown = os.environ.get("FORCE_COLOR") or sys.stdout.isatty()
+    if style is None or not text or not shown or os.environ.get("TERM") in ("dumb", "unknown"):
+        return text
+    return f"{style}{text}{PLAIN}"

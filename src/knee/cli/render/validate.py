@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from knee.cli.render.table import print_heading, print_rows
+
 if TYPE_CHECKING:
     from knee.hardware_fit.residuals import Residuals
 
@@ -19,8 +21,6 @@ ALL = "all rows"
 
 def print_table(title: str, cells: Sequence[Sequence[str]], right: Sequence[int] | None = None) -> None:
     """Nothing where there is a header only; numbers are in all columns but the first if ``right`` does not say."""
-    from knee.cli.render.table import print_heading, print_rows
-
     if len(cells) < 2:
         return
     names = cells[1:-1] if cells[-1][0] == ALL else cells[1:]
@@ -56,8 +56,6 @@ def print_skipped(skipped: Mapping[str, Mapping[str, int]]) -> None:
 
 def print_counts(title: str, counts: Mapping[str, int]) -> None:
     """The sentences that most rows have."""
-    from knee.cli.render.table import print_heading
-
     if not counts:
         return
     print_heading(f"{title}:")

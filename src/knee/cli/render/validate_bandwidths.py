@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from knee.cli.render.table import print_heading
 from knee.cli.render.validate import ALL, print_counts, print_errors, print_skipped, print_table
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ LARGE = "messages of 16 MiB and more"
 
 def print_bandwidths(found: BandwidthValidation) -> None:
     """Tables on stdout."""
-    from knee.cli.render.table import print_heading
-
     large = found.all.large
     if large:
         print_heading(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from knee.cli.render.table import print_heading
 from knee.cli.render.validate import print_table
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ def percent(value: float | None) -> str:
 
 def print_fidelity(found: CarriedFidelity) -> None:
     """Runs by source with what a fit says of runs that it did not see; bandwidths."""
-    from knee.cli.render.table import print_heading
-
     print_heading(
         f"published runs: the median error of tokens/s per GPU is {percent(found.unseen_frac)} for unseen sources and "
         f"{found.headline_frac:.1%} with the shipped constants (median over the medians of the sources)"
@@ -67,8 +66,6 @@ def _why_they_differ(found: CarriedFidelity, runs: Validation) -> str:
 
 def print_sources(found: CarriedFidelity) -> None:
     """Where the runs were published."""
-    from knee.cli.render.table import print_heading
-
     print_heading("sources:")
     for s in found.sources:
         click.echo(f"  - {s.source}: {s.reference}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from knee.cli.render.table import print_heading
 from knee.cli.render.validate import ALL, print_counts, print_errors, print_skipped, print_table
 
 if TYPE_CHECKING:
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
 def print_runs(found: Validation) -> None:
     """Tables on stdout."""
-    from knee.cli.render.table import print_heading
-
     if found.headline_frac is not None and found.all.throughput is not None:
         points = found.all.throughput.points
         over = "over its only run" if points == 1 else f"over all {points:,} runs"
