@@ -7,7 +7,7 @@
   constants of its own (start, sorting, activation, result), fitted on its balanced rows without the model that is
   judged. Rows that a larger layer beats are untuned kernels and judged apart.
 - DeepEP's rates are fitted without the GPU, nodes and model that are judged; HybridEP and NCCL's all-to-all have one
-  published table each, of which each row is left out in turn.
+  published table each, of which each number of nodes is left out in turn.
 - Imbalance of real routing: the variation of the experts' loads that explains how much slower Qwen3-235B trained than
   with forced balance.
 - Megatron's MoE layers are predicted with nothing fitted on them.
@@ -35,10 +35,11 @@ from knee.hardware_fit.dispatch_tables import (
     ExchangeTable,
     fit_deepep,
     fit_wires,
+    left_out_deepep_s,
     read_exchanges,
     start_rates,
 )
-from knee.hardware_fit.expert_tables import LayerTable, fit_layers, products_s, read_layers
+from knee.hardware_fit.expert_tables import left_out_s, read_layers
 from knee.hardware_fit.megatron_layers import read_megatron_layers
 from knee.hardware_fit.residuals import Residuals
 from knee.specs.load import load_cluster
@@ -86,9 +87,10 @@ def layer_rows() -> list[Row]:
     """Errors on expert layers, each model left out in turn."""
     tables = read_layers(DATA / "layers.csv.gz")
     rows = []
+    pooled: dict[str, list[tuple[Floats, Floats]]] = {}
     for (gpu_name, kind, routing), table in tables.items():
         fitted_on = tables.get((gpu_name, kind, BALANCED), table)
-        predicted = left_out_layers(table, fitted_on)
+        predicted = left_out_s(load_cluster(CLUSTERS[gpu_name]).spec.gpu, table, fitted_on)
         untuned, gated = table.untuned(), table.columns["up_projections"] == 2
         for words, which in (
             ("", gated & ~untuned),
@@ -99,21 +101,12 @@ def layer_rows() -> list[Row]:
                 errors = Residuals.of(predicted[which], table.measured_s[which])
                 what = f"{gpu_name} {kind} {routing}{words}"
                 rows.append(shown(Row(part="layer", what=what, left_out="model", errors=errors)))
+        which = gated & ~untuned
+        pooled.setdefault(routing, []).append((predicted[which], table.measured_s[which]))
+    for routing, pairs in pooled.items():
+        errors = Residuals.of(*(np.concatenate(column) for column in zip(*pairs, strict=True)))
+        rows.append(shown(Row(part="layer", what=f"all {routing}", left_out="model", errors=errors)))
     return rows
-
-
-def left_out_layers(table: LayerTable, fitted_on: LayerTable) -> Floats:
-    """Seconds of each row by constants that were fitted without its model."""
-    gpu = load_cluster(CLUSTERS[table.gpu]).spec.gpu
-    fitted_on = fitted_on.kept(~fitted_on.untuned() & (fitted_on.columns["up_projections"] == 2))
-    fitted_products, products = products_s(gpu, fitted_on), products_s(gpu, table)
-    predicted = np.empty(len(products))
-    for shape in sorted(set(table.shapes)):
-        away = np.array([other == shape for other in table.shapes])
-        kept = np.array([other != shape for other in fitted_on.shapes])
-        fit = fit_layers(gpu, fitted_on.kept(kept), fitted_products[kept])
-        predicted[away] = fit.predict(gpu, table.kept(away), products[away])
-    return predicted
 
 
 def deepep_rows(table: ExchangeTable, rates: ExchangeRates) -> list[Row]:
@@ -121,7 +114,7 @@ def deepep_rows(table: ExchangeTable, rates: ExchangeRates) -> list[Row]:
     rows = []
     enough = table.columns["tokens"] >= LEAST_TOKENS
     gpus, domains = np.array(table.gpus), table.columns["domains"]
-    by_setting = _left_out(table, [str(setting) for setting in table.settings], rates)
+    by_setting = left_out_deepep_s(LINKS, table, [str(setting) for setting in table.settings], rates)
     cases: list[tuple[str, Bools]] = [(f"{gpu}, one node", (gpus == gpu) & (domains == 1)) for gpu in sorted(set(gpus))]
     cases += [(f"h100-sxm, {nodes} nodes", domains == nodes) for nodes in (2, 4, CONGESTED_DOMAINS)]
     cases += [("training's 20 and 24 SMs, 1 to 4 nodes", (table.columns["sms"] >= 20) & (domains < CONGESTED_DOMAINS))]
@@ -129,7 +122,7 @@ def deepep_rows(table: ExchangeTable, rates: ExchangeRates) -> list[Row]:
         errors = Residuals.of(by_setting[which & enough], table.measured_s[which & enough])
         what = f"deepep {table.direction} {words}"
         rows.append(shown(Row(part="dispatch", what=what, left_out="GPU, nodes and model", errors=errors)))
-    by_gpu = _left_out(table, [gpu if one else "" for gpu, one in zip(gpus, domains == 1, strict=True)], rates)
+    by_gpu = left_out_deepep_s(LINKS, table, np.where(domains == 1, gpus, "").tolist(), rates)
     for gpu in sorted(set(gpus)):
         which = enough & (gpus == gpu) & (domains == 1)
         errors = Residuals.of(by_gpu[which], table.measured_s[which])
@@ -138,28 +131,25 @@ def deepep_rows(table: ExchangeTable, rates: ExchangeRates) -> list[Row]:
     return rows
 
 
-def _left_out(table: ExchangeTable, keys: list[str], start: ExchangeRates) -> Floats:
-    seconds = np.empty(len(keys))
-    for key in sorted(set(keys)):
-        away = np.array([other == key for other in keys])
-        rates = fit_deepep(LINKS, table.kept(~away), start) if key else start
-        seconds[away] = table.kept(away).predict(LINKS, rates)
-    return seconds
+def wire_row(name: str, table: ExchangeTable, start: ExchangeRates) -> Row:
+    """Errors of a dispatcher without SMs: each number of nodes left out in turn."""
+    seconds = []
+    for domains in table.columns["domains"]:
+        away = table.columns["domains"] == domains
+        # the only row of one node tells NVLink's rate: it cannot be left out, and is not judged
+        rates = fit_wires(LINKS, table.kept(~away) if domains > 1 else table, start)
+        seconds.append(float(table.kept(away).predict(LINKS, rates)[0]))
+    judged = table.columns["domains"] > 1
+    errors = Residuals.of(np.array(seconds)[judged], table.measured_s[judged])
+    what = f"{name} {table.direction} h100-sxm, 2 to 8 nodes"
+    return shown(Row(part="dispatch", what=what, left_out="number of nodes", errors=errors))
 
 
-def wire_rows(name: str, table: ExchangeTable, start: ExchangeRates) -> list[Row]:
-    """Errors of a dispatcher without SMs: each number of ranks left out in turn."""
-    ranks = table.columns["ranks"]
-    seconds = np.empty(len(ranks))
-    for count in np.unique(ranks):
-        away = ranks == count
-        # the only row of one node tells NVLink's rate: it cannot be left out
-        known = (table.kept(~away).columns["domains"] == 1).any()
-        rates = fit_wires(LINKS, table.kept(~away) if known else table, start)
-        seconds[away] = table.kept(away).predict(LINKS, rates)
-    errors = Residuals.of(seconds, table.measured_s)
-    what = f"{name} {table.direction} {table.gpus[0]}, 1 to {ranks.max():.0f} ranks"
-    return [shown(Row(part="dispatch", what=what, left_out="number of ranks", errors=errors))]
+def transfer_row(name: str, table: ExchangeTable, rates: ExchangeRates) -> Row:
+    """Errors of HybridEP's rates, fitted on H100, on other kernels inside GB200's NVLink domain."""
+    errors = Residuals.of(table.predict(LINKS, rates), table.measured_s)
+    what = f"{name} {table.direction} gb200, by hybridep"
+    return shown(Row(part="dispatch", what=what, left_out="all", errors=errors))
 
 
 def dispatch_rows() -> tuple[list[Row], dict[str, ExchangeRates]]:
@@ -174,13 +164,14 @@ def dispatch_rows() -> tuple[list[Row], dict[str, ExchangeRates]]:
         rooms[f"deepep_{direction}"] = rates
         rows += deepep_rows(table, rates)
     for (name, direction), table in tables.items():
-        if name == "deepep":
-            continue
-        start = start_rates(table.dispatcher, direction, rooms[f"deepep_{direction}"].base_s)
-        if table.dispatcher == name:
+        if name in ("alltoall", "hybridep"):
+            start = start_rates(table.dispatcher, direction, rooms[f"deepep_{direction}"].base_s)
             rooms[f"{name}_{direction}"] = fit_wires(LINKS, table, start)
-        enough = table.columns["tokens"] >= 2048
-        rows += wire_rows(name, table.kept(enough), start)
+            rows.append(wire_row(name, table, start))
+    for (name, direction), table in tables.items():
+        if name.startswith("nvlink"):
+            large = (table.columns["tokens"] >= 2048) & (table.columns["ranks"] >= 4)
+            rows.append(transfer_row(name, table.kept(large), rooms[f"hybridep_{direction}"]))
     rooms["alltoall_combine"] = replace(rooms["alltoall_dispatch"], base_s=rooms["deepep_combine"].base_s)
     return rows, rooms
 
@@ -206,7 +197,7 @@ def experts_s_per_token(rooms: Mapping[str, ExchangeRates]) -> float:
 def dropless_variation(rooms: Mapping[str, ExchangeRates]) -> tuple[float, str]:
     """Coefficient of variation of the experts' loads that explains Qwen3-235B's lost throughput, and in words how.
 
-    A layer's slowest rank takes ``r`` times as long in the experts and their exchange; the rest of the step is the same.
+    A layer's slowest rank takes ``r`` times as long in the experts and their exchange; the rest of the step does not.
     """
     ratios = []
     for seq_len, flop, forced, real in QWEN3:
@@ -227,35 +218,34 @@ QWEN3 = (
     (65536, 432.2e9, 368e12, 320e12),
     (131072, 735.0e9, 389e12, 357e12),
 )
-"""Sequence length, FLOP per token, FLOP/s with forced balance and with real routing, 256 H100: Megatron-MoE-ModelZoo."""
+"""Sequence length, FLOP per token, FLOP/s with forced balance, with real routing: Megatron-MoE-ModelZoo, 256 H100."""
 
 
 def _slowest(variation: float) -> float:
     """Load of the slowest of 8 ranks of 16 experts over the mean."""
-    random = np.random.default_rng(7)
-    sigma = np.sqrt(np.log1p(variation**2))
-    loads = np.exp(sigma * random.standard_normal((2000, 8, 16))).sum(axis=2)
-    return float(np.mean(loads.max(axis=1) / loads.mean(axis=1)))
+    columns = (np.array([value]) for value in (8 * 4096.0, 8.0, 128.0, 8.0))
+    return float(rank_loads(f"dropless:{variation!r}", *columns).imbalance[0])
 
 
 def megatron_rows() -> list[Row]:
-    """Errors on whole MoE layers of Megatron-LM."""
+    """Errors on whole MoE layers of Megatron-LM, at the clock of products in training and at the highest one."""
     rows = []
-    layers = read_megatron_layers(DATA / "megatron_layers.csv", LINKS["h100-sxm"])
-    for layer in layers:
-        f, b = layer.forward_s / layer.measured_forward_s - 1, layer.backward_s / layer.measured_backward_s - 1
-        print(
-            f"  {layer.words:34} forward {layer.measured_forward_s * 1e3:6.2f} ms {f:+6.1%}   "
-            f"backward {layer.measured_backward_s * 1e3:6.2f} ms {b:+6.1%}"
-        )
-    for kind in ("bf16", "fp8_block"):
-        of = [layer for layer in layers if layer.kind == kind]
-        for name in ("forward", "backward"):
-            predicted = np.array([getattr(layer, f"{name}_s") for layer in of])
-            measured = np.array([getattr(layer, f"measured_{name}_s") for layer in of])
-            what = f"Megatron-LM, 8 H100, {kind} {name}"
-            errors = Residuals.of(predicted, measured)
-            rows.append(shown(Row(part="whole layer", what=what, left_out="all", errors=errors)))
+    for words, clock_frac in (("", None), (" at full clock", 1.0)):
+        layers = read_megatron_layers(DATA / "megatron_layers.csv", LINKS["h100-sxm"], clock_frac=clock_frac)
+        for layer in layers:
+            f, b = layer.forward_s / layer.measured_forward_s - 1, layer.backward_s / layer.measured_backward_s - 1
+            print(
+                f"  {layer.words:34} forward {layer.measured_forward_s * 1e3:6.2f} ms {f:+6.1%}   "
+                f"backward {layer.measured_backward_s * 1e3:6.2f} ms {b:+6.1%}"
+            )
+        for kind in ("bf16", "fp8_block"):
+            of = [layer for layer in layers if layer.kind == kind]
+            for name in ("forward", "backward"):
+                predicted = np.array([getattr(layer, f"{name}_s") for layer in of])
+                measured = np.array([getattr(layer, f"measured_{name}_s") for layer in of])
+                what = f"Megatron-LM, 8 H100, {kind} {name}{words}"
+                errors = Residuals.of(predicted, measured)
+                rows.append(shown(Row(part="whole layer", what=what, left_out="all", errors=errors)))
     return rows
 
 

@@ -11,6 +11,7 @@ from knee.arrays import Floats
 from knee.cost.collective_cost import Links
 from knee.specs.constants import constant
 from knee.specs.hardware import Gpu
+from knee.workload.operations import BYTES
 
 Dispatcher = Literal["alltoall", "deepep", "hybridep"]
 Direction = Literal["dispatch", "combine"]
@@ -160,6 +161,27 @@ def combine_s(links: Links, dispatcher: Dispatcher, exchange: Exchange, *, sms: 
     """Seconds of returning and summing the experts' results, which are bf16."""
     rates, used = ExchangeRates.of(dispatcher, "combine"), _sms(dispatcher, sms)
     return exchange_s(links, dispatcher, rates, exchange, element_bytes=2.0, sms=used)
+
+
+def permutation_bytes(dispatcher: Dispatcher, exchange: Exchange, rows: Floats) -> Floats:
+    """Memory traffic of sorting a rank's tokens by expert and of undoing it, in one direction of a layer.
+
+    Formula: deepep   2 (received + rows) token_bytes : the received tokens are copied once per local expert
+             alltoall 2 (tokens + rows) token_bytes, and 4 rows token_bytes more where a rank has several experts,
+                      because what arrives is sorted by sender
+             hybridep 0 : its kernels sort while they send
+    Where:   rows are the token-expert pairs of the rank; each copy is read and written, there and back
+    Source:  Megatron-LM megatron/core/transformer/moe/token_dispatcher.py and fused_a2a.py
+    """
+    tokens = exchange.tokens * exchange.imbalance
+    token_bytes = BYTES * exchange.hidden
+    local = 2.0 * (tokens * exchange.reached(exchange.ranks) + rows) * token_bytes
+    if dispatcher == "deepep":
+        return local
+    if dispatcher == "hybridep":
+        return np.where(exchange.ranks > 1, 0.0, local)
+    again = np.where(exchange.experts > exchange.ranks, 4.0 * rows * token_bytes, 0.0)
+    return np.where(exchange.ranks > 1, 2.0 * (exchange.tokens + rows) * token_bytes + again, local)
 
 
 def dispatch_sm_frac(gpu: Gpu, dispatcher: Dispatcher, sms: float | None = None) -> float:

@@ -114,11 +114,6 @@ def experts_backward_s(
     )
 
 
-def permutation_bytes(loads: RankLoads, hidden: Floats) -> Floats:
-    """Memory traffic of sorting a rank's tokens by expert and of putting the results back, each read and written."""
-    return 4.0 * BYTES * loads.rows * hidden
-
-
 def _tile(
     gpu: Gpu, kind: GemmType, tile: tuple[float, float], inner: Floats, clock_frac: Floats | float | None
 ) -> tuple[float, float, Floats]:
@@ -136,4 +131,4 @@ def _tile(
 def _chosen(seconds: list[Floats], expected: list[Floats]) -> Floats:
     """The seconds of the choice with the least expected seconds."""
     choice = np.argmin(np.stack(expected), axis=0)
-    return np.take_along_axis(np.stack(seconds), choice[None], axis=0)[0]
+    return np.asarray(np.take_along_axis(np.stack(seconds), choice[None], axis=0)[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -135,6 +135,18 @@ def fit_deepep(links: Mapping[str, Links], table: ExchangeTable, start: Exchange
     inside = tuple(name for name in (*WIRE_RATES, *SM_RATES[table.direction]) if name not in between)
     rates = _fitted(links, table.kept(enough & (domains == 1)), start, inside)
     return _fitted(links, table.kept(enough & (domains > 1) & (domains < CONGESTED_DOMAINS)), rates, between)
+
+
+def left_out_deepep_s(
+    links: Mapping[str, Links], table: ExchangeTable, keys: Sequence[str], start: ExchangeRates
+) -> Floats:
+    """Seconds of each row by rates that were fitted without the rows of its key; ``start`` where the key is empty."""
+    seconds = np.empty(len(keys))
+    for key in sorted(set(keys)):
+        away = np.array([other == key for other in keys])
+        rates = fit_deepep(links, table.kept(~away), start) if key else start
+        seconds[away] = table.kept(away).predict(links, rates)
+    return seconds
 
 
 def fit_wires(links: Mapping[str, Links], table: ExchangeTable, start: ExchangeRates) -> ExchangeRates:

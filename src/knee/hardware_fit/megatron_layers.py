@@ -10,9 +10,9 @@ import numpy as np
 
 from knee.arrays import Floats
 from knee.cost.collective_cost import Links
-from knee.cost.expert_dispatch import Dispatcher, Exchange, combine_s, dispatch_s
+from knee.cost.expert_dispatch import Dispatcher, Exchange, combine_s, dispatch_s, permutation_bytes
 from knee.cost.expert_loads import BALANCED, rank_loads
-from knee.cost.grouped_gemm import experts_backward_s, experts_forward_s, permutation_bytes
+from knee.cost.grouped_gemm import experts_backward_s, experts_forward_s
 from knee.specs.hardware import GemmType
 from knee.workload.operations import BYTES
 
@@ -32,13 +32,13 @@ class MegatronLayer:
     measured_backward_s: float
 
 
-def read_megatron_layers(path: Path, links: Links) -> list[MegatronLayer]:
-    """The layers of a file, predicted on a cluster."""
+def read_megatron_layers(path: Path, links: Links, *, clock_frac: float | None = None) -> list[MegatronLayer]:
+    """The layers of a file, predicted on a cluster; the clock is that of products in training unless given."""
     with path.open(encoding="utf-8", newline="") as file:
-        return [_layer(row, links) for row in csv.DictReader(file)]
+        return [_layer(row, links, clock_frac) for row in csv.DictReader(file)]
 
 
-def _layer(row: dict[str, str], links: Links) -> MegatronLayer:
+def _layer(row: dict[str, str], links: Links, clock_frac: float | None) -> MegatronLayer:
     names = ("hidden", "ffn", "experts", "top_k", "tokens", "ep")
     column: dict[str, Floats] = {name: np.array([float(row[name])]) for name in names}
     kind: GemmType = row["kind"]  # type: ignore[assignment]
@@ -56,7 +56,7 @@ def _layer(row: dict[str, str], links: Links) -> MegatronLayer:
     # the gradient of a dispatch is a combine without weights, and the reverse
     both = dispatch_s(links, dispatcher, exchange) + combine_s(links, dispatcher, exchange)
     rows, hidden, ffn = loads.rows, column["hidden"], column["ffn"]
-    sorting = permutation_bytes(loads, hidden)
+    sorting = permutation_bytes(dispatcher, exchange, rows)
     # SwiGLU reads gate and up and writes one; its gradient reads three and writes two
     forward_bytes = sorting + 3.0 * BYTES * rows * ffn
     backward_bytes = sorting + 5.0 * BYTES * rows * ffn
@@ -65,9 +65,12 @@ def _layer(row: dict[str, str], links: Links) -> MegatronLayer:
         forward_bytes = forward_bytes + (BYTES + 2.0) * rows * (hidden + ffn)
         backward_bytes = backward_bytes + (BYTES + 2.0) * rows * (hidden + 2.0 * ffn)
     hbm = gpu.hbm_bytes_per_s * gpu.hbm_frac
-    forward = experts_forward_s(gpu, kind, loads, hidden, ffn) + both + forward_bytes / hbm + _KERNELS * gpu.kernel_s
-    backward = experts_backward_s(gpu, kind, loads, hidden, ffn, gradient_bytes=2.0 * 4.0)
-    backward = backward + both + backward_bytes / hbm + _KERNELS * gpu.kernel_s
+    start = _KERNELS * gpu.kernel_s
+    forward = experts_forward_s(gpu, kind, loads, hidden, ffn, clock_frac=clock_frac)
+    forward = forward + both + forward_bytes / hbm + start
+    # gradients are added to fp32
+    backward = experts_backward_s(gpu, kind, loads, hidden, ffn, gradient_bytes=8.0, clock_frac=clock_frac)
+    backward = backward + both + backward_bytes / hbm + start
     return MegatronLayer(
         words=f"{row['hidden']}/{row['ffn']}, {dispatcher}, {kind}",
         kind=kind,
