@@ -48,7 +48,7 @@ def test_layers_of_models_left_out(kind: GemmType, routing: str) -> None:
     sample = table.kept(np.array([shape in some for shape in table.shapes]))
     errors = Residuals.of(left_out_s(LINKS["h100-sxm"].cluster.gpu, sample, fitted_on), sample.measured_s)
     median, p90 = recorded(f"h100-sxm {kind} {routing}", "model")
-    assert median < 0.08
+    assert median < 0.1
     assert p90 < 0.25
     assert errors.median_frac == pytest.approx(median, abs=0.03)
     assert errors.p90_frac == pytest.approx(p90, abs=0.08)
