@@ -87,6 +87,7 @@ def layer_rows() -> list[Row]:
     """Errors on expert layers, each model left out in turn."""
     tables = read_layers(DATA / "layers.csv.gz")
     rows = []
+    pooled: dict[str, list[tuple[Floats, Floats]]] = {}
     for (gpu_name, kind, routing), table in tables.items():
         fitted_on = tables.get((gpu_name, kind, BALANCED), table)
         predicted = left_out_s(load_cluster(CLUSTERS[gpu_name]).spec.gpu, table, fitted_on)
@@ -100,6 +101,11 @@ def layer_rows() -> list[Row]:
                 errors = Residuals.of(predicted[which], table.measured_s[which])
                 what = f"{gpu_name} {kind} {routing}{words}"
                 rows.append(shown(Row(part="layer", what=what, left_out="model", errors=errors)))
+        which = gated & ~untuned
+        pooled.setdefault(routing, []).append((predicted[which], table.measured_s[which]))
+    for routing, pairs in pooled.items():
+        errors = Residuals.of(*(np.concatenate(column) for column in zip(*pairs, strict=True)))
+        rows.append(shown(Row(part="layer", what=f"all {routing}", left_out="model", errors=errors)))
     return rows
 
 
@@ -217,10 +223,8 @@ QWEN3 = (
 
 def _slowest(variation: float) -> float:
     """Load of the slowest of 8 ranks of 16 experts over the mean."""
-    random = np.random.default_rng(7)
-    sigma = np.sqrt(np.log1p(variation**2))
-    loads = np.exp(sigma * random.standard_normal((2000, 8, 16))).sum(axis=2)
-    return float(np.mean(loads.max(axis=1) / loads.mean(axis=1)))
+    columns = (np.array([value]) for value in (8 * 4096.0, 8.0, 128.0, 8.0))
+    return float(rank_loads(f"dropless:{variation!r}", *columns).imbalance[0])
 
 
 def megatron_rows() -> list[Row]:

@@ -14,7 +14,7 @@ from knee.specs.constants import constant
 BALANCED, DROPLESS, POWER_LAW = "balanced", "dropless", "power_law"
 SIZES = 32
 """Groups of equally loaded experts that stand for the experts of one rank."""
-_DRAWS = 64
+_DRAWS = 128
 _SEED = 7
 
 
@@ -63,15 +63,16 @@ class RankLoads:
 
 
 def rank_loads(routing: str, tokens: Floats, top_k: Floats, experts: Floats, ep: Floats) -> RankLoads:
-    """Loads of the slowest of ``ep`` ranks.
+    """Loads of the slowest of ``ep`` ranks, the routing being balanced, dropless, dropless:v or power_law:a.
 
-    Formula: tokens of expert e = min(tokens, tokens * top_k * w_e / sum(w)); the rank with the largest sum
+    Formula: tokens of expert e = min(tokens, tokens * top_k * w_e / sum(w)), on the rank with the largest sum
     Where:   tokens are those of the whole group (tokens per rank times ep); w = 1 (balanced), log-normal with the
-             coefficient of variation of real routing (dropless), or P(w) ~ w^-a on [1, 0.8 tokens] (power_law:a);
-             mean over 64 draws of each expert's place in the order of loads
+             coefficient of variation v (dropless: that of real routing), or P(w) ~ w^-a on [1, 0.8 tokens] (power_law);
+             what an expert cannot take goes to the others;
+             mean over 128 draws of each expert's place in the order of loads
     Source:  power law as in ai-dynamo/aiconfigurator collector/helper.py, whose tables it prices; dropless from
              Qwen3-235B with forced balance and with real routing (tools/fit_moe.py)
-    Valid:   ep divides experts
+    Valid:   ep divides experts; the variation of real routing comes from one model at ep 8
     """
     columns = np.broadcast_arrays(*(np.asarray(column, dtype=np.float64) for column in (tokens, top_k, experts, ep)))
     table = np.stack([column.ravel() for column in columns], axis=1)
@@ -104,7 +105,7 @@ def _drawn(routing: str, tokens: float, top_k: float, experts: float, ep: float)
 def _shared(weights: Floats, tokens: float, top_k: float) -> Floats:
     """Loads in proportion to weights; a token goes to an expert once, and the excess to the other experts."""
     loads = np.zeros_like(weights)
-    for _ in range(8):
+    for _ in range(4):
         room = np.where(loads < tokens, weights, 0.0)
         missing = tokens * top_k - loads.sum(axis=1, keepdims=True)
         share = room / np.maximum(room.sum(axis=1, keepdims=True), np.finfo(np.float64).tiny)
@@ -114,26 +115,32 @@ def _shared(weights: Floats, tokens: float, top_k: float) -> Floats:
 
 def _weights(routing: str, tokens: float, experts: int) -> Floats:
     random = np.random.default_rng(_SEED)
-    if routing == DROPLESS:
-        sigma = np.sqrt(np.log1p(constant("experts", "dropless_variation") ** 2))
+    name, parameter = routing_parameter(routing)
+    if name == DROPLESS:
+        sigma = np.sqrt(np.log1p(parameter**2))
         return np.asarray(np.exp(sigma * random.standard_normal((_DRAWS, experts))))
-    power = 1.0 - power_law_exponent(routing)
+    power = 1.0 - parameter
     most = max(0.8 * tokens, 1.0) ** power
     return np.asarray(((most - 1.0) * random.random((_DRAWS, experts)) + 1.0) ** (1.0 / power))
 
 
-def power_law_exponent(routing: str) -> float:
-    """The exponent of ``power_law:a``; other words are refused."""
-    name, _, text = routing.partition(":")
+def routing_parameter(routing: str) -> tuple[str, float]:
+    """The name of a routing, and its variation (``dropless:1.5``) or exponent (``power_law:1.2``)."""
+    name, colon, text = routing.partition(":")
+    if routing == BALANCED:
+        return BALANCED, 0.0
+    if routing == DROPLESS:
+        return DROPLESS, constant("experts", "dropless_variation")
     try:
-        exponent = float(text)
+        parameter = float(text) if name in (DROPLESS, POWER_LAW) and colon else 0.0
     except ValueError:
-        exponent = 0.0
-    if name != POWER_LAW or exponent <= 0.0 or exponent == 1.0:
+        parameter = 0.0
+    if not 0.0 < parameter < np.inf or (name == POWER_LAW and parameter == 1.0):
         raise SpecError(
             f"routing {routing!r} is not known",
-            hint="use balanced, dropless or power_law:A with A above 0 and not 1, such as power_law:1.2",
+            hint="use balanced, dropless, dropless:V with a variation V of the experts' loads, or power_law:A with an "
+            "exponent A that is not 1, such as power_law:1.2",
             code="unknown-choice",
             field="routing",
         )
-    return exponent
+    return name, parameter

@@ -10,7 +10,7 @@ from knee.cost.operand_bytes import OPERAND_BYTES
 from knee.specs.hardware import GemmType, Gpu
 from knee.workload.operations import BYTES
 
-_TILES = ((2.0, 0.5), (1.0, 1.0), (1.0, 0.5), (0.5, 0.5), (0.25, 0.5), (0.125, 0.5))
+_TILES = ((1.0, 1.0), (1.0, 0.5), (0.5, 0.5), (0.25, 0.5))
 """Of the GPU's largest output tile, rows and columns: with few tokens per expert, libraries choose fewer rows."""
 
 
@@ -64,7 +64,7 @@ def grouped_weight_gemm_s(
     moved = OPERAND_BYTES[kind] * loads.rows * (n + k) + gradient_bytes * loads.active * n * k
     experts = np.maximum(loads.active, 1.0)
     seconds = []
-    for tile in _TILES[1:4]:
+    for tile in _TILES[:3]:
         rows, columns, tile_s = _tile(gpu, kind, tile, loads.rows / experts, clock_frac)
         tiles = np.ceil(n / rows) * np.ceil(k / columns) * loads.active
         seconds.append(np.maximum(np.ceil(tiles / gpu.sms) * tile_s, moved / hbm))
