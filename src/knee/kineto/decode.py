@@ -151,10 +151,9 @@ CATEGORIES = (
 
 if msgspec is not None:
     _RAW = (msgspec.Raw, msgspec.field(default=msgspec.Raw(b"")))
-    _NUMBERS = ("stream", "device", "correlation")
-    _words = [(field, Any, msgspec.field(default=None, name=key)) for field, key in KEYS.items() if key not in _NUMBERS]
-    _Args = msgspec.defstruct("_Args", [*((name, *_RAW) for name in _NUMBERS), *_words], gc=False)
-    _Launch = msgspec.defstruct("_Launch", [("correlation", *_RAW)], gc=False)
+    _words = [(field, Any, msgspec.field(default=None, name=key)) for field, key in KEYS.items()]
+    _Args = msgspec.defstruct("_Args", _words, gc=False)
+    _Launch = msgspec.defstruct("_Launch", [("correlation", Any, None)], gc=False)
 
     def _event(args: Any) -> Any:
         fields = [(name, Any, None) for name in ("ph", "cat", "name", "pid", "tid")]
@@ -244,16 +243,6 @@ def repaired(text: bytes, *, by: bytes = b"null") -> bytes:
 
 
 _ZEROS = (b"000", b"00", b"0", b"")
-
-
-def plain(value: Any) -> Any:
-    """The same, decoded where it is still text of the file."""
-    if msgspec is None or type(value) is not msgspec.Raw:
-        return value
-    try:
-        return scan(bytes(value).decode("utf-8", "replace"))[0]
-    except (ValueError, RecursionError):
-        return None
 
 
 def nanoseconds(microseconds: Any) -> int | None:
