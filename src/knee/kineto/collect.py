@@ -6,8 +6,8 @@ NumPy for a hundred numbers as for ten thousand, and text that was copied out of
 
 from __future__ import annotations
 
-import contextlib
 import re
+from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -288,13 +288,14 @@ def _since(time: Any, base: int) -> int:
 
 def _wholes(numbers: Sequence[Any]) -> Int64:
     """Read whole numbers; what is none becomes MISSING."""
-    if set(map(type, numbers)) == {int}:
-        with contextlib.suppress(OverflowError):
-            found = np.array(numbers, dtype=np.int64)
-            found[np.abs(found) >= FURTHEST_NS] = MISSING
-            return found
-    read = map(whole, numbers)
-    return np.array([MISSING if number is None else number for number in read], dtype=np.int64)
+    try:
+        packed = array("q", numbers)  # refuses all that is not a whole number, unlike NumPy
+    except (TypeError, OverflowError):
+        read = map(whole, numbers)
+        packed = array("q", [MISSING if number is None else number for number in read])
+    found = np.frombuffer(packed, dtype=np.int64)
+    found[np.abs(found) >= FURTHEST_NS] = MISSING
+    return found
 
 
 def _numbers(arguments: Sequence[Any], tracks: Sequence[Any] = ()) -> Int64:

@@ -73,23 +73,20 @@ def _alike(text: npt.NDArray[np.uint8], count: int) -> Int64 | None:
     width = len(text) // count
     if width * count != len(text) or text[width - 1] != _COMMA:
         return None
-    table = text.reshape(count, width)
-    first = table[0, :-1].tobytes()
-    before, _, after = first.partition(b".")
-    if not before.isdigit() or len(before) >= len(_TENS) - DECIMALS or (b"." in first and not after):
+    letters = np.ascontiguousarray(text.reshape(count, width).T)
+    before, point, after = letters[:-1, 0].tobytes().partition(b".")
+    if (letters[-1] != _COMMA).any() or (point and (not after or (letters[len(before)] != _POINT).any())):
         return None
-    places = [i for i in range(width - 1) if first[i] != _POINT]
-    if (table[:, -1] != _COMMA).any() or (b"." in first and (table[:, len(before)] != _POINT).any()):
+    digits = np.delete(letters[:-1], len(before), axis=0) if point else letters[:-1]
+    digits = digits - np.uint8(_ZERO)  # what stands before 0 comes out large
+    widest = len(_TENS) - DECIMALS
+    if digits.max(initial=0) > 9 or not 0 < len(before) <= widest or (len(before) == widest and digits[0].max() == 9):
         return None
     found = np.zeros(count, dtype=np.int64)
-    for i, place in enumerate(places):
-        digit = table[:, place] - np.uint8(_ZERO)
-        if digit.max() > 9:
-            return None
-        power = len(before) + DECIMALS - 1 - i
-        if power >= 0:
-            found += digit * _TENS[power]
-    return found
+    for digit in digits[: len(before) + DECIMALS]:
+        found *= 10
+        found += digit
+    return found * _TENS[DECIMALS - min(len(after), DECIMALS)]
 
 
 def _ragged(text: npt.NDArray[np.uint8]) -> tuple[Int64, Bools]:

@@ -81,14 +81,9 @@ def exposed_ns(start: Int64, end: Int64, compute: tuple[Int64, Int64]) -> Int64:
     return np.asarray(end - start - inside, dtype=np.int64)
 
 
-def times_of(trace: Trace, window: Window) -> Times:
-    """Loads and unions within a window."""
-    return times_in(trace, [window])[0]
-
-
 def times_in(trace: Trace, windows: Sequence[Window]) -> list[Times]:
-    """The same of many windows: a look at the trace for all, and a look at its sums for each, since a trace may have as
-    many steps as kernels, and one kernel may last through all of them."""
+    """Loads and unions within each window: a look at the trace for all, and a look at its sums for each, since a trace
+    may have as many steps as kernels, and one kernel may last through all of them."""
     c, of = trace.columns, trace.classified
     edges = np.array([[w.start_ns for w in windows], [w.end_ns for w in windows]], dtype=np.int64)
 
