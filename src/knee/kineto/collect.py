@@ -99,10 +99,12 @@ class _Collector:
         device: list[Any] = []
         launches: list[Any] = []
         annotations: list[Any] = []
-        of_role = {**dict.fromkeys(DEVICE_KINDS, device), "launch": launches, "annotation": annotations}
+        keep = {"launch": launches.append, "annotation": annotations.append} | dict.fromkeys(
+            DEVICE_KINDS, device.append
+        )
         for event in events:
             if (role := event.role) is not None:
-                of_role[role].append(event)
+                keep[role](event)
         self._take_device([event for event in device if event.ph == "X"])
         self._take_launches([event for event in launches if event.args is not None])
         self.waiting.steps += [event for event in annotations if _step_number(event) is not None]
