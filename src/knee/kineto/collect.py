@@ -106,7 +106,7 @@ class _Collector:
             if (role := event.role) is not None:
                 keep[role](event)
         self._take_device([event for event in device if event.ph == "X"])
-        self._take_launches([event for event in launches if event.args is not None])
+        self._take_launches(launches)
         self.waiting.steps += [event for event in annotations if _step_number(event) is not None]
         if len(self.waiting) >= TOGETHER:
             self._flush()
@@ -132,9 +132,10 @@ class _Collector:
         w.processes += [event.pid for event in events]
 
     def _take_launches(self, events: list[Any]) -> None:
-        if events:
-            self.waiting.launch += [event.args.correlation for event in events]
-            self.waiting.launched.add([event.ts for event in events])
+        times = [event.ts for event in events if event.args is not None]
+        if times:
+            self.waiting.launch += [event.args.correlation for event in events if event.args is not None]
+            self.waiting.launched.add(times)
 
     def _flush(self) -> None:
         waiting, self.waiting = self.waiting, _Waiting()
@@ -274,13 +275,11 @@ def _times(times: NumberText, base: int) -> Int64:
 def _known(times: NumberText) -> list[int]:
     """Return the times that are numbers, sorted."""
     found, others = nanosecond_column(times)
-    if not len(others):
-        return np.sort(found).tolist()
-    known: list[int | None] = found.tolist()
-    values = times.values()
-    for row in others.tolist():
-        known[row] = nanoseconds(values[row])
-    return sorted(at for at in known if at is not None)
+    if len(others):
+        read = map(nanoseconds, times.values())
+        return sorted(at for at in read if at is not None)
+    known: list[int] = np.sort(found).tolist()
+    return known
 
 
 def _since(time: Any, base: int) -> int:

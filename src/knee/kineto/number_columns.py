@@ -86,7 +86,8 @@ def _alike(text: npt.NDArray[np.uint8], count: int) -> Int64 | None:
     for digit in digits[: len(before) + DECIMALS]:
         found *= 10
         found += digit
-    return found * _TENS[DECIMALS - min(len(after), DECIMALS)]
+    found *= _TENS[DECIMALS - min(len(after), DECIMALS)]
+    return found
 
 
 def _ragged(text: npt.NDArray[np.uint8]) -> tuple[Int64, Bools]:
