@@ -12,6 +12,7 @@ from knee.arrays import Floats, Ints
 from knee.specs.constants import constant
 from knee.specs.hardware import AttentionKernel, GemmType, Gpu
 from knee.specs.profile import Profile
+from knee.specs.variants import variant_rows
 from knee.workload.operations import BYTES, NVFP4_BYTES, Attention, Gemm, MemoryBound, Operation
 
 ALIGNED = 8
@@ -92,7 +93,7 @@ def attention_s(gpu: Gpu, kernel: AttentionKernel, op: Attention) -> Floats:
     if not op.forward:
         frac = rate.backward_frac
         half = half if rate.backward_half_seq_len is None else rate.backward_half_seq_len
-    peak = gpu.bf16_flop_per_s or gpu.fp16_flop_per_s
+    peak = gpu.half_flop_per_s
     narrow = min(1.0, float(rate.head64_frac ** np.log2(128.0 / op.head_dim)))
     narrow *= 1.0 if op.head_dim % ALIGNED == 0 else rate.unaligned_frac
     return op.flop / (peak * frac * narrow) * (1.0 + half / op.seq_len) * (1.0 + rate.half_rows / op.rows)
@@ -134,15 +135,25 @@ def products_s(
 ) -> tuple[Floats, Floats]:
     """Seconds at a share of the highest clock and bytes of products whose type, an index of ``GEMM_TYPES``, is a
     column: the last axis."""
-    m, n, k, code = np.broadcast_arrays(m, n, k, types)
+    used = np.unique(types)
+    if len(used) == 1:
+        return _products_of_one_type(gpu, profile, GEMM_TYPES[used[0]], m, n, k, clock)
+    m, n, k, _ = np.broadcast_arrays(m, n, k, types)
     seconds, moved = np.empty(m.shape), np.empty(m.shape)
-    for index in np.unique(types):
-        kind, of = GEMM_TYPES[index], code == index
-        # the sustained rate was measured at the clock that the board's limit left
-        rate = gpu.gemm_rate(kind)[1].sustained_frac * profile.gemm_scale * clock / gpu.gemm_clock_frac
-        sides = (m[of], n[of], k[of])
-        seconds[of], moved[of] = gemm_s(gpu, kind, *sides, clock_frac=rate), gemm_bytes(kind, *sides)
+    for index in used:
+        rows = np.flatnonzero(types == index)
+        own, stack = variant_rows(gpu, rows), variant_rows(profile, rows)
+        sides = (m[..., rows], n[..., rows], k[..., rows])
+        seconds[..., rows], moved[..., rows] = _products_of_one_type(own, stack, GEMM_TYPES[index], *sides, clock)
     return seconds, moved
+
+
+def _products_of_one_type(
+    gpu: Gpu, profile: Profile, kind: GemmType, m: Floats, n: Floats, k: Floats, clock: float
+) -> tuple[Floats, Floats]:
+    # the sustained rate was measured at the clock that the board's limit left
+    rate = gpu.gemm_rate(kind)[1].sustained_frac * profile.gemm_scale * clock / gpu.gemm_clock_frac
+    return gemm_s(gpu, kind, m, n, k, clock_frac=rate), gemm_bytes(kind, m, n, k)
 
 
 def operation_s(gpu: Gpu, profile: Profile, types: Ints, op: Operation, clock: float = 1.0) -> Floats:

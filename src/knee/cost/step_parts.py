@@ -23,6 +23,7 @@ from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, PRECISIONS, SHARDINGS
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Kernels, Profile
+from knee.specs.variants import columns_of, variant_rows
 from knee.workload import operations as op
 from knee.workload.parameters import parameter_count
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
@@ -142,13 +143,14 @@ def _fastest_costs(model: Model, cluster: Cluster, profile: Profile, table: Plan
         table.precision,
         is_narrow(table) & Modes.of(table).reshards,
         casts_weights(table),
+        *columns_of(cluster.gpu, profile),
     )
-    few = table.rows(first)
+    few, gpu, profile = table.rows(first), variant_rows(cluster.gpu, first), variant_rows(profile, first)
     s = shapes_of(few, casts=profile.casts_weights)
     products, half = product_column(few), half_column(few)
 
     def cost(ops: list[op.Operation], types: Ints = products) -> Cost:
-        found = cost_of(cluster.gpu, profile, types, ops)
+        found = cost_of(gpu, profile, types, ops)
         return Cost(**{f.name: getattr(found, f.name)[kind] for f in fields(Cost)})
 
     # layers of an fp4 plan that stay in bf16 count towards the mean layer
@@ -318,10 +320,12 @@ def comm_costs(
     """Price every message of every plan, once for each kind of plan that sends the same over the same groups."""
     axes = [getattr(table, axis) for axis in table.placement]
     kinds = (table.sharding, table.sync_every, table.reduce_dtype, table.cp_method, table.sequence_parallel)
-    first, kind = equal_rows(table.gpus, table.micro_tokens, *kinds, *axes)
+    variant = columns_of(cluster.node, cluster.fabric, profile)
+    first, kind = equal_rows(table.gpus, table.micro_tokens, *kinds, *axes, *variant)
     if len(first) == len(table):
         return _comm_costs(cluster, profile, table, modes, t, g)
     few, some = table.rows(first), expanded(g, first)
+    cluster, profile = variant_rows(cluster, first), variant_rows(profile, first)
     return expanded(_comm_costs(cluster, profile, few, expanded(modes, first), expanded(t, first), some), kind)
 
 
