@@ -199,7 +199,7 @@ class Rates:
     def _fitting(self, space: Space, table: PlanTable) -> PlanTable:
         """Each plan with the least recomputation with which it fits, if there is one: more only costs time."""
         fits = self._fits(space, table)
-        partly = partly_recomputed(space, self.profile, table, fits, self.cluster.gpu.hbm_bytes)
+        partly, _ = partly_recomputed(space, self.profile, table, fits, self.cluster.gpu.hbm_bytes)
         full = replace(table, recompute=np.full(len(table), RECOMPUTES.index("full"), dtype=np.int64))
         most = replace(full, recompute_frac=np.full(len(table), max(SHARES)))
         rest = np.flatnonzero(~fits & ~self._fits(space, most) & self._fits(space, full))

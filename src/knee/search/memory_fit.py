@@ -61,22 +61,35 @@ def with_share(table: PlanTable, share: float) -> PlanTable:
     return replace(table, recompute=blocks, recompute_frac=np.full(len(table), share))
 
 
-def partly_recomputed(space: Space, profile: Profile, table: PlanTable, fits: Bools, hbm_bytes: float) -> PlanTable:
-    """Plans that do not fit without recomputation, with the least share of layers recomputed that makes them fit.
+def fitting(space: Space, profile: Profile, table: PlanTable, hbm_bytes: float) -> tuple[PlanTable, Floats]:
+    """Plans that fit, some with a share of their layers recomputed, and the memory of each."""
+    needs = memory_bytes(space, profile, table)
+    fits = needs <= hbm_bytes
+    partly, partly_needs = partly_recomputed(space, profile, table, fits, hbm_bytes)
+    return joined(table.rows(np.flatnonzero(fits)), partly), np.concatenate((needs[fits], partly_needs))
+
+
+def partly_recomputed(
+    space: Space, profile: Profile, table: PlanTable, fits: Bools, hbm_bytes: float
+) -> tuple[PlanTable, Floats]:
+    """Plans that do not fit without recomputation, with the least share of layers recomputed that makes them fit; and
+    their memory.
 
     More than that share only costs time, and a plan that fits without needs none.
     """
     open_ = np.flatnonzero(~fits & (table.recompute == RECOMPUTES.index("none")) & recomputes_shares(space))
-
-    def fit(share: float) -> Bools:
-        some = with_share(table.rows(open_), share)
-        return np.asarray(memory_bytes(space, profile, some) <= hbm_bytes)
-
     # what does not fit with most of its layers recomputed need not be asked again
-    open_ = open_[fit(max(SHARES))]
-    found = [table.rows(open_[:0])]
-    for share in SHARES:
-        now = fit(share)
-        found.append(with_share(table.rows(open_[now]), share))
-        open_ = open_[~now]
-    return joined(*found)
+    *less, most = SHARES
+    some = with_share(table.rows(open_), most)
+    needs = memory_bytes(space, profile, some)
+    at = np.flatnonzero(needs <= hbm_bytes)
+    left, left_needs = some.rows(at), needs[at]
+    found, found_needs = [], []
+    for share in less:
+        some = with_share(left, share)
+        needs = memory_bytes(space, profile, some)
+        fit = needs <= hbm_bytes
+        found.append(some.rows(np.flatnonzero(fit)))
+        found_needs.append(needs[fit])
+        left, left_needs = left.rows(np.flatnonzero(~fit)), left_needs[~fit]
+    return joined(*found, left), np.concatenate((*found_needs, left_needs))

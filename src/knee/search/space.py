@@ -185,10 +185,12 @@ def joined(*tables: PlanTable) -> PlanTable:
     return PlanTable(placement=tables[0].placement, **columns)
 
 
+_REDUCES = np.array([name in REDUCING for name in SHARDINGS])
+
+
 def _can_be(mode: Ints, schedule: Ints, pp: Ints | int) -> Bools:
     """Nothing is gathered or reduced between the halves of a split backward."""
-    reduces = np.isin(mode, [SHARDINGS.index(name) for name in REDUCING])
-    return np.asarray(~(reduces & (schedule == SCHEDULES.index("zero_bubble")) & (pp > 1)), dtype=np.bool_)
+    return np.asarray(~(_REDUCES[mode] & (schedule == SCHEDULES.index("zero_bubble")) & (pp > 1)), dtype=np.bool_)
 
 
 def _table(space: Space, tp: int, pp: int, cp: int, dp: int, shared: Sequence[tuple[Sharding, int, int]]) -> PlanTable:
