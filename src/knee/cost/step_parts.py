@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from knee.arrays import Bools, Floats, Ints, equal_rows, expanded
+from knee.arrays import Bools, Floats, Ints, equal_rows, expanded, names_of
 from knee.cost.clock import StepWork, clock_frac
 from knee.cost.collective_cost import Links, all_reduce_s, gather_s, send_s
 from knee.cost.kernel_cost import GEMM_TYPES, Cost, cost_of
@@ -151,7 +151,7 @@ def _fastest_costs(model: Model, cluster: Cluster, profile: Profile, table: Plan
 
     def cost(ops: list[op.Operation], types: Ints = products) -> Cost:
         found = cost_of(gpu, profile, types, ops)
-        return Cost(**{f.name: getattr(found, f.name)[kind] for f in fields(Cost)})
+        return expanded(found, kind)
 
     # layers of an fp4 plan that stay in bf16 count towards the mean layer
     kept = bf16_layers(profile, few)
@@ -279,7 +279,7 @@ def _groups_of(cluster: Cluster, table: PlanTable, ddp: Bools) -> GroupPlacement
 def _either(where: Bools, a: GroupPlacement, b: GroupPlacement) -> GroupPlacement:
     """The one group or the other, plan by plan."""
     return GroupPlacement(
-        **{f.name: np.where(where, getattr(a, f.name), getattr(b, f.name)) for f in fields(GroupPlacement)}
+        **{name: np.where(where, getattr(a, name), getattr(b, name)) for name in names_of(GroupPlacement)}
     )
 
 

@@ -8,7 +8,7 @@ plan is in the space twice. What no plan could be is not generated: the rules ar
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
@@ -28,7 +28,7 @@ from knee.specs.plan import (
     Plan,
     Sharding,
 )
-from knee.specs.plan_table import PlanTable
+from knee.specs.plan_table import COLUMNS, PlanTable
 from knee.specs.split_rules import OWN_STAGES, splits_heads, splits_sequence, splits_tokens
 
 
@@ -179,9 +179,7 @@ def count_plans(space: Space, unsharded: PlanTable) -> int:
 
 def joined(*tables: PlanTable) -> PlanTable:
     """Tables one after the other."""
-    columns = {
-        f.name: np.concatenate([getattr(t, f.name) for t in tables]) for f in fields(PlanTable) if f.name != "placement"
-    }
+    columns = {name: np.concatenate([getattr(t, name) for t in tables]) for name in COLUMNS}
     return PlanTable(placement=tables[0].placement, **columns)
 
 

@@ -7,13 +7,13 @@ wherever they take a number. What is no number (a name, a kernel set, a switch) 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from functools import cache
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from knee.arrays import Floats, Ints
+from knee.arrays import Floats, Ints, names_of
 
 Spec = TypeVar("Spec")
 
@@ -25,7 +25,7 @@ def side_by_side(variants: Sequence[Spec], index: Ints) -> Spec:
 
 def variant_rows(spec: Spec, index: Ints) -> Spec:
     """The spec of some of the rows; a spec without columns is the same for all rows."""
-    return cast(Spec, _cut(spec, index)) if columns_of(spec) else spec
+    return cast(Spec, _cut(spec, index))
 
 
 def columns_of(*specs: object) -> list[Floats]:
@@ -36,14 +36,22 @@ def columns_of(*specs: object) -> list[Floats]:
             found.append(spec)
         elif isinstance(spec, tuple):
             found += columns_of(*spec)
-        elif is_dataclass(spec):
-            found += columns_of(*(getattr(spec, name) for name in _names(type(spec))))
+        elif isinstance(spec, _HasColumns):
+            found += columns_of(*(getattr(spec, name) for name in names_of(type(spec))))
     return found
 
 
+class _HasColumns:
+    """What tells a spec with columns from others, without a look at all its fields."""
+
+    __slots__ = ()
+
+
 @cache
-def _names(kind: type) -> tuple[str, ...]:
-    return tuple(f.name for f in fields(kind))
+def _with_columns(kind: type) -> type:
+    if issubclass(kind, _HasColumns):
+        return kind
+    return type(kind.__name__, (kind, _HasColumns), {"__slots__": ()})
 
 
 def _merged(values: Sequence[Any], index: Ints) -> Any:
@@ -53,7 +61,8 @@ def _merged(values: Sequence[Any], index: Ints) -> Any:
     if isinstance(first, tuple):
         return tuple(_merged(items, index) for items in zip(*values, strict=True))
     if is_dataclass(first):
-        return _made(first, {name: _merged([getattr(v, name) for v in values], index) for name in _names(type(first))})
+        kind = type(first)
+        return _made(kind, {name: _merged([getattr(v, name) for v in values], index) for name in names_of(kind)})
     return np.array(values, dtype=np.float64)[index]
 
 
@@ -62,14 +71,14 @@ def _cut(value: Any, index: Ints) -> Any:
         return value[index]
     if isinstance(value, tuple):
         return tuple(_cut(item, index) for item in value)
-    if is_dataclass(value):
-        return _made(value, {name: _cut(getattr(value, name), index) for name in _names(type(value))})
+    if isinstance(value, _HasColumns):
+        return _made(type(value), {name: _cut(getattr(value, name), index) for name in names_of(type(value))})
     return value
 
 
-def _made(like: Any, values: dict[str, Any]) -> Any:
+def _made(kind: type, values: dict[str, Any]) -> Any:
     """A spec with these values; each variant was checked when it was made, and a check does not take columns."""
-    made = object.__new__(type(like))
+    made: Any = object.__new__(_with_columns(kind))
     for name, value in values.items():
         object.__setattr__(made, name, value)
     return made
