@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import get_args
 
 import numpy as np
 
-from knee.arrays import Floats, Ints
+from knee.arrays import Floats, Ints, names_of
 from knee.specs.constants import constant
 from knee.specs.hardware import AttentionKernel, GemmType, Gpu
 from knee.specs.profile import Profile
@@ -37,6 +38,10 @@ class Cost:
     """Launches, for the host."""
     clocked_s: Floats
     """Part of the time that follows the clock: products and attention, at the highest clock."""
+
+    def times(self, factor: Floats) -> Cost:
+        """So many times."""
+        return Cost(**{name: factor * getattr(self, name) for name in names_of(Cost)})
 
 
 def gemm_s(
@@ -165,21 +170,59 @@ def operation_s(gpu: Gpu, profile: Profile, types: Ints, op: Operation, clock: f
     return stream_s(gpu, profile, op)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Products:
+    """Matrix products of one or more lists of operations, a row for each."""
+
+    seconds: Floats
+    flop: Floats
+    moved_bytes: Floats
+
+    @classmethod
+    def of(cls, gpu: Gpu, profile: Profile, types: Ints, gemms: Sequence[Gemm]) -> _Products:
+        """All at once: pricing one costs a hundred NumPy calls, whatever the number of shapes."""
+        m, n, k = (np.array([getattr(op, side) for op in gemms]) for side in ("m", "n", "k"))
+        seconds, moved = products_s(gpu, profile, types, m, n, k)
+        return cls(seconds=seconds, flop=2.0 * m * n * k, moved_bytes=moved)
+
+    def rows(self, index: slice) -> _Products:
+        """Some of the products."""
+        return _Products(seconds=self.seconds[index], flop=self.flop[index], moved_bytes=self.moved_bytes[index])
+
+
+TOGETHER = 2**15
+"""Shapes of products that are priced at once: more do not stay in the cache."""
+
+
+def costs_of(gpu: Gpu, profile: Profile, types: Ints, lists: Sequence[Sequence[Operation]]) -> list[Cost]:
+    """The cost of each list of operations; the products of all of them are priced together where they are few."""
+    gemms = [[op for op in ops if isinstance(op, Gemm)] for ops in lists]
+    every = [op for own in gemms for op in own]
+    if not every or len(every) * len(types) > TOGETHER:
+        return [cost_of(gpu, profile, types, ops) for ops in lists]
+    together, starts = _Products.of(gpu, profile, types, every), accumulate(map(len, gemms), initial=0)
+    return [
+        _cost(gpu, profile, types, ops, together.rows(slice(start, start + len(own))) if own else None)
+        for ops, own, start in zip(lists, gemms, starts, strict=False)
+    ]
+
+
 def cost_of(gpu: Gpu, profile: Profile, types: Ints, ops: Sequence[Operation]) -> Cost:
     """Time at the highest clock, energy-relevant work and launches of operations that run one after another; ``types``
     is the column of their products' types."""
+    gemms = [op for op in ops if isinstance(op, Gemm)]
+    return _cost(gpu, profile, types, ops, _Products.of(gpu, profile, types, gemms) if gemms else None)
+
+
+def _cost(gpu: Gpu, profile: Profile, types: Ints, ops: Sequence[Operation], products: _Products | None) -> Cost:
     time_s, flop, moved, clocked = (np.zeros(len(types)) for _ in range(4))
     kernels: float | Floats = 0.0
-    gemms = [op for op in ops if isinstance(op, Gemm)]
-    if gemms:
-        # all products at once: pricing one costs a hundred NumPy calls, whatever the number of shapes
-        m, n, k = (np.stack([getattr(op, side) for op in gemms]) for side in ("m", "n", "k"))
-        seconds, traffic = products_s(gpu, profile, types, m, n, k)
-        time_s = time_s + seconds.sum(axis=0)
-        clocked = time_s - len(gemms) * gpu.kernel_s
-        flop = flop + (2.0 * m * n * k).sum(axis=0)
-        moved = moved + traffic.sum(axis=0)
-        kernels += len(gemms)
+    if products is not None:
+        count = len(products.seconds)
+        time_s = products.seconds.sum(axis=0)
+        clocked = time_s - count * gpu.kernel_s
+        flop, moved = products.flop.sum(axis=0), products.moved_bytes.sum(axis=0)
+        kernels += count
     for op in ops:
         if isinstance(op, Attention):
             seconds = stack_attention_s(gpu, profile, op)

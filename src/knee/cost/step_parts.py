@@ -6,7 +6,7 @@ Compute depends on few things (tokens, tp, cp, precision, ...), so it is evaluat
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,8 @@ import numpy as np
 from knee.arrays import Bools, Floats, Ints, equal_rows, expanded, names_of
 from knee.cost.clock import StepWork, clock_frac
 from knee.cost.collective_cost import Links, all_reduce_s, gather_s, send_s
-from knee.cost.kernel_cost import GEMM_TYPES, Cost, cost_of
-from knee.cost.placement import GroupPlacement, gpus_used, nodes_apart, place
+from knee.cost.kernel_cost import GEMM_TYPES, Cost, cost_of, costs_of
+from knee.cost.placement import GroupPlacement, gpus_used, nodes_apart, place, place_all
 from knee.cost.skew import skew_wait_s
 from knee.specs.constants import constant
 from knee.specs.hardware import Cluster, GemmType, Precision
@@ -86,9 +86,9 @@ def at_clock(costs: ComputeCosts, clock: Floats) -> ComputeCosts:
     """Products and attention at a share of the highest clock; memory-bound kernels do not follow it."""
     longer = 1.0 / clock - 1.0
     slow: dict[str, Any] = {
-        f.name: replace(cost, time_s=cost.time_s + longer * cost.clocked_s)
-        for f in fields(ComputeCosts)
-        if isinstance(cost := getattr(costs, f.name), Cost)
+        name: replace(cost, time_s=cost.time_s + longer * cost.clocked_s)
+        for name in names_of(ComputeCosts)
+        if isinstance(cost := getattr(costs, name), Cost)
     }
     return replace(costs, **slow, attention_forward_s=costs.attention_forward_s / clock, clock_frac=clock)
 
@@ -149,44 +149,59 @@ def _fastest_costs(model: Model, cluster: Cluster, profile: Profile, table: Plan
     s = shapes_of(few, casts=profile.casts_weights)
     products, half = product_column(few), half_column(few)
 
-    def cost(ops: list[op.Operation], types: Ints = products) -> Cost:
-        found = cost_of(gpu, profile, types, ops)
-        return expanded(found, kind)
+    def costs(types: Ints, lists: dict[str, list[op.Operation]]) -> dict[str, Cost]:
+        return dict(zip(lists, costs_of(gpu, profile, types, list(lists.values())), strict=True))
 
+    kernels = profile.kernels
+    layer = {name: ops(model, s, kernels) for name, ops in _LAYER.items()}
+    head = {name: ops(model, s, kernels, loss_parallel=profile.loss_parallel) for name, ops in _HEAD.items()}
+    ops = table.recomputes("ops")
+    again = op.recomputed_ops(model, s, kernels, attention=profile.attention == "unfused") if ops.any() else []
+    others = {
+        "embedding_forward": op.embedding_forward(model, s),
+        "embedding_backward": op.embedding_backward(model, s),
+        "attention": [o for o in layer["layer_forward"] if isinstance(o, op.Attention)],
+        "ops_again": again,
+    }
+    # the output projection stays in 16 bit; where the layers' products do too, all are of one type
+    if np.array_equal(products, half):
+        found = costs(products, layer | others | head)
+    else:
+        found = costs(products, layer | others) | costs(half, head)
     # layers of an fp4 plan that stay in bf16 count towards the mean layer
     kept = bf16_layers(profile, few)
-    wide = replace(s, four_bit=0.0 * s.four_bit) if kept.any() else None
-
-    def layer(ops: Callable[[Model, op.Shapes, Kernels], list[op.Operation]]) -> Cost:
-        mean = cost(ops(model, s, profile.kernels))
-        if wide is None:
-            return mean
-        other = cost(ops(model, wide, profile.kernels), half)
-        return Cost(**{f.name: _mixed(kept[kind], getattr(mean, f.name), getattr(other, f.name)) for f in fields(Cost)})
-
-    forward = op.layer_forward(model, s, profile.kernels)
-    attention = cost([o for o in forward if isinstance(o, op.Attention)])
-    ops = table.recomputes("ops")
-    again = op.recomputed_ops(model, s, profile.kernels, attention=profile.attention == "unfused") if ops.any() else []
-    ops_again = cost(again)
-    return ComputeCosts(
-        embedding_forward=cost(op.embedding_forward(model, s)),
-        embedding_backward=cost(op.embedding_backward(model, s)),
-        layer_forward=layer(op.layer_forward),
-        layer_backward_input=layer(op.layer_backward_input),
-        layer_backward_weight=layer(op.layer_backward_weight),
-        head_forward=cost(op.head_forward(model, s, profile.kernels, loss_parallel=profile.loss_parallel), half),
-        head_backward=cost(op.head_backward(model, s, profile.kernels, loss_parallel=profile.loss_parallel), half),
-        ops_again=Cost(**{f.name: ops * getattr(ops_again, f.name) for f in fields(Cost)}),
-        attention_forward_s=attention.time_s,
-        attention_forward_flop=attention.flop,
-        clock_frac=np.ones(len(table)),
+    if kept.any():
+        wide = replace(s, four_bit=0.0 * s.four_bit)
+        in_bf16 = costs(half, {name: ops(model, wide, kernels) for name, ops in _LAYER.items()})
+        found |= {name: _mixed(kept, found[name], one) for name, one in in_bf16.items()}
+    attention = found.pop("attention")
+    whole = expanded(
+        ComputeCosts(
+            **found,
+            attention_forward_s=attention.time_s,
+            attention_forward_flop=attention.flop,
+            clock_frac=np.ones(len(few)),
+        ),
+        kind,
     )
+    return replace(whole, ops_again=whole.ops_again.times(ops)) if again else whole
 
 
-def _mixed(share: Floats, a: Floats, b: Floats) -> Floats:
+_LAYER: dict[str, Callable[[Model, op.Shapes, Kernels], list[op.Operation]]] = {
+    "layer_forward": op.layer_forward,
+    "layer_backward_input": op.layer_backward_input,
+    "layer_backward_weight": op.layer_backward_weight,
+}
+_HEAD = {"head_forward": op.head_forward, "head_backward": op.head_backward}
+
+
+def _mixed(share: Floats, a: Cost, b: Cost) -> Cost:
     """``b`` has that share of the mean."""
-    return np.where(share > 0.0, (1.0 - share) * a + share * b, a)
+
+    def mean(one: Floats, other: Floats) -> Floats:
+        return np.where(share > 0.0, (1.0 - share) * one + share * other, one)
+
+    return Cost(**{name: mean(getattr(a, name), getattr(b, name)) for name in names_of(Cost)})
 
 
 def is_narrow(table: PlanTable) -> Bools:
@@ -256,22 +271,23 @@ def groups_of(cluster: Cluster, table: PlanTable, modes: Modes) -> GroupPlacemen
 
 def _groups_of(cluster: Cluster, table: PlanTable, ddp: Bools) -> GroupPlacements:
     per_node = gpus_used(table.gpus, cluster.node.gpus)
-    replicate = place(table, per_node, "dp_replicate")
-    copies = place(table, per_node, "dp_replicate", "dp_shard", "cp")
-    together, world = _either(ddp, copies, replicate), place(table, per_node, *table.placement)
+    copied, sharded = ("dp_replicate", "dp_shard", "cp"), ("dp_shard", "cp")
+    groups = (("dp_replicate",), copied, table.placement, sharded, ("tp",), ("cp",), ("pp",))
+    replicate, copies, world, shard, tp, cp, pp = place_all(table, per_node, groups)
+    together = _either(ddp, copies, replicate)
     apart = table.sync_every > 1
     if apart.any():
-        alone = _either(ddp, place(table, per_node, "dp_shard", "cp"), place(table, per_node))
+        alone = _either(ddp, shard, place(table, per_node))
         together = _either(apart, alone, together)
         one = [axis for axis in table.placement if axis != "dp_replicate"]
         world = _either(apart, place(table, per_node, *one), world)
     return GroupPlacements(
-        shard=place(table, per_node, "dp_shard", "cp"),
+        shard=shard,
         replicate=together,
         exchange=replicate,
-        tp=place(table, per_node, "tp"),
-        cp=place(table, per_node, "cp"),
-        pp=place(table, per_node, "pp"),
+        tp=tp,
+        cp=cp,
+        pp=pp,
         world=world,
     )
 
@@ -338,37 +354,29 @@ def _comm_costs(
 
     shard_wait, replica_wait, tp_wait = (skew_wait_s(profile.skew_s, group) for group in (g.shard, g.replicate, g.tp))
 
-    def gather(elements: Floats) -> Floats:
-        return gather_s(links, g.shard, PARAMETER_BYTES * elements) + shard_wait
+    # the messages of one group stand side by side: what a ring's links take is then worked out once
+    elements = np.array((t.layer.moved, t.embedding.moved, t.head.moved, root))
+    sharded = np.concatenate((PARAMETER_BYTES * elements, t.reduce_bytes * elements))
+    gather, reduce = np.split(gather_s(links, g.shard, sharded) + shard_wait, 2)
+    reduce = np.where(modes.ddp, 0.0, reduce)
+    message = t.reduce_bytes * elements / np.where(modes.ddp, 1.0, g.shard.ranks)
+    # DDP cuts gradients into buckets, each an all-reduce of its own; a shard goes in one piece
+    buckets = np.where(modes.ddp, np.maximum(np.floor(message / profile.ddp_bucket_bytes), 1.0), 1.0)
+    replicate = buckets * all_reduce_s(links, g.replicate, message / buckets) + replica_wait
 
-    def reduce(elements: Floats) -> Floats:
-        return np.where(modes.ddp, 0.0, gather_s(links, g.shard, t.reduce_bytes * elements) + shard_wait)
-
-    def replicate(elements: Floats) -> Floats:
-        shards = np.where(modes.ddp, 1.0, g.shard.ranks)
-        message = t.reduce_bytes * elements / shards
-        # DDP cuts gradients into buckets, each an all-reduce of its own; a shard goes in one piece
-        buckets = np.where(modes.ddp, np.maximum(np.floor(message / profile.ddp_bucket_bytes), 1.0), 1.0)
-        return buckets * all_reduce_s(links, g.replicate, message / buckets) + replica_wait
-
-    def over(price: Callable[[Floats], Floats], name: str) -> dict[str, Floats]:
-        return {
-            f"{name}_layer": price(t.layer.moved),
-            f"{name}_embedding": price(t.embedding.moved),
-            f"{name}_head": price(t.head.moved),
-            f"{name}_root": price(root),
-        }
+    def over(seconds: Floats, name: str) -> dict[str, Floats]:
+        return {f"{name}_{part}": seconds[i] for i, part in enumerate(("layer", "embedding", "head", "root"))}
 
     def send(group: GroupPlacement, message: Floats, axis: str) -> Floats:
         return send_s(links, group.ranks, group.nodes == 1, message, nodes_apart(table, per_node, axis))
 
-    tp_sum = all_reduce_s(links, g.tp, 4.0 * table.micro_tokens.astype(np.float64))
+    tp_all_reduce, tp_sum = all_reduce_s(links, g.tp, np.array((t.tp_bytes, 4.0 * table.micro_tokens)))
     return CommCosts(
         **over(gather, "gather"),
         **over(reduce, "reduce"),
         **over(replicate, "replicate"),
         tp_gather=gather_s(links, g.tp, t.tp_bytes) + tp_wait,
-        tp_all_reduce=all_reduce_s(links, g.tp, t.tp_bytes) + tp_wait,
+        tp_all_reduce=tp_all_reduce + tp_wait,
         tp_sum=tp_sum,
         tp_loss=tp_sum if profile.loss_parallel else gather_s(links, g.tp, t.logits_bytes),
         cp_gather=gather_s(links, g.cp, t.cp_bytes),
