@@ -56,8 +56,8 @@ def random_job(seed: int) -> tuple[Space, Cluster, Profile, str, int]:
 
 def everything(space: Space, cluster: Cluster, profile: Profile) -> Results:
     """All plans that fit, those that recompute the least share of layers included, simulated."""
-    table, _ = fitting(space, profile, whole_table(space), cluster.gpu.hbm_bytes)
-    return simulate_table(space.model, cluster, profile, table)
+    fit = fitting(space, profile, whole_table(space), cluster.gpu.hbm_bytes)
+    return simulate_table(space.model, cluster, profile, fit.table)
 
 
 def differences(seed: int) -> list[str]:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from knee.arrays import Bools, Floats, Ints
+from knee.arrays import Bools, Floats, Ints, expanded
 from knee.search.bound import LeastStep, by_chunk, least_step, least_unsharded_step
-from knee.search.memory_fit import SHARES, memory_bytes, partly_recomputed
+from knee.search.memory_fit import fitting, memory_bytes
 from knee.search.space import Space, degrees, joined, whole_table
 from knee.simulator import Results, joined_results, simulate_table
 from knee.specs.hardware import Cluster
@@ -27,6 +27,8 @@ MICRO_BATCHES = (1, 2, 3, 4, 6)
 MOST_PP = 16
 FIRST = 3
 """Plans of a count and batch that are simulated first."""
+FEW = 128
+"""Plans that are simulated in one call, whatever their bounds: a second call costs more."""
 PIPED_MICRO_BATCH = 2
 SHARD_GPUS = (8, 32, 64, 128, 256)
 """GPUs over which HSDP shards, beside all and a node's: with tensor parallelism, those of both."""
@@ -115,49 +117,56 @@ class Rates:
         table = joined(*parts)
         self.plans += len(table)
         # recomputation only costs time: what is too slow without it need not be tried for memory
-        most = self._most(model, table)[0]
-        slow = table.rows(np.flatnonzero(most < least_tokens_per_s))
-        left = table.rows(np.flatnonzero(most >= least_tokens_per_s))
-        left = self._fitting(self._space(model, 1, 1), left) if len(left) else left
-        known: dict[Key, Rate | None] = {key: None for key in keys if key not in _keys(left) | _keys(slow)}
-        self.ceilings |= {(model, key): least_tokens_per_s * (1.0 - 1e-12) for key in _keys(slow)}
-        if not len(left):
+        tokens = table.global_batch * self.seq_len
+        longest_s = tokens / least_tokens_per_s if least_tokens_per_s else np.full(len(table), np.inf)
+        least, left = self._quick(model, table, longest_s)
+        quick = np.zeros(len(table), dtype=np.bool_)
+        quick[left] = True
+        slow = _keys(table.rows(np.flatnonzero(~quick)))
+        fit, least = self._fitting(model, table.rows(left), least)
+        known: dict[Key, Rate | None] = {key: None for key in keys if key not in _keys(fit) | slow}
+        self.ceilings |= {(model, key): least_tokens_per_s * (1.0 - 1e-12) for key in slow}
+        if not len(fit):
             return known
-        most, least = self._most(model, left)
-        for row in _least(least.step_s, _groups(left), 1).tolist():
-            key = int(left.gpus[row]), int(left.global_batch[row])
+        most = fit.global_batch * self.seq_len / least.step_s
+        for row in _least(least.step_s, _groups(fit), 1).tolist():
+            key = int(fit.gpus[row]), int(fit.global_batch[row])
             self.ceilings[model, key] = max(float(most[row]), self.ceilings.get((model, key), 0.0))
-        quick = np.flatnonzero(most >= least_tokens_per_s)
-        if not len(quick):
+        rows = np.flatnonzero(most >= least_tokens_per_s)
+        if not len(rows):
             return known
-        found = self._fastest(model, left.rows(quick), least.step_s[quick], least.energy_j[quick])
+        found = self._fastest(model, fit.rows(rows), least.step_s[rows], least.energy_j[rows])
         return known | {key: rate for key, rate in found.items() if rate.tokens_per_s >= least_tokens_per_s}
 
-    def _most(self, model: Model, table: PlanTable) -> tuple[Floats, LeastStep]:
-        """Tokens/s that each plan does not exceed, and the step that it does not fall below."""
-        least = by_chunk(least_step, model, self.cluster, self.profile, table)
-        return table.global_batch * self.seq_len / least.step_s, least
+    def _quick(self, model: Model, table: PlanTable, longest_s: Floats) -> tuple[LeastStep, Ints]:
+        """Plans whose step may be as short as this: their bounds and rows. Most are ruled out whatever their
+        sharding."""
+        rows = np.arange(len(table))
+        for bound in (least_unsharded_step, least_step) if np.isfinite(longest_s).all() else (least_step,):
+            least = by_chunk(bound, model, self.cluster, self.profile, table.rows(rows))
+            at = np.flatnonzero(least.step_s <= longest_s[rows])
+            rows = rows[at]
+        return least.rows(at), rows
 
     def _fastest(self, model: Model, table: PlanTable, bound: Floats, energy_j: Floats) -> dict[Key, Rate]:
         """The best of each count and batch; plans that cannot be it by their bound are not simulated."""
+        every = simulate_table(model, self.cluster, self.profile, table) if len(table) <= FEW else None
+
+        def simulated(rows: Ints) -> Results:
+            if every is not None:
+                return expanded(every, rows)
+            return simulate_table(model, self.cluster, self.profile, table.rows(rows))
+
         group = _groups(table)
+        # the fastest and the thriftiest by their bounds
+        first = np.union1d(_least(bound, group, FIRST), _least(energy_j, group, 1))
+        results = simulated(first)
         best = np.full(group.max() + 1, np.inf)
-        left = np.ones(len(table), dtype=np.bool_)
-        done: list[Ints] = []
-        parts: list[Results] = []
-        for first in (True, False):
-            if first:  # the fastest and the thriftiest by their bounds
-                rows = np.union1d(_least(bound, group, FIRST), _least(energy_j, group, 1))
-            else:
-                rows = np.flatnonzero(left & (bound <= best[group]))
-            some = simulate_table(model, self.cluster, self.profile, table.rows(rows))
-            np.minimum.at(best, group[rows], some.step_s)
-            left[rows] = False
-            done.append(rows)
-            parts.append(some)
-        index = np.concatenate(done)
-        results = joined_results(parts)
-        return _winners(table.rows(index), results, group[index])
+        np.minimum.at(best, group[first], results.step_s)
+        left = bound <= best[group]
+        left[first] = False
+        index = np.concatenate((first, np.flatnonzero(left)))
+        return _winners(table.rows(index), joined_results([results, simulated(np.flatnonzero(left))]), group[index])
 
     def _space(self, model: Model, gpus: int, batch: int) -> Space:
         return Space(
@@ -196,17 +205,19 @@ class Rates:
         good: Bools = shards & split & order & ~zero1 & (table.cp_method == CP_METHODS.index("allgather"))
         return good
 
-    def _fitting(self, space: Space, table: PlanTable) -> PlanTable:
-        """Each plan with the least recomputation with which it fits, if there is one: more only costs time."""
-        fits = self._fits(space, table)
-        partly, _ = partly_recomputed(space, self.profile, table, fits, self.cluster.gpu.hbm_bytes)
-        full = replace(table, recompute=np.full(len(table), RECOMPUTES.index("full"), dtype=np.int64))
-        most = replace(full, recompute_frac=np.full(len(table), max(SHARES)))
-        rest = np.flatnonzero(~fits & ~self._fits(space, most) & self._fits(space, full))
-        return joined(table.rows(np.flatnonzero(fits)), partly, full.rows(rest))
-
-    def _fits(self, space: Space, table: PlanTable) -> Bools:
-        return np.asarray(memory_bytes(space, self.profile, table) <= self.cluster.gpu.hbm_bytes)
+    def _fitting(self, model: Model, table: PlanTable, least: LeastStep) -> tuple[PlanTable, LeastStep]:
+        """Each plan with the least recomputation with which it fits, if there is one, and its bound: more only costs
+        time."""
+        space, hbm_bytes = self._space(model, 1, 1), self.cluster.gpu.hbm_bytes
+        fit = fitting(space, self.profile, table, hbm_bytes)
+        rest = table.rows(np.setdiff1d(np.arange(len(table)), fit.row))
+        full = replace(rest, recompute=np.full(len(rest), RECOMPUTES.index("full"), dtype=np.int64))
+        full = full.rows(np.flatnonzero(memory_bytes(space, self.profile, full) <= hbm_bytes))
+        # bounds of plans that fit as they are, which come first, are known
+        same = int(np.count_nonzero(fit.table.recompute == RECOMPUTES.index("none")))
+        again = joined(fit.table.rows(slice(same, None)), full)
+        bounds = by_chunk(least_step, model, self.cluster, self.profile, again)
+        return joined(fit.table, full), least.rows(fit.row[:same]).plus(bounds)
 
 
 def _keys(table: PlanTable) -> set[Key]:

@@ -173,7 +173,8 @@ class BestFirst:
         some = start.table.rows(unsharded)
         least = least_memory_bytes(start.space, start.profile, some)
         table = sharded_table(start.space, some.rows(np.flatnonzero(least <= self.hbm_bytes)))
-        table, needs = fitting(start.space, start.profile, table, self.hbm_bytes)
+        fit = fitting(start.space, start.profile, table, self.hbm_bytes)
+        table, needs = fit.table, fit.memory_bytes
         if self.wanted is not None:
             rows = np.flatnonzero(self.wanted(table))
             table, needs = table.rows(rows), needs[rows]

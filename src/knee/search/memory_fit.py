@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from knee.arrays import Bools, Floats
+from knee.arrays import Floats, Ints
 from knee.cost.step_parts import shapes_of
 from knee.search.space import Space, joined
 from knee.simulator import CHUNK
@@ -61,35 +61,49 @@ def with_share(table: PlanTable, share: float) -> PlanTable:
     return replace(table, recompute=blocks, recompute_frac=np.full(len(table), share))
 
 
-def fitting(space: Space, profile: Profile, table: PlanTable, hbm_bytes: float) -> tuple[PlanTable, Floats]:
-    """Plans that fit, some with a share of their layers recomputed, and the memory of each."""
-    needs = memory_bytes(space, profile, table)
-    fits = needs <= hbm_bytes
-    partly, partly_needs = partly_recomputed(space, profile, table, fits, hbm_bytes)
-    return joined(table.rows(np.flatnonzero(fits)), partly), np.concatenate((needs[fits], partly_needs))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitting:
+    """Plans that fit."""
+
+    table: PlanTable
+    memory_bytes: Floats
+    row: Ints
+    """Of each: its row among the plans in question."""
+
+    def rows(self, index: Ints) -> Fitting:
+        """Some of them."""
+        return Fitting(table=self.table.rows(index), memory_bytes=self.memory_bytes[index], row=self.row[index])
+
+    def plus(self, other: Fitting) -> Fitting:
+        """Both."""
+        return Fitting(
+            table=joined(self.table, other.table),
+            memory_bytes=np.concatenate((self.memory_bytes, other.memory_bytes)),
+            row=np.concatenate((self.row, other.row)),
+        )
 
 
-def partly_recomputed(
-    space: Space, profile: Profile, table: PlanTable, fits: Bools, hbm_bytes: float
-) -> tuple[PlanTable, Floats]:
-    """Plans that do not fit without recomputation, with the least share of layers recomputed that makes them fit; and
-    their memory.
+def fitting(space: Space, profile: Profile, table: PlanTable, hbm_bytes: float) -> Fitting:
+    """Plans that fit: first those that do as they are, then those without recomputation that do with a share of their
+    layers recomputed, each with the least share.
 
     More than that share only costs time, and a plan that fits without needs none.
     """
+
+    def of(some: PlanTable, row: Ints) -> Fitting:
+        needs = memory_bytes(space, profile, some)
+        return Fitting(table=some, memory_bytes=needs, row=row).rows(np.flatnonzero(needs <= hbm_bytes))
+
+    found = of(table, np.arange(len(table)))
+    fits = np.zeros(len(table), dtype=np.bool_)
+    fits[found.row] = True
     open_ = np.flatnonzero(~fits & (table.recompute == RECOMPUTES.index("none")) & recomputes_shares(space))
     # what does not fit with most of its layers recomputed need not be asked again
     *less, most = SHARES
-    some = with_share(table.rows(open_), most)
-    needs = memory_bytes(space, profile, some)
-    at = np.flatnonzero(needs <= hbm_bytes)
-    left, left_needs = some.rows(at), needs[at]
-    found, found_needs = [], []
+    left = of(with_share(table.rows(open_), most), open_)
     for share in less:
-        some = with_share(left, share)
-        needs = memory_bytes(space, profile, some)
-        fit = needs <= hbm_bytes
-        found.append(some.rows(np.flatnonzero(fit)))
-        found_needs.append(needs[fit])
-        left, left_needs = left.rows(np.flatnonzero(~fit)), left_needs[~fit]
-    return joined(*found, left), np.concatenate((*found_needs, left_needs))
+        some = of(with_share(left.table, share), left.row)
+        found = found.plus(some)
+        fits[some.row] = True
+        left = left.rows(np.flatnonzero(~fits[left.row]))
+    return found.plus(left)
