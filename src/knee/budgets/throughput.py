@@ -117,38 +117,32 @@ class Rates:
         table = joined(*parts)
         self.plans += len(table)
         # recomputation only costs time: what is too slow without it need not be tried for memory
-        tokens = table.global_batch * self.seq_len
-        longest_s = tokens / least_tokens_per_s if least_tokens_per_s else np.full(len(table), np.inf)
-        least, left = self._quick(model, table, longest_s)
-        quick = np.zeros(len(table), dtype=np.bool_)
-        quick[left] = True
-        slow = _keys(table.rows(np.flatnonzero(~quick)))
-        fit, least = self._fitting(model, table.rows(left), least)
-        known: dict[Key, Rate | None] = {key: None for key in keys if key not in _keys(fit) | slow}
-        self.ceilings |= {(model, key): least_tokens_per_s * (1.0 - 1e-12) for key in slow}
-        if not len(fit):
-            return known
+        least, most, rows = self._quick(model, table, least_tokens_per_s)
+        slow = np.ones(len(table), dtype=np.bool_)
+        slow[rows] = False
+        ceilings = _highest(table.rows(np.flatnonzero(slow)), most[slow])
+        fit, least = self._fitting(model, table.rows(rows), least)
+        known: dict[Key, Rate | None] = {key: None for key in keys if key not in _keys(fit) | ceilings.keys()}
         most = fit.global_batch * self.seq_len / least.step_s
-        for row in _least(least.step_s, _groups(fit), 1).tolist():
-            key = int(fit.gpus[row]), int(fit.global_batch[row])
-            self.ceilings[model, key] = max(float(most[row]), self.ceilings.get((model, key), 0.0))
-        rows = np.flatnonzero(most >= least_tokens_per_s)
-        if not len(rows):
-            return known
-        found = self._fastest(model, fit.rows(rows), least.step_s[rows], least.energy_j[rows])
+        quick, slow = (np.flatnonzero(rows) for rows in (most >= least_tokens_per_s, most < least_tokens_per_s))
+        found = self._fastest(model, fit.rows(quick), least.rows(quick)) if len(quick) else {}
+        for others in (_highest(fit.rows(slow), most[slow]), {key: rate.tokens_per_s for key, rate in found.items()}):
+            ceilings |= {key: max(value, ceilings.get(key, 0.0)) for key, value in others.items()}
+        self.ceilings |= {(model, key): value for key, value in ceilings.items()}
         return known | {key: rate for key, rate in found.items() if rate.tokens_per_s >= least_tokens_per_s}
 
-    def _quick(self, model: Model, table: PlanTable, longest_s: Floats) -> tuple[LeastStep, Ints]:
-        """Plans whose step may be as short as this: their bounds and rows. Most are ruled out whatever their
-        sharding."""
-        rows = np.arange(len(table))
-        for bound in (least_unsharded_step, least_step) if np.isfinite(longest_s).all() else (least_step,):
+    def _quick(self, model: Model, table: PlanTable, least_tokens_per_s: float) -> tuple[LeastStep, Floats, Ints]:
+        """Bounds of the plans that may be as fast as this, the tokens/s that each plan of the table does not exceed,
+        and the rows of the former. Most others are ruled out whatever their sharding."""
+        tokens, rows, most = table.global_batch * self.seq_len, np.arange(len(table)), np.full(len(table), np.inf)
+        for bound in (least_unsharded_step, least_step) if least_tokens_per_s else (least_step,):
             least = by_chunk(bound, model, self.cluster, self.profile, table.rows(rows))
-            at = np.flatnonzero(least.step_s <= longest_s[rows])
+            most[rows] = tokens[rows] / least.step_s
+            at = np.flatnonzero(most[rows] >= least_tokens_per_s)
             rows = rows[at]
-        return least.rows(at), rows
+        return least.rows(at), most, rows
 
-    def _fastest(self, model: Model, table: PlanTable, bound: Floats, energy_j: Floats) -> dict[Key, Rate]:
+    def _fastest(self, model: Model, table: PlanTable, least: LeastStep) -> dict[Key, Rate]:
         """The best of each count and batch; plans that cannot be it by their bound are not simulated."""
         every = simulate_table(model, self.cluster, self.profile, table) if len(table) <= FEW else None
 
@@ -159,11 +153,11 @@ class Rates:
 
         group = _groups(table)
         # the fastest and the thriftiest by their bounds
-        first = np.union1d(_least(bound, group, FIRST), _least(energy_j, group, 1))
+        first = np.union1d(_least(least.step_s, group, FIRST), _least(least.energy_j, group, 1))
         results = simulated(first)
         best = np.full(group.max() + 1, np.inf)
         np.minimum.at(best, group[first], results.step_s)
-        left = bound <= best[group]
+        left = least.step_s <= best[group]
         left[first] = False
         index = np.concatenate((first, np.flatnonzero(left)))
         return _winners(table.rows(index), joined_results([results, simulated(np.flatnonzero(left))]), group[index])
@@ -222,6 +216,14 @@ class Rates:
 
 def _keys(table: PlanTable) -> set[Key]:
     return set(zip(table.gpus.tolist(), table.global_batch.tolist(), strict=True))
+
+
+def _highest(table: PlanTable, values: Floats) -> dict[Key, float]:
+    """The highest value of each count and batch."""
+    found: dict[Key, float] = {}
+    for row in _least(-values, _groups(table), 1).tolist():
+        found[int(table.gpus[row]), int(table.global_batch[row])] = float(values[row])
+    return found
 
 
 def _groups(table: PlanTable) -> Ints:
