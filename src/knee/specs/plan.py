@@ -59,6 +59,11 @@ class Plan:
     tp: int = 1
     pp: int = 1
     cp: int = 1
+    ep: int = 1
+    """Expert-parallel ranks. They are ranks of the other degrees, folded a second time for the experts of a stage:
+    dp * cp * tp = edp * ep * etp."""
+    etp: int = 1
+    """Tensor-parallel ranks of each expert: 1 or tp."""
     sharding: Sharding = "fsdp_no_reshard"
     sequence_parallel: bool = True
     """Norms and residuals are split along the sequence inside the tensor-parallel group."""
@@ -87,7 +92,8 @@ class Plan:
     """Mesh axes from the innermost (neighbouring GPUs) to the outermost."""
 
     def __post_init__(self) -> None:
-        for name in ("dp_shard", "dp_replicate", "tp", "pp", "cp", "virtual_stages", "micro_batch", "sync_every"):
+        degrees = ("dp_shard", "dp_replicate", "tp", "pp", "cp", "ep", "etp")
+        for name in (*degrees, "virtual_stages", "micro_batch", "sync_every"):
             if getattr(self, name) < 1:
                 raise out_of_range(f"plan.{name}", getattr(self, name), "it must be at least 1")
             if getattr(self, name) > MOST:

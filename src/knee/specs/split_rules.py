@@ -51,6 +51,50 @@ def check_divided(model: Model, size: int, what: str, tp: int) -> None:
         )
 
 
+def check_experts_split(model: Model, plan: Plan) -> None:
+    """Refuse expert parallelism without experts, or that does not divide them or the ranks of a stage."""
+    experts, ranks = model.experts, plan.dp * plan.cp * plan.tp
+    if experts is None:
+        for name in ("ep", "etp"):
+            if getattr(plan, name) > 1:
+                raise SpecError(
+                    f"{name} is {getattr(plan, name)}, but {model.name} has no experts",
+                    hint=f"leave {argument(name)} out",
+                    code="contradiction",
+                    field=f"plan.{name}",
+                )
+        return
+    if experts.count % plan.ep:
+        raise SpecError(
+            f"{model.name} has {experts.count} experts, which ep {plan.ep} does not divide",
+            hint=f"use an ep that divides {experts.count}",
+            code="does-not-divide",
+            field="plan.ep",
+        )
+    if plan.etp not in (1, plan.tp):
+        raise SpecError(
+            f"etp is {plan.etp}; it must be 1 (whole experts) or the tp of {plan.tp}",
+            hint=f"leave {argument('etp')} out, or use {argument('etp')} {plan.tp}",
+            code="out-of-range",
+            field="plan.etp",
+        )
+    if experts.ffn % plan.etp:
+        raise SpecError(
+            f"the experts of {model.name} have {experts.ffn} columns, which etp {plan.etp} does not divide",
+            hint=f"use an etp that divides {experts.ffn}",
+            code="does-not-divide",
+            field="plan.etp",
+        )
+    if ranks % (plan.ep * plan.etp):
+        raise SpecError(
+            f"ep({plan.ep}) * etp({plan.etp}) does not divide the {ranks} ranks of a stage: dp({plan.dp}) * "
+            f"cp({plan.cp}) * tp({plan.tp})",
+            hint=f"use an ep that divides {max(1, ranks // plan.etp)}",
+            code="does-not-divide",
+            field="plan.ep",
+        )
+
+
 def check_stages(model: Model, plan: Plan, *, own_stages: int) -> None:
     """Refuse a pipeline of more stages than the model has layers, and ``own_stages`` besides."""
     stages = plan.pp * plan.virtual_stages
