@@ -31,16 +31,15 @@ from knee.parallelism import (
     decoder,
     expert_parallel,
     optimizer,
-    pipeline_parallel,
     tensor_parallel,
     trainer,
-)  # noqa: F401 - once for all
+)
 from knee.parallelism.mesh import local_device, make_mesh
 from knee.parallelism.trainer_job import TrainJob
 from waiting import LIMIT_S
 
 
-def other_rows(x: torch.Tensor, got: list[int] | None) -> torch.Tensor:
+def other_rows(x: torch.Tensor, got: list[int] | None = None) -> torch.Tensor:
     """As many rows as should come, all of them this rank's own."""
     return x if got is None else x[torch.arange(sum(got)) % max(1, len(x))]
 
@@ -54,7 +53,7 @@ BREAKS = {
         "reduce_scatter",
         lambda x, group: x.chunk(group.size)[group.rank].contiguous(),
     ),
-    "ep all_to_all": (expert_parallel, "all_to_all", lambda x, _, sent=None, got=None: other_rows(x, got)),
+    "ep all_to_all": (expert_parallel, "all_to_all", lambda x, _, *splits: other_rows(x, *splits[1:])),
     "experts' gradients": (optimizer, "expert_gradient_scale", lambda _: 1.0),
     "ddp all_reduce": (ddp, "dist", mock.Mock(get_world_size=lambda _: 2)),
 }
