@@ -16,6 +16,7 @@ from knee.probe.machine_facts import need_torch
 from knee.record.issued_messages import StageWork
 from knee.results.result import Result
 from knee.specs import Job
+from knee.specs.job import not_simulated
 from knee.validation.program_messages import Difference, as_trained, differences, simulated_work
 
 PLACEHOLDER = "dgx-h100"
@@ -30,6 +31,7 @@ class DryRun(Result):
     program: tuple[StageWork, ...]
     """The trainer's, traced on fake ranks; one a pipeline stage."""
     simulated: tuple[StageWork, ...]
+    """The simulator's; empty for models that it does not simulate yet."""
     justified: tuple[str, ...]
     """Why the trainer differs from the simulator where it is known to."""
     differences: tuple[Difference, ...]
@@ -41,14 +43,16 @@ class DryRun(Result):
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as ``knee dryrun --json`` prints it."""
         job = self.job
-        both = zip(self.program, self.simulated, strict=True)
         return {
             "model": job.model.name,
             "gpus": job.gpus,
             "global_batch": job.global_batch,
             "seq_len": job.seq_len,
             "plan": asdict(job.plan),
-            "stages": [{**program.as_json(), "simulated": simulated.as_json()} for program, simulated in both],
+            "stages": [
+                {**program.as_json(), "simulated": simulated and simulated.as_json()}
+                for program, simulated in self._both()
+            ],
             "justified": list(self.justified),
             "differences": [asdict(difference) for difference in self.differences],
         }
@@ -61,11 +65,15 @@ class DryRun(Result):
                 "rank": program.rank,
                 **collective._asdict(),
                 "calls": program.collectives.get(collective, 0),
-                "simulated_calls": simulated.collectives.get(collective, 0),
+                "simulated_calls": simulated.collectives.get(collective, 0) if simulated else None,
             }
-            for program, simulated in zip(self.program, self.simulated, strict=True)
-            for collective in dict.fromkeys((*program.collectives, *simulated.collectives))
+            for program, simulated in self._both()
+            for collective in dict.fromkeys((*program.collectives, *(simulated.collectives if simulated else ())))
         ]
+
+    def _both(self) -> list[tuple[StageWork, StageWork | None]]:
+        """Each stage of the trainer with that of the simulator."""
+        return list(zip(self.program, self.simulated or (None,) * len(self.program), strict=True))
 
     def equal_stages(self) -> list[list[int]]:
         """Groups of pipeline stages that do the same work."""
@@ -126,7 +134,7 @@ def dryrun(
         say=say,
     ).job
     trained = traced_job(job)
-    simulated = simulated_work(job)
+    simulated = [] if not_simulated(job.model) else simulated_work(job)
 
     from knee.train.fake_ranks import trace  # imports torch
 
@@ -139,7 +147,7 @@ def dryrun(
         justified=tuple(dict.fromkeys(why for _, reasons in expected for why in reasons)),
         differences=tuple(
             difference
-            for traced, (work, _) in zip(program, expected, strict=True)
+            for traced, (work, _) in zip(program, expected, strict=bool(expected))
             for difference in differences(traced, work)
         ),
     )
@@ -156,4 +164,6 @@ def traced_job(job: Job) -> TrainJob:
         steps=2,
         warmup=0,
         dtype=cast("Dtype", job.plan.precision),
+        # fake tokens choose nothing
+        routing="balanced" if job.model.experts else "learned",
     )

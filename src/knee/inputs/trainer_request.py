@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from math import lcm, prod
 from pathlib import Path
 from typing import Any, get_args
 
@@ -32,8 +32,10 @@ Say = Callable[[str], None]
 
 
 def ranks_of(plan: Mapping[str, Any]) -> int:
-    """Ranks that the given degrees of a plan ask for."""
-    return prod(plan.get(axis) or 1 for axis in DEGREES)
+    """Ranks that the given degrees of a plan ask for. Ranks of experts are ranks of the other degrees, or more
+    data-parallel ones."""
+    ranks = prod(plan.get(axis) or 1 for axis in DEGREES)
+    return lcm(ranks, (plan.get("pp") or 1) * prod(plan.get(axis) or 1 for axis in ("ep", "etp")))
 
 
 def under_torchrun() -> bool:

@@ -146,7 +146,7 @@ def _expert_mesh(plan: Plan, device: Any, root: Any, sharded: Any, copies: Any) 
     return ExpertMesh(
         ep=group("ep"),
         etp=group("etp"),
-        sharded=None if ddp else mesh["e_replicate", "edp"] if replicated else shards,
+        sharded=None if ddp else mesh["edp_replicate", "edp"] if replicated else shards,
         copies=shards.get_group() if ddp and shards is not None else None,
         apart=True,
     )
@@ -156,7 +156,7 @@ def folded_ranks(plan: Plan) -> dict[str, int]:
     """Axes of a stage's ranks as its experts have them, outermost first. tp is innermost, so that etp may be tp."""
     replicas = 1 if plan.sharding == "ddp" else plan.dp_replicate
     edp = plan.dp * plan.cp * plan.tp // (replicas * plan.ep * plan.etp)
-    return {"pp": plan.pp, "e_replicate": replicas, "edp": edp, "ep": plan.ep, "etp": plan.etp}
+    return {"pp": plan.pp, "edp_replicate": replicas, "edp": edp, "ep": plan.ep, "etp": plan.etp}
 
 
 def _order_of_ranks(plan: Plan) -> list[int]:

@@ -153,19 +153,19 @@ class TrainJob:
     def _check_trainable(self) -> None:
         model, plan = self.model, self.plan
         other = departures(model, self.seq_len)
-        if model.qk_norm == "head":
-            del other["qk_norm"]
+        trained = ("experts", "latent_attention", *(["qk_norm"] if model.qk_norm == "head" else []))
+        other = {name: shown for name, shown in other.items() if name not in trained}
         if model.mtp_layers:
             raise _not_trained(
                 "model.mtp_layers",
-                f"{model.name} has layers that predict further tokens, which the trainer does not train",
+                f"{model.name} has {model.mtp_layers} layers that predict further tokens, which the trainer lacks",
                 f"use {argument('overrides')} model.mtp_layers=0",
             )
         if other:
             raise _not_trained(
                 f"model.{next(iter(other))}",
                 f"{model.name} has {', '.join(other.values())}: the trainer trains Llama decoders (swiglu, rmsnorm, "
-                "rope, no biases, no windows, no other norms)",
+                "rope, no biases, no windows), also with experts, latent attention or norms of heads",
                 "simulate it, or train a Llama model of its size",
             )
         if self.device == "cpu" and self.attention in ("flash", "cudnn"):
@@ -248,7 +248,7 @@ class TrainJob:
         if plan.tp > 1 and not plan.sequence_parallel:
             raise _not_trained(
                 "plan.sequence_parallel",
-                "without sequence parallelism, tensor-parallel ranks have the same tokens, which experts would see twice",
+                "without sequence parallelism, tensor-parallel ranks have the same tokens; experts would get them twice",
                 either("use sequence_parallel=True", "use --sequence-parallel") + ", or tp 1",
             )
         if plan.ep * plan.etp % plan.tp:

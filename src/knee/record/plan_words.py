@@ -10,7 +10,7 @@ def plan_words(plan: Plan) -> str:
     words: list[str] = [plan.sharding]
     words += [
         f"{axis} {getattr(plan, axis):,}"
-        for axis in ("dp_replicate", "dp_shard", "tp", "pp", "cp")
+        for axis in ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep", "etp")
         if getattr(plan, axis) > 1
     ]
     if plan.pp > 1:

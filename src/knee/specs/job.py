@@ -12,6 +12,7 @@ from knee.specs.profile import Profile
 from knee.specs.split_rules import (
     OWN_STAGES,
     check_divided,
+    check_experts_split,
     check_fills,
     check_interleaved,
     check_reduce_dtype,
@@ -80,6 +81,7 @@ class Job:
                 code="does-not-divide",
                 field="plan.tp",
             )
+        check_experts_split(model, plan)
         check_stages(model, plan, own_stages=OWN_STAGES)
         if plan.sequence_parallel and not splits_tokens(self.seq_len, plan.cp, plan.tp):
             raise SpecError(
@@ -114,7 +116,6 @@ class Job:
         check_interleaved(plan, self.microbatches)
 
     def _check_modelled(self) -> None:
-        check_simulated(self.model)
         if self.plan.prefetch > self.model.layers:
             raise SpecError(
                 f"prefetch is {self.plan.prefetch}, but {self.model.name} has {self.model.layers} layers",
@@ -147,16 +148,21 @@ SOFT_CAPS: tuple[AttentionKernel, ...] = ("flash2", "flash3")
 """Attention kernels that cap scores."""
 
 
+def not_simulated(model: Model) -> str | None:
+    """The first field of a model whose step is not simulated yet."""
+    return next((name for name in ("experts", "latent_attention", "mtp_layers") if getattr(model, name)), None)
+
+
 def check_simulated(model: Model) -> None:
     """Refuse models whose step is not simulated yet."""
-    for field in ("experts", "latent_attention", "mtp_layers"):
-        if getattr(model, field):
-            raise SpecError(
-                f"{model.name} has {field}, which are not simulated yet",
-                hint="use a dense model without latent attention",
-                code="not-modelled",
-                field=f"model.{field}",
-            )
+    field = not_simulated(model)
+    if field is not None:
+        raise SpecError(
+            f"{model.name} has {field}, which are not simulated yet",
+            hint="use a dense model without latent attention",
+            code="not-modelled",
+            field=f"model.{field}",
+        )
 
 
 def check_kernel(model: Model, profile: Profile, seq_len: int) -> None:

@@ -10,6 +10,7 @@ from knee.parallelism.trainer_job import TrainJob
 from knee.specs import Job, Model
 from knee.specs.choices import Device
 from knee.specs.defaults import DEFAULT_CONVENTION, TIMEOUT_S, TRACE_STEPS
+from knee.specs.job import not_simulated
 
 STEPS: dict[Device, int] = {"cuda": 60, "cpu": 30}
 """The paper's, and fewer on a processor."""
@@ -80,7 +81,10 @@ def facts_of(
     }
 
 
-def _flop_per_token(model: Model, seq_len: int, convention: str) -> float:
+def _flop_per_token(model: Model, seq_len: int, convention: str) -> float | None:
+    """None for models whose FLOP are not counted yet."""
+    if not_simulated(model) is not None:
+        return None
     import numpy as np
 
     from knee.workload.flop import model_flop_per_token

@@ -12,6 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from math import prod
 from multiprocessing import get_context
 from typing import Any
@@ -20,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from knee.parallelism.mesh import Mesh, make_mesh
+from knee.parallelism.mesh import ExpertMesh, Mesh, make_mesh
 from knee.parallelism.precision import TYPES
 from knee.parallelism.torch_internals import (
     collective_of,
@@ -35,6 +36,8 @@ from knee.record.issued_messages import Collective, StageWork
 from knee.specs.plan import Plan
 from knee.workload.layers_per_stage import chunk_layers
 
+REPLICAS = "edp_replicate"
+"""Copies of the shards of experts."""
 TYPE_NAMES = {dtype: name for name, dtype in TYPES.items()} | {torch.int64: "int64"}
 
 
@@ -69,7 +72,9 @@ class Log(TorchDispatchMode):
             assert not is_counted_product(func), name
         sent = collective_of(func, args)
         if sent is not None:
-            group = self.place or self.names[sent.functional, sent.group]
+            # one group may be both the ep and the tp group
+            place = "ep" if sent.collective == "all_to_all" else self.place
+            group = place or self.names[sent.functional, sent.group]
             dtype = TYPE_NAMES[sent.dtype]
             self.collectives[Collective(sent.collective, group, sent.group_size, sent.message_bytes, dtype)] += 1
         return out
@@ -101,9 +106,12 @@ def stage_kinds(job: TrainJob) -> list[list[int]]:
     """Stages that hold alike parts of the model, and so do the same but for the order of it."""
     plan = job.plan
     counts = chunk_layers(job.model.layers, plan.pp * plan.virtual_stages)
+    ends, experts = list(accumulate(counts)), job.model.experts
     kinds: dict[Any, list[int]] = {}
     for stage in range(plan.pp):
-        kinds.setdefault((stage == 0, stage == plan.pp - 1, counts[stage :: plan.pp]), []).append(stage)
+        layers = tuple(range(ends[n] - counts[n], ends[n]) for n in range(stage, len(counts), plan.pp))
+        alike = tuple(tuple(experts is not None and experts.has_experts(i) for i in some) for some in layers)
+        kinds.setdefault((stage == 0, stage == plan.pp - 1, alike), []).append(stage)
     return list(kinds.values())
 
 
@@ -162,6 +170,18 @@ def group_names(mesh: Mesh) -> Names:
         names[False, mesh.sharded.get_group(mesh.sharded.ndim - 1).group_name] = "dp_shard"
     if mesh.copies is not None:
         names[False, mesh.copies.group_name] = "dp_replicate"
+    return names | (_names_of_experts(mesh.experts) if mesh.experts.apart else {})
+
+
+def _names_of_experts(experts: ExpertMesh) -> Names:
+    names = {(True, group.name): name for name, group in (("ep", experts.ep), ("etp", experts.etp)) if group}
+    if experts.sharded is not None:
+        for dim in range(experts.sharded.ndim):
+            names[False, experts.sharded.get_group(dim).group_name] = (
+                "edp" if dim == experts.sharded.ndim - 1 else REPLICAS
+            )
+    if experts.copies is not None:
+        names[False, experts.copies.group_name] = REPLICAS
     return names
 
 
@@ -186,10 +206,11 @@ def _attention_backward(_: Any, q: Any, k: Any, v: Any, *__: Any) -> int:
     return int(2 * _pairs(q, k) * (3 * q.shape[-1] + 2 * v.shape[-1]))
 
 
-_PRODUCTS = ("mm", "addmm")
+_PRODUCTS = ("mm", "addmm", "_grouped_mm", "looped_groups")
 _FLOP: dict[str, Callable[..., int]] = {
     "mm": _product,
     "addmm": lambda _, a, b: _product(a, b),
+    **dict.fromkeys(("_grouped_mm", "looped_groups"), lambda a, b, *_: _product(a, b)),
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
 }

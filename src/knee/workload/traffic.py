@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from knee.arrays import Bools, Floats
+from knee.specs.job import check_simulated
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, REDUCE_DTYPES, SHARDINGS
 from knee.specs.plan_table import PlanTable
@@ -93,6 +94,7 @@ def traffic_of(model: Model, table: PlanTable, modes: Modes, *, scatters_sends: 
     Between stages every tensor-parallel rank sends what it holds: a part under sequence parallelism, or where the stack
     ``scatters_sends``; else all of it.
     """
+    check_simulated(model)
     tokens = table.micro_tokens.astype(np.float64)
     ring = table.cp_method == CP_METHODS.index("ring")
     # a tensor-parallel rank keeps at least one key-value head

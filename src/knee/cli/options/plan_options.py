@@ -15,6 +15,8 @@ PLAN = (
     "tp",
     "pp",
     "cp",
+    "ep",
+    "etp",
     "dp_shard",
     "dp_replicate",
     "sharding",
@@ -52,6 +54,14 @@ OPTIONS = (
     _of_plan("--tp", type=int, metavar="N", help="Tensor-parallel degree."),
     _of_plan("--pp", type=int, metavar="N", help="Number of pipeline stages."),
     _of_plan("--cp", type=int, metavar="N", help="Context-parallel degree."),
+    _of_plan(
+        "--ep",
+        type=int,
+        metavar="N",
+        help="Expert-parallel degree: number of ranks that hold different experts. They are ranks of --dp-shard, --cp "
+        "and --tp; default: 1.",
+    ),
+    _of_plan("--etp", type=int, metavar="N", help="Tensor-parallel degree of each expert: 1 (the default) or --tp."),
     _of_plan(
         "--dp-shard",
         type=int,

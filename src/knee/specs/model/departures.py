@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from knee.specs.model.decoder import Model
+from knee.specs.model.experts import Experts
+from knee.specs.model.latent_attention import LatentAttention
 
 PLAIN: dict[str, object] = {
     "mlp": "swiglu",
@@ -18,6 +20,9 @@ PLAIN: dict[str, object] = {
     "qkv_bias": False,
     "attention_output_bias": False,
     "mlp_bias": False,
+    "experts": None,
+    "latent_attention": None,
+    "mtp_layers": 0,
 }
 """Llama's values of the fields in which decoders differ; a window differs only in sequences that are longer."""
 
@@ -26,8 +31,12 @@ def departures(model: Model, seq_len: int) -> dict[str, str]:
     """Field -> its name and value, of every field in which the model differs from Llama."""
     fields = [name for name, value in PLAIN.items() if getattr(model, name) != value]
     fields += ["window"] if model.slides(seq_len) else []
-    return {name: f"{name} {_shown(getattr(model, name))}" for name in fields}
+    return {name: _shown(name, getattr(model, name)) for name in fields}
 
 
-def _shown(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+def _shown(name: str, value: object) -> str:
+    if isinstance(value, (Experts, LatentAttention)):
+        return name
+    if isinstance(value, bool):
+        return f"{name} {str(value).lower()}"
+    return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
