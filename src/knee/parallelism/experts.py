@@ -255,7 +255,28 @@ class _ToTokens(torch.autograd.Function):
 
 
 def weighted_swiglu(gate_and_up: Any, weights: Any) -> Any:
-    """silu(gate) * up * weight, in fp32 inside; compiled code fuses it into one kernel."""
+    """silu(gate) * up * weight, in fp32 inside. Compiled code fuses it into one kernel; without, backward computes it
+    again, because it would keep several times the memory of its input."""
+    if torch.compiler.is_compiling():
+        return _weighted_swiglu(gate_and_up, weights)
+    return _WeightedSwiglu.apply(gate_and_up, weights)
+
+
+class _WeightedSwiglu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate_and_up: Any, weights: Any) -> Any:
+        ctx.save_for_backward(gate_and_up, weights)
+        return _weighted_swiglu(gate_and_up, weights)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        inputs = [x.detach().requires_grad_() for x in ctx.saved_tensors]
+        with torch.enable_grad():
+            out = _weighted_swiglu(*inputs)
+        return torch.autograd.grad(out, inputs, grad)
+
+
+def _weighted_swiglu(gate_and_up: Any, weights: Any) -> Any:
     gate, up = gate_and_up.float().chunk(2, dim=-1)
     return (functional.silu(gate) * up * weights.unsqueeze(-1)).to(gate_and_up.dtype)
 

@@ -248,7 +248,7 @@ class TrainJob:
         if plan.tp > 1 and not plan.sequence_parallel:
             raise _not_trained(
                 "plan.sequence_parallel",
-                "without sequence parallelism, tensor-parallel ranks have the same tokens; experts would get them twice",
+                "tensor-parallel ranks without sequence parallelism have the same tokens: experts would get them twice",
                 either("use sequence_parallel=True", "use --sequence-parallel") + ", or tp 1",
             )
         if plan.ep * plan.etp % plan.tp:

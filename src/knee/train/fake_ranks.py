@@ -176,10 +176,8 @@ def group_names(mesh: Mesh) -> Names:
 def _names_of_experts(experts: ExpertMesh) -> Names:
     names = {(True, group.name): name for name, group in (("ep", experts.ep), ("etp", experts.etp)) if group}
     if experts.sharded is not None:
-        for dim in range(experts.sharded.ndim):
-            names[False, experts.sharded.get_group(dim).group_name] = (
-                "edp" if dim == experts.sharded.ndim - 1 else REPLICAS
-            )
+        for dim, name in enumerate(("edp", REPLICAS)[experts.sharded.ndim - 1 :: -1]):
+            names[False, experts.sharded.get_group(dim).group_name] = name
     if experts.copies is not None:
         names[False, experts.copies.group_name] = REPLICAS
     return names
