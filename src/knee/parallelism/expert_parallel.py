@@ -40,7 +40,7 @@ class Exchange(Here):
             return self._exchanged(experts, rows, of.weights, table, each, [each] * self.etp)
         return self._counted(experts, rows, of)
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _counted(self, experts: ExpertWeights, rows: Any, of: Rows) -> Any:
         """Counts travel first, and the host waits for them."""
         table = of.counts.view(self.ep, experts.count)
@@ -87,12 +87,13 @@ def _by_expert(table: Any, rows: int) -> tuple[Any, Any]:
 class _Reorder(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Any, order: Any, place: Any) -> Any:
-        ctx.save_for_backward(place)
+        # not saved as such: recomputation would run the second product and what follows it for it
+        ctx.place = place
         return x.index_select(0, order)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        return grad.index_select(0, ctx.saved_tensors[0]), None, None
+        return grad.index_select(0, ctx.place), None, None
 
 
 class _AllToAll(torch.autograd.Function):

@@ -122,6 +122,7 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, x: Any) -> Any:
         """(batch, sequence, hidden) in and out; with sequence parallelism this rank's part of the sequence."""
+        shared = self._shared(x) if self.spec.shared_ffn else None
         tokens = x.flatten(0, 1)
         scores, chosen, weights = self.route(tokens)
         if self.rules.balance_loss:
@@ -135,7 +136,7 @@ class MixtureOfExperts(nn.Module):
             rows = sorted_rows(chosen, weights, self.spec, balanced=self.rules.balanced)
         done = self.exchange(self.experts, to_rows(tokens, rows), rows)
         out = to_tokens(done, rows, tokens.shape[0]).view_as(x)
-        return out + self._shared(x) if self.spec.shared_ffn else out
+        return out if shared is None else out + shared
 
     def route(self, tokens: Any) -> tuple[Any, Any, Any]:
         """Scores of all experts, the chosen experts and their weights, in fp32."""
@@ -240,18 +241,20 @@ class _ToRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        return _sum_of_rows(grad, *ctx.saved_tensors, ctx.tokens), None, None
+        token, place = ctx.saved_tensors
+        return _sum_of_rows(grad, token, place, ctx.tokens), None, None
 
 
 class _ToTokens(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, y: Any, token: Any, place: Any, tokens: int) -> Any:
-        ctx.save_for_backward(token)
+        # not saved as such: recomputation would run the second product and what follows it for it
+        ctx.token = token
         return _sum_of_rows(y, token, place, tokens)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        return grad.index_select(0, ctx.saved_tensors[0]), None, None, None
+        return grad.index_select(0, ctx.token), None, None, None
 
 
 def weighted_swiglu(gate_and_up: Any, weights: Any) -> Any:

@@ -66,12 +66,12 @@ def grouped(a: Any, b: Any, offsets: Any) -> Any:
     return _looped_groups(a, b, offsets)
 
 
-@torch.library.custom_op("knee::looped_groups", mutates_args=())
+@torch.library.custom_op("knee::looped_groups", mutates_args=())  # type: ignore[untyped-decorator]
 def _looped_groups(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.grouped_mm(a, b, offs=offsets)
 
 
-@_looped_groups.register_fake
+@_looped_groups.register_fake  # type: ignore[untyped-decorator]
 def _(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     return a.new_empty((a.shape[0], b.shape[2]) if b.ndim == 3 else (len(offsets), a.shape[0], b.shape[1]))
 
