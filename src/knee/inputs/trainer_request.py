@@ -13,7 +13,7 @@ from knee.errors import InputError, argument
 from knee.files import real_path
 from knee.inputs.arguments import checked_plan
 from knee.inputs.request import ClusterLike, ModelLike, Overrides, ProfileLike, Request, is_job_file, request
-from knee.parallelism.trainer_job import AttentionChoice, Dtype, TrainJob
+from knee.parallelism.trainer_job import AttentionChoice, Dtype, Routing, TrainJob
 from knee.probe.inventory import read_inventory
 from knee.specs import Job
 from knee.specs.choices import Device
@@ -75,6 +75,9 @@ def trainer_job(
     dtype: Dtype | None = None,
     compile: bool = False,
     attention: AttentionChoice = "auto",
+    routing: Routing = "learned",
+    capacity_factor: float = 0.0,
+    balance_loss: float = 0.0,
     data: str | Path | None = None,
     seed: int = 0,
     lr: float = LEARNING_RATE,
@@ -133,6 +136,9 @@ def trainer_job(
         dtype=dtype or computed,
         compile=compile,
         attention=attention,
+        routing=routing,
+        capacity_factor=capacity_factor,
+        balance_loss=balance_loss,
         lr=lr,
         trace_steps=trace_steps,
         data={} if data is None else {"kind": "shards", "path": str(real_path(data))},

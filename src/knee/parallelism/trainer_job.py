@@ -31,6 +31,8 @@ Routing = Literal["learned", "balanced"]
 MOST_STEPS = 10**9
 """More than anybody trains; what is beyond it no longer multiplies with a time."""
 LONGEST_TIMEOUT_S = 1e6
+WIDTHS = 8
+"""Rows of torch's grouped products start at multiples of 16 bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,6 +267,14 @@ class TrainJob:
                 f"ep {plan.ep} * etp {plan.etp} does not divide the {shards} ranks of one copy of the model",
                 f"use an ep that divides {shards // plan.etp}",
             )
+        for what, width in (("hidden", self.model.hidden), ("experts.ffn", experts.ffn)):
+            own = width // (plan.etp if what == "experts.ffn" else 1)
+            if own % WIDTHS:
+                raise _not_trained(
+                    f"model.{what}",
+                    f"grouped products need widths that are multiples of {WIDTHS}, but {what} is {own} on each rank",
+                    f"use a {what} that is a multiple of {WIDTHS}, or etp 1",
+                )
         rows = plan.micro_batch * self.seq_len // (plan.cp * plan.tp) * experts.top_k
         if self.routing == "balanced" and not self.capacity_factor and rows % experts.count:
             raise SpecError(
