@@ -95,6 +95,7 @@ CASES: dict[int, dict[str, tuple[str, dict, dict]]] = {
             BALANCE,
         ),
         "ep x pp": ("deepseek", {"dp_shard": 2, "ep": 2, **PP}, {}),
+        "ep x pp zero_bubble": ("qwen", {"dp_shard": 2, "ep": 2, **PP, "schedule": "zero_bubble"}, BALANCE),
         "ep x pp capacity": ("qwen", {"dp_shard": 2, "ep": 2, **PP}, CAPPED),
         "ep x pp fsdp recompute": ("qwen", {"dp_shard": 2, "ep": 2, **PP, "sharding": "fsdp", "recompute": "full"}, {}),
     },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from typing import Any, cast
 
 from knee.errors import RunFailed, either
@@ -50,8 +51,7 @@ class DryRun(Result):
             "seq_len": job.seq_len,
             "plan": asdict(job.plan),
             "stages": [
-                {**program.as_json(), "simulated": simulated and simulated.as_json()}
-                for program, simulated in self._both()
+                {**a.as_json(), "simulated": b and b.as_json()} for a, b in zip_longest(self.program, self.simulated)
             ],
             "justified": list(self.justified),
             "differences": [asdict(difference) for difference in self.differences],
@@ -67,13 +67,9 @@ class DryRun(Result):
                 "calls": program.collectives.get(collective, 0),
                 "simulated_calls": simulated.collectives.get(collective, 0) if simulated else None,
             }
-            for program, simulated in self._both()
+            for program, simulated in zip_longest(self.program, self.simulated)
             for collective in dict.fromkeys((*program.collectives, *(simulated.collectives if simulated else ())))
         ]
-
-    def _both(self) -> list[tuple[StageWork, StageWork | None]]:
-        """Each stage of the trainer with that of the simulator."""
-        return list(zip(self.program, self.simulated or (None,) * len(self.program), strict=True))
 
     def equal_stages(self) -> list[list[int]]:
         """Groups of pipeline stages that do the same work."""

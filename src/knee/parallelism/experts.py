@@ -62,6 +62,8 @@ class ExpertWeights(nn.Module):
     def __init__(self, experts: Experts, hidden: int, *, ep: int, etp: int, dtype: Any) -> None:
         super().__init__()
         self.count, self.ffn, self.hidden = experts.count // ep, experts.ffn // etp, hidden
+        self.clears_empty = False
+        """Whether gradients of experts without rows must be set to 0."""
         self.expert_in = nn.Parameter(torch.empty(self.count * 2 * self.ffn, hidden, dtype=dtype))
         self.expert_out = nn.Parameter(torch.empty(self.count * hidden, self.ffn, dtype=dtype))
 
@@ -69,8 +71,8 @@ class ExpertWeights(nn.Module):
         """Rows sorted by expert; ``offsets`` (experts,) says where the rows of each end."""
         gate_and_up = self.expert_in.to(rows.dtype).view(self.count, 2 * self.ffn, self.hidden)
         down = self.expert_out.to(rows.dtype).view(self.count, self.hidden, self.ffn)
-        inner = weighted_swiglu(grouped_product(rows, gate_and_up, offsets), weights)
-        return grouped_product(inner, down, offsets)
+        inner = weighted_swiglu(_GroupedProduct.apply(rows, gate_and_up, offsets, self.clears_empty), weights)
+        return _GroupedProduct.apply(inner, down, offsets, self.clears_empty)
 
 
 def expert_shape(name: str, experts: Experts, hidden: int) -> list[int]:
@@ -286,22 +288,24 @@ def _weighted_swiglu(gate_and_up: Any, weights: Any) -> Any:
 
 def grouped_product(x: Any, weights: Any, offsets: Any) -> Any:
     """Rows times the transposed weight of their expert: (rows, k), (experts, n, k) -> (rows, n)."""
-    return _GroupedProduct.apply(x, weights, offsets)
+    return _GroupedProduct.apply(x, weights, offsets, False)
 
 
 class _GroupedProduct(torch.autograd.Function):
     """torch's own backward refuses gradients that are not contiguous."""
 
     @staticmethod
-    def forward(ctx: Any, x: Any, weights: Any, offsets: Any) -> Any:
+    def forward(ctx: Any, x: Any, weights: Any, offsets: Any, clears_empty: bool) -> Any:
         ctx.save_for_backward(x, weights, offsets)
+        ctx.clears_empty = clears_empty
         return grouped(x, weights.transpose(1, 2), offsets)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         x, weights, offsets = ctx.saved_tensors
         grad = grad.contiguous()
-        return grouped(grad, weights, offsets), grouped(grad.transpose(0, 1), x, offsets), None
+        of_weights = grouped(grad.transpose(0, 1), x, offsets, clears_empty=ctx.clears_empty)
+        return grouped(grad, weights, offsets), of_weights, None, None
 
 
 def offsets_of(counts: Any) -> Any:

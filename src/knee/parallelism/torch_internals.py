@@ -55,15 +55,32 @@ def all_to_all(x: Any, group: NamedGroup, sent: list[int] | None = None, got: li
     return ops.wait_tensor(ops.all_to_all_single(x.contiguous(), got or parts, sent or parts, group.name))
 
 
-def grouped(a: Any, b: Any, offsets: Any) -> Any:
+def grouped(a: Any, b: Any, offsets: Any, *, clears_empty: bool = False) -> Any:
     """Products of groups of rows, (rows, k) x (groups, k, n) -> (rows, n), or of groups of columns, (m, rows) x
     (rows, n) -> (groups, m, n). ``offsets`` (groups,) says where each group ends.
 
-    torch has one kernel for it in bf16 on GPUs, and a loop over groups for the rest, which it cannot trace.
+    torch has one kernel for it in bf16 on GPUs, and a loop over groups for the rest, which it cannot trace. The kernel
+    refuses tensors without rows (pytorch issue 192497).
     """
-    if a.dtype == torch.bfloat16:
-        return torch.nn.functional.grouped_mm(a, b, offs=offsets)
-    return _looped_groups(a, b, offsets)
+    if not (len(a) if b.ndim == 3 else len(b)):
+        return _groups_of(a, b, offsets).zero_()
+    if a.dtype != torch.bfloat16:
+        return _looped_groups(a, b, offsets)
+    out = torch.nn.functional.grouped_mm(a, b, offs=offsets)
+    if b.ndim == 2 and clears_empty:
+        empty = offsets.diff(prepend=offsets.new_zeros(1)) == 0
+        out = out.masked_fill(empty.view(-1, 1, 1), 0)
+    return out
+
+
+def leaves_empty_groups_unset(device: Any) -> bool:
+    """Whether products of groups of no columns are not 0 on this device: Blackwell (pytorch issue 172439)."""
+    return bool(device.type == "cuda" and torch.cuda.get_device_capability(device) >= (10, 0))
+
+
+def _groups_of(a: Any, b: Any, offsets: Any) -> Any:
+    """What the products are written into."""
+    return a.new_empty((a.shape[0], b.shape[2]) if b.ndim == 3 else (len(offsets), a.shape[0], b.shape[1]))
 
 
 @torch.library.custom_op("knee::looped_groups", mutates_args=())  # type: ignore[untyped-decorator]
@@ -73,7 +90,8 @@ def _looped_groups(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> t
 
 @_looped_groups.register_fake  # type: ignore[untyped-decorator]
 def _(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    return a.new_empty((a.shape[0], b.shape[2]) if b.ndim == 3 else (len(offsets), a.shape[0], b.shape[1]))
+    out: torch.Tensor = _groups_of(a, b, offsets)
+    return out
 
 
 def flash_lower_right(q: Any, k: Any, v: Any) -> Any:

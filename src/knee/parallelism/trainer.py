@@ -25,6 +25,7 @@ from knee.parallelism.optimizer import Optimizer
 from knee.parallelism.precision import TYPES, LossScale
 from knee.parallelism.recompute import recomputed
 from knee.parallelism.tensor_parallel import CUT_DIM, Split, Whole
+from knee.parallelism.torch_internals import leaves_empty_groups_unset
 from knee.parallelism.trainer_job import TrainJob
 from knee.workload.layers_per_stage import blocks_recomputed
 
@@ -147,6 +148,8 @@ def _decoder(job: TrainJob, mesh: Mesh, layers: range) -> Decoder:
     for number, block in decoder.blocks.items():
         run = compiled(block.body) if job.compile else block.body
         block.run = recomputed(run) if again[int(number)] else run
+        if block.moe is not None:
+            block.moe.experts.clears_empty = leaves_empty_groups_unset(mesh.device)
     if job.compile:
         decoder.loss = compiled(decoder.loss)
     if mesh.sharded is not None:

@@ -273,7 +273,7 @@ class TrainJob:
                 raise _not_trained(
                     f"model.{what}",
                     f"grouped products need widths that are multiples of {WIDTHS}, but {what} is {own} on each rank",
-                    f"use a {what} that is a multiple of {WIDTHS}, or etp 1",
+                    f"change {what} to a multiple of {WIDTHS * (plan.etp if what == 'experts.ffn' else 1)}",
                 )
         rows = plan.micro_batch * self.seq_len // (plan.cp * plan.tp) * experts.top_k
         if self.routing == "balanced" and not self.capacity_factor and rows % experts.count:

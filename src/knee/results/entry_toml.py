@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from knee.results.field_words import default_of, descriptions, unit_words
 from knee.specs.catalog import Leaf, Tree, walk
-from knee.specs.fields import SPECS
+from knee.specs.fields import SPECS, table_of
 
 WIDTH = 100
 
@@ -44,7 +44,7 @@ def _table(spec: type, tree: Tree, path: str, shared: tuple[str, str]) -> Iterat
                 assert isinstance(inner, dict)
                 yield from ("", f"[{below}.{key}]", *_table(get_args(hint)[1], inner, f"{below}.{key}", shared))
         elif isinstance(node, dict):
-            yield from ("", f"[{below}]", *_table(hint, node, below, shared))
+            yield from ("", f"[{below}]", *_table(table_of(hint), node, below, shared))
 
 
 def _is_table(hint: Any) -> bool:

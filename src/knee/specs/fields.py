@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
+from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from knee import units
@@ -27,6 +28,8 @@ class Field:
     path: str
     type: Any
     default: Any = None
+    optional: bool = False
+    """Whether it is in a table that a file may leave out."""
 
 
 def unit_of(path: str) -> str | None:
@@ -37,8 +40,8 @@ def unit_of(path: str) -> str | None:
 
 @cache
 def fields_of(kind: str) -> dict[str, Field]:
-    """Dotted path -> field of a spec, tables opened; keys of a mapping stand for all of its entries."""
-    return {field.path: field for field in _open(SPECS[kind], "") if "*" not in field.path}
+    """Dotted path -> field of a spec, tables that it always has opened; keys of a mapping stand for all of its entries."""
+    return {field.path: field for field in _open(SPECS[kind], "") if "*" not in field.path and not field.optional}
 
 
 def field_at(kind: str, path: str) -> Field | None:
@@ -57,12 +60,21 @@ def _starred(path: str) -> str:
     return ".".join("*" if part.isdecimal() else part for part in path.split("."))
 
 
+def table_of(hint: Any) -> Any:
+    """The table of a field that a file may leave out (``Experts | None``); other hints as they are."""
+    parts = [part for part in get_args(hint) if part is not type(None)]
+    return parts[0] if get_origin(hint) is UnionType and len(parts) == 1 and is_dataclass(parts[0]) else hint
+
+
 def _open(spec: type, prefix: str) -> list[Field]:
     hints = get_type_hints(spec)
     opened: list[Field] = []
     for field in fields(spec):
         hint, path = hints[field.name], prefix + field.name
-        if is_dataclass(hint) and isinstance(hint, type):
+        if (table := table_of(hint)) is not hint:
+            opened.append(Field(path=path, type=hint, default=field.default))
+            opened += [replace(inner, optional=True) for inner in _open(table, path + ".")]
+        elif is_dataclass(hint) and isinstance(hint, type):
             opened += _open(hint, path + ".")
         elif get_origin(hint) is dict:
             key, value = get_args(hint)

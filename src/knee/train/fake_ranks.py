@@ -33,6 +33,7 @@ from knee.parallelism.torch_internals import (
 from knee.parallelism.trainer import Trainer
 from knee.parallelism.trainer_job import TrainJob
 from knee.record.issued_messages import Collective, StageWork
+from knee.specs.model import Model
 from knee.specs.plan import Plan
 from knee.workload.layers_per_stage import chunk_layers
 
@@ -48,9 +49,13 @@ Names = dict[tuple[bool, str], str]
 class Log(TorchDispatchMode):
     """Counts the collectives and the FLOP of every operation of this rank, at local shapes."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: Names, model: Model) -> None:
         super().__init__()
         self.names = names
+        self.padding = 0
+        """Columns of values that are only there for a CPU's kernel, which wants values as wide as keys."""
+        if model.latent_attention is not None:
+            self.padding = max(0, model.head_dim - model.latent_attention.value_size)
         self.place: str | None = None
         """A group that is known from where its collective was called."""
         self.collectives: Counter[Collective] = Counter()
@@ -62,11 +67,10 @@ class Log(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         name = func._overloadpacket.__name__
         if name in _FLOP:
-            flop = _FLOP[name](*args)
             if name in _PRODUCTS:
-                self.product_flop += flop
+                self.product_flop += _FLOP[name](*args)
             else:
-                self.attention_flop += flop
+                self.attention_flop += _FLOP[name](self.padding, *args)
         else:
             # a product that would silently count as nothing
             assert not is_counted_product(func), name
@@ -121,7 +125,7 @@ def trace_stage(job: TrainJob, stage: int) -> StageWork:
     with fake_world(rank, job.gpus), ExitStack() as stack:
         mesh = make_mesh(job.plan, torch.device("cpu"), fake=True)
         stack.enter_context(fake_tensors())
-        trainer, log = Trainer(job, mesh), Log(group_names(mesh))
+        trainer, log = Trainer(job, mesh), Log(group_names(mesh), job.model)
         tokens = torch.zeros(job.local_sequences, job.seq_len + 1, dtype=torch.int64)
         trainer.step(tokens)
         logged_step(trainer, log, tokens)
@@ -194,14 +198,14 @@ def _pairs(q: Any, k: Any) -> int:
     return int(q.shape[0] * q.shape[1] * (2 * queries * keys - queries * queries) // 2)
 
 
-def _attention(q: Any, k: Any, v: Any, *_: Any) -> int:
+def _attention(padding: int, q: Any, k: Any, v: Any, *_: Any) -> int:
     """Scores and their product with the values."""
-    return int(2 * _pairs(q, k) * (q.shape[-1] + v.shape[-1]))
+    return int(2 * _pairs(q, k) * (q.shape[-1] + v.shape[-1] - padding))
 
 
-def _attention_backward(_: Any, q: Any, k: Any, v: Any, *__: Any) -> int:
+def _attention_backward(padding: int, _: Any, q: Any, k: Any, v: Any, *__: Any) -> int:
     """Scores again, and the gradients of queries, keys, scores and values: five products of the forward's size."""
-    return int(2 * _pairs(q, k) * (3 * q.shape[-1] + 2 * v.shape[-1]))
+    return int(2 * _pairs(q, k) * (3 * q.shape[-1] + 2 * (v.shape[-1] - padding)))
 
 
 _PRODUCTS = ("mm", "addmm", "_grouped_mm", "looped_groups")
