@@ -31,8 +31,7 @@ class DryRun(Result):
     job: Job
     program: tuple[StageWork, ...]
     """The trainer's, traced on fake ranks; one a pipeline stage."""
-    simulated: tuple[StageWork, ...]
-    """The simulator's; empty for models that it does not simulate yet."""
+    simulated: tuple[StageWork, ...]  # empty for models that are not simulated yet
     justified: tuple[str, ...]
     """Why the trainer differs from the simulator where it is known to."""
     differences: tuple[Difference, ...]
@@ -44,15 +43,14 @@ class DryRun(Result):
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as ``knee dryrun --json`` prints it."""
         job = self.job
+        both = zip_longest(self.program, self.simulated)
         return {
             "model": job.model.name,
             "gpus": job.gpus,
             "global_batch": job.global_batch,
             "seq_len": job.seq_len,
             "plan": asdict(job.plan),
-            "stages": [
-                {**a.as_json(), "simulated": b and b.as_json()} for a, b in zip_longest(self.program, self.simulated)
-            ],
+            "stages": [{**program.as_json(), "simulated": work and work.as_json()} for program, work in both],
             "justified": list(self.justified),
             "differences": [asdict(difference) for difference in self.differences],
         }
@@ -160,6 +158,5 @@ def traced_job(job: Job) -> TrainJob:
         steps=2,
         warmup=0,
         dtype=cast("Dtype", job.plan.precision),
-        # fake tokens choose nothing
-        routing="balanced" if job.model.experts else "learned",
+        routing="balanced" if job.model.experts else "learned",  # fake tokens choose nothing
     )

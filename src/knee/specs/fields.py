@@ -40,7 +40,7 @@ def unit_of(path: str) -> str | None:
 
 @cache
 def fields_of(kind: str) -> dict[str, Field]:
-    """Dotted path -> field of a spec, tables that it always has opened; keys of a mapping stand for all of its entries."""
+    """Dotted path -> field of a spec, tables opened that it always has; keys of a mapping stand for all its entries."""
     return {field.path: field for field in _open(SPECS[kind], "") if "*" not in field.path and not field.optional}
 
 
