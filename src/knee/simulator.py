@@ -42,6 +42,7 @@ from knee.workload import operations as op
 from knee.workload.flop import model_flop_per_token
 from knee.workload.memory import MemoryColumns, memory_of
 from knee.workload.parameters import head_layers, stage_elements
+from knee.workload.projections import expert_share
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic, traffic_of
 
 CHUNK = 65536
@@ -167,6 +168,7 @@ def priced(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -
         compute=compute,
         comm=comm,
         local=local_comms(model, profile, table, groups, comm, compute, host_scale),
+        expert_share=expert_share(model),
         kappa=contention(cluster, profile, table, modes, traffic, groups, comm),
         **_who_shares_the_network(profile, modes, groups),
     )

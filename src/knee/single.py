@@ -171,7 +171,7 @@ def _parameter_loads(w: EvaluatedStep) -> list[Row]:
         expert_ranks = ranks if group == "dp_replicate" and not ddp else int(w.groups.expert_shard.ranks[0])
         seconds = {part: times[part] * alone for part, alone in work(kind).items()}
         scale = load / (sum(seconds.values()) or 1.0)
-        places = dict.fromkeys(messages, (group, ranks)) | {"experts": ("expert_shard", expert_ranks)}
+        places = dict.fromkeys(messages, (group, ranks)) | {"experts": ("edp", expert_ranks)}
         return [
             (collective, *places[part], times[part] * calls, width * elements, scale * seconds[part])
             for part, (calls, elements) in messages.items()
@@ -247,8 +247,13 @@ def _routed_loads(w: EvaluatedStep, layer_passes: float, again: float) -> list[R
         return []
     passes = layer_passes * expert_share(w.model) * (again + 1.0 + float(w.table.recomputes_module("moe")[0]))
     size, ep = float(w.traffic.routed_bytes[0]), int(w.table.ep[0])
-    seconds = float(w.comm.dispatch[0] + w.comm.combine[0])
-    return [("all_to_all", "ep", ep, 2.0 * passes, size, passes * seconds)]
+    seconds, spread_s = float(w.comm.dispatch[0] + w.comm.combine[0]), float(w.comm.etp_gather[0])
+    etp = int(w.table.etp[0])
+    return [
+        ("all_to_all", "ep", ep, 2.0 * passes, size, passes * seconds),
+        ("all_gather", "etp", etp, passes, size * etp, passes * spread_s),
+        ("reduce_scatter", "etp", etp, passes, size * etp, passes * spread_s),
+    ]
 
 
 def _context_loads(w: EvaluatedStep, layer_passes: float, again: float) -> list[Row]:

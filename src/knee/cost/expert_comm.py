@@ -90,12 +90,12 @@ def expert_weight_costs(
 
 def routed_costs(
     model: Model, links: Links, table: PlanTable, group: GroupPlacement, etp: GroupPlacement
-) -> tuple[Floats, Floats]:
-    """Seconds of a layer's dispatch and of its combine, on the busiest rank. Ranks that split an expert gather the
-    tokens of all of them, and reduce what it puts out."""
+) -> tuple[Floats, Floats, Floats]:
+    """Seconds of a layer's dispatch and of its combine, on the busiest rank, and of the gather of the tokens of all
+    ranks that split an expert, which takes as long as the reduction of what it puts out."""
     dispatch, combine = np.zeros(len(table)), np.zeros(len(table))
     if model.experts is None:
-        return dispatch, combine
+        return dispatch, combine, np.zeros(len(table))
     exchange = _exchange(model, model.experts, table, per_domain=group.per_node)
     for code, name in enumerate(DISPATCHERS):
         if (table.dispatcher == code).any():
@@ -103,5 +103,4 @@ def routed_costs(
             dispatch = np.where(there, dispatch_s(links, name, exchange), dispatch)
             combine = np.where(there, combine_s(links, name, exchange), combine)
     rows = routed_tokens(table) * model.experts.top_k * table.etp * busiest_rank(model, table)
-    spread = gather_s(links, etp, rows * model.hidden * BYTES)
-    return dispatch + spread, combine + spread
+    return dispatch, combine, gather_s(links, etp, rows * model.hidden * BYTES)

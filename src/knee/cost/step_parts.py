@@ -375,6 +375,8 @@ class CommCosts:
     pp_send: Floats
     dispatch: Floats
     """Tokens of a microbatch to their experts; 0 in a dense model."""
+    etp_gather: Floats
+    """Tokens of all ranks that split an expert, and as long the reduction of what it puts out."""
     combine: Floats
     """What the experts put out, back to where its tokens came from."""
     norm: Floats
@@ -429,11 +431,12 @@ def _comm_costs(
     if model.experts is not None:
         for name in ("gather", "reduce", "replicate"):
             weights[f"{name}_layer"] = weights[f"{name}_layer"] + weights[f"{name}_experts"]
-    dispatch, combine = routed_costs(model, links, table, g.ep, g.etp)
+    dispatch, combine, etp_gather = routed_costs(model, links, table, g.ep, g.etp)
     return CommCosts(
         **weights,
         dispatch=dispatch,
         combine=combine,
+        etp_gather=etp_gather,
         tp_gather=gather_s(links, g.tp, t.tp_bytes) + tp_wait,
         tp_all_reduce=tp_all_reduce + tp_wait,
         tp_sum=tp_sum,

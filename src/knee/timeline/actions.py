@@ -113,7 +113,7 @@ def routed_comm(model: Model, profile: Profile, table: PlanTable, comm: CommCost
     """Tokens to their experts and back, mean over layers; the gradients take the same way. They block, unless they
     travel beside another microbatch."""
     share = expert_share(model)
-    seconds = share * (comm.dispatch + comm.combine)
+    seconds = share * (comm.dispatch + 2.0 * comm.etp_gather + comm.combine)
     hidden = np.where(table.ep_overlap, seconds, 0.0)
     sync = np.where(table.ep > 1, share * profile.expert_sync_s, 0.0)
     return LocalComm(hidden_s=hidden, blocking_s=seconds - hidden + sync, host_s=0.0 * seconds)
@@ -170,6 +170,8 @@ class StepParts:
     local: LocalComms
     kappa: Floats
     """How much slower compute runs beside communication."""
+    expert_share: float
+    """Of the layers."""
     shares_wire: Bools
     """TP or CP and the sharded group both cross nodes, and so the same NICs."""
     serial_replicas: Bools

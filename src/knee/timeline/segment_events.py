@@ -14,7 +14,7 @@ from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, RECOMPUTES
 from knee.timeline.actions import StepParts, gathers_kv_again, is_zero_bubble
 from knee.timeline.step_actions import Actions
-from knee.timeline.step_events import Kernel, Message, Script, expert_group, group, neighbours, script_of
+from knee.timeline.step_events import Kernel, Message, Script, expert_groups, group, neighbours, script_of
 from knee.workload import operations as op
 from knee.workload import tp_messages
 from knee.workload.projections import expert_share
@@ -151,9 +151,15 @@ def _routed(model: Model, parts: StepParts, stage: int) -> Timed:
     share = expert_share(model)
     if not share:
         return []
-    ep, size = expert_group(parts, stage), float(parts.traffic.routed_bytes[0])
-    message = Message(collective="all_to_all", group=ep, message_bytes=size, dtype="bf16")
-    return [(message, share * float(seconds[0])) for seconds in (parts.comm.dispatch, parts.comm.combine)]
+    (ep, etp), size = expert_groups(parts, stage), float(parts.traffic.routed_bytes[0])
+    sent = Message(collective="all_to_all", group=ep, message_bytes=size, dtype="bf16")
+    whole, spread_s = size * etp.size, share * float(parts.comm.etp_gather[0])
+    return [
+        (sent, share * float(parts.comm.dispatch[0])),
+        (Message(collective="all_gather", group=etp, message_bytes=whole, dtype="bf16"), spread_s),
+        (Message(collective="reduce_scatter", group=etp, message_bytes=whole, dtype="bf16"), spread_s),
+        (sent, share * float(parts.comm.combine[0])),
+    ]
 
 
 def _keys_and_values(parts: StepParts, stage: int, forward: bool) -> Timed:

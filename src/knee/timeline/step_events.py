@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from itertools import pairwise
 
@@ -64,6 +64,9 @@ class Script:
     root_replicate: Message
     replicate_share: float
     """Share of a queued reduction that is the replicas' all-reduce, where both share the wire."""
+    experts: dict[str, Message]
+    """Of "gather", "reduce" and "replicate", what is for the layer's experts, and so for ranks of their own. Its time
+    is part of the layer's message."""
     carried: Message
     """What the chunk above left in the queue: its gathers in forward, its reductions in backward."""
     local: dict[str, tuple[tuple[Message, float], ...]]
@@ -226,11 +229,15 @@ def group(parts: StepParts, name: str, axes: tuple[str, ...], stage: int) -> Ran
     return RankGroup(name=name, size=len(members), first_rank=first, stride=stride, members=ranks)
 
 
-def expert_group(parts: StepParts, stage: int) -> RankGroup:
-    """The expert-parallel group of the stage's first rank: every etp-th of its neighbours."""
+def expert_groups(parts: StepParts, stage: int) -> tuple[RankGroup, RankGroup]:
+    """The groups of the stage's first rank that hold different experts (ep), every etp-th of its neighbours, and that
+    split each expert (etp)."""
     table = parts.table
     ep, etp, first = int(table.ep[0]), int(table.etp[0]), stage_rank(parts, stage)
-    return RankGroup(name="ep", size=ep, first_rank=first, stride=etp)
+    return (
+        RankGroup(name="ep", size=ep, first_rank=first, stride=etp),
+        RankGroup(name="etp", size=etp, first_rank=first, stride=1),
+    )
 
 
 def stage_rank(parts: StepParts, stage: int) -> int:
@@ -251,6 +258,13 @@ def neighbours(parts: StepParts, stage: int, other: int) -> RankGroup:
 
 def _shard_group(parts: StepParts, stage: int) -> RankGroup:
     return group(parts, "dp_shard", ("dp_shard", "cp"), stage)
+
+
+def _expert_shard_group(parts: StepParts, stage: int) -> RankGroup:
+    """Ranks over which the experts of the stage's first rank are sharded: beyond those that hold other experts."""
+    table, first = parts.table, stage_rank(parts, stage)
+    stride = int(table.ep[0] * table.etp[0])
+    return RankGroup(name="edp", size=int(parts.traffic.expert_shards[0]), first_rank=first, stride=stride)
 
 
 def _reduce_dtype(parts: StepParts) -> str:
@@ -274,13 +288,31 @@ def script_of(
     apart = ddp and bool(parts.table.sync_every[0] > 1)
     replicas = group(parts, "cp", ("cp",), stage) if apart else group(parts, "dp_replicate", copies, stage)
     dtype, width = _reduce_dtype(parts), float(t.reduce_bytes[0])
-    layer = float(t.layer_moved[0])
+    layer = float(t.layer.moved[0])
     root = float(a.rows.embedding[row] * t.embedding.moved[0] + a.rows.head[row] * t.head.moved[0])
     reduce, home = ("all_reduce", replicas) if ddp else ("reduce_scatter", shard)
 
     def gather(elements: float) -> Message:
         size = PARAMETER_BYTES * elements
         return Message(collective="all_gather", group=shard, message_bytes=size, dtype="bf16")
+
+    edp, routed = _expert_shard_group(parts, stage), float(t.experts.moved[0]) / (parts.expert_share or 1.0)
+    shards = 1.0 if ddp else float(t.expert_shards[0])
+    experts = {
+        "gather": Message(collective="all_gather", group=edp, message_bytes=PARAMETER_BYTES * routed, dtype="bf16"),
+        "reduce": Message(
+            collective=reduce,
+            group=replace(edp, name="edp_replicate") if ddp else edp,
+            message_bytes=width * routed,
+            dtype=dtype,
+        ),
+        "replicate": Message(
+            collective="all_reduce",
+            group=replace(edp if ddp else replicas, name="edp_replicate"),
+            message_bytes=width * routed / shards,
+            dtype=dtype,
+        ),
+    }
 
     def reduction(elements: float) -> Message:
         return Message(collective=reduce, group=home, message_bytes=width * elements, dtype=dtype)
@@ -298,6 +330,7 @@ def script_of(
         root_reduce=reduction(root),
         replicate=replication(layer),
         root_replicate=replication(root),
+        experts=experts if routed else {},
         replicate_share=float(parts.replicate_share()[0]) if action.endswith("last") else 0.0,
         carried=gather(layer) if action[0] == "F" else reduction(layer),
     )

@@ -22,6 +22,7 @@ from knee.timeline.segment_events import scripts_of
 from knee.timeline.step_events import Message, Script, record_action, stage_rank
 from knee.workload import operations as op
 from knee.workload.layers_per_stage import blocks_recomputed, chunk_layers, stage_layers
+from knee.workload.projections import expert_share
 
 
 def simulated_work(job: Job) -> list[StageWork]:
@@ -78,17 +79,28 @@ def _messages(
     ahead = float(w.actions.filling_gather_s[row]) if action == "F_first" else 0.0
     root_ahead = ahead > r.layers * float(w.comm.gather_layer[0]) * (1.0 + 1e-9)
     yield script.root_gather, int(r.root_gather_s > 0 or root_ahead)
-    yield script.gather, r.layers * (r.gather_s > 0 or ahead > 0)
-    yield script.reduce, r.layers * (r.reduce_s > 0)
-    yield script.root_reduce, int(r.root_reduce_s > 0)
     queued = script.replicate_share > 0
-    yield script.replicate, r.layers * (r.replicate_s > 0 or (queued and r.reduce_s > 0))
+    sent = {
+        "gather": r.gather_s > 0 or ahead > 0,
+        "reduce": r.reduce_s > 0,
+        "replicate": r.replicate_s > 0 or (queued and r.reduce_s > 0),
+    }
+    sparse = round(r.layers * w.parts.expert_share)
+    for name, there in sent.items():
+        group = w.groups.replicate if name == "replicate" else w.groups.shard
+        yield getattr(script, name), r.layers * there * (group.ranks[0] > 1 or bool(w.modes.ddp[0]))
+        message = script.experts.get(name)
+        if message is not None and message.group.size > 1:
+            yield message, sparse * there
+    yield script.root_reduce, int(r.root_reduce_s > 0)
     yield script.root_replicate, int(r.root_replicate_s > 0 or (queued and r.root_reduce_s > 0))
     for segment, times in {"lead": 1, "layer": r.layers, "tail": 1}.items():
         there = getattr(one, segment)
         if there.hidden_s[0] + there.blocking_s[0] > 0:
             for message, _ in script.local[segment]:
-                if message.group.name != "pp":  # a hidden transfer, counted with the others
+                if message.group.name in ("ep", "etp"):
+                    yield message, sparse if message.group.size > 1 else 0
+                elif message.group.name != "pp":  # a hidden transfer, counted with the others
                     yield message, times
     again = float(w.table.repeats_frac[0])
     if action[0] == "B" and 0 < again < 1:  # the script has forward's messages whole, with a part of their time
@@ -202,8 +214,20 @@ def _norm_gradients(job: Job, work: StageWork) -> StageWork:
     shards = 1 if plan.sharding == "ddp" else plan.dp_shard * plan.cp
     # of the stage's first rank
     own = norms * -(-job.model.hidden // shards) + of_heads * layers * -(-job.model.head_dim // shards)
+    if job.model.experts is not None and plan.sequence_parallel:
+        routers = round(layers * expert_share(job.model))  # each rank routes its own tokens
+        own += routers * -(-job.model.experts.count // shards) * job.model.hidden
     width = DTYPE_BYTES[plan.state_dtype]
     return _with(work, {Collective("all_reduce", "tp", plan.tp, own * width, plan.state_dtype): 1})
+
+
+def _router_weights(job: Job, work: StageWork) -> StageWork:
+    """Of each microbatch and layer with experts, there and back again."""
+    found = {c: n for c, n in work.collectives.items() if c.group in ("ep", "etp")}
+    width = job.model.hidden * DTYPE_BYTES["bf16"]
+    # all-to-alls go there and back in each pass; weights go there alone
+    weights = {c._replace(message_bytes=4 * c.message_bytes // width, dtype="fp32"): n // 2 for c, n in found.items()}
+    return _with(work, weights)
 
 
 def _recomputed_here(job: Job, stage: int) -> list[tuple[int, int]]:
@@ -241,12 +265,26 @@ def _stops_early(job: Job, work: StageWork) -> StageWork:
         return work
     again = sum(repeated for _, repeated in _recomputed_here(job, work.stage)) * job.microbatches
     tokens = plan.micro_batch * job.seq_len // plan.cp
+    experts = job.model.experts
+    if experts is not None:
+        return _stops_before_combine(job, work, round(again * expert_share(job.model)))
     down = 2 * tokens * job.model.hidden * job.model.ffn // plan.tp
     less = replace(work, product_flop=work.product_flop - again * down)
     if plan.tp == 1:
         return less
     last = "reduce_scatter" if plan.sequence_parallel else "all_reduce"
     return _with(less, {Collective(last, "tp", plan.tp, 2 * tokens * job.model.hidden, "bf16"): -again})
+
+
+def _stops_before_combine(job: Job, work: StageWork, again: int) -> StageWork:
+    """The same of layers with experts: what they put out is not sent back again."""
+    plan, experts = job.plan, job.model.experts
+    assert experts is not None
+    size = plan.micro_batch * job.seq_len // (plan.cp * plan.tp) * experts.top_k * job.model.hidden * 2
+    calls = {Collective("all_to_all", "ep", plan.ep, size, "bf16"): -again} if plan.ep > 1 else {}
+    if plan.etp > 1:
+        calls[Collective("reduce_scatter", "etp", plan.etp, size * plan.etp, "bf16")] = -again
+    return _with(work, calls)
 
 
 def _named_type(job: Job, work: StageWork) -> StageWork:
@@ -272,8 +310,12 @@ RULES = (
     ),
     Rule(
         why="with sequence parallelism, the trainer also reduces the gradients of the norms over the tp "
-        "group, in one small message per step; those of norms of heads always",
+        "group, in one small message per step, and those of the router with them; those of norms of heads always",
         change=_norm_gradients,
+    ),
+    Rule(
+        why="the router's weights travel with the tokens, in all-to-alls of 4 bytes for each token and expert",
+        change=_router_weights,
     ),
     Rule(
         why="the simulator recomputes the given share of layers on every stage; the trainer recomputes whole blocks",
