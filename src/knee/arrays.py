@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from functools import cache
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -21,10 +20,15 @@ FEW = 16
 """Rows that are not worth comparing."""
 
 
-@cache
+_NAMES: dict[type, tuple[str, ...]] = {}
+
+
 def names_of(kind: type) -> tuple[str, ...]:
     """Names of a dataclass's fields; ``dataclasses.fields`` is slow enough to show in a simulation."""
-    return tuple(field.name for field in fields(kind))
+    names = _NAMES.get(kind)
+    if names is None:
+        names = _NAMES[kind] = tuple(field.name for field in fields(kind))
+    return names
 
 
 def fingerprint(*columns: Floats | Ints | Bools) -> NDArray[np.uint64]:

@@ -8,7 +8,7 @@ only computed are not priced.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -252,6 +252,10 @@ class Problem:
                 # some fit and are too slow, and so are smaller ones
                 return None
         return None
+
+    def price(self, limits: BudgetLimits, model: Model, counts: Iterable[int]) -> None:
+        """Price the first batches of several counts at once, for ``best_at`` to find."""
+        self.rates.of(model, [(gpus, size) for gpus in counts for size in self.batches(limits, model, gpus)[:TOGETHER]])
 
     def _least_tokens_per_s(self, limits: BudgetLimits, model: Model, gpus: int, below: float) -> float:
         """What a run has to do to lose less than ``below`` within the days, the dollars and the energy."""

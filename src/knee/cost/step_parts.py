@@ -157,7 +157,7 @@ def _fastest_costs(model: Model, cluster: Cluster, profile: Profile, table: Plan
     head = {name: ops(model, s, kernels, loss_parallel=profile.loss_parallel) for name, ops in _HEAD.items()}
     ops = table.recomputes("ops")
     again = op.recomputed_ops(model, s, kernels, attention=profile.attention == "unfused") if ops.any() else []
-    others = {
+    others: dict[str, list[op.Operation]] = {
         "embedding_forward": op.embedding_forward(model, s),
         "embedding_backward": op.embedding_backward(model, s),
         "attention": [o for o in layer["layer_forward"] if isinstance(o, op.Attention)],
