@@ -8,7 +8,7 @@ only computed are not priced.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -253,6 +253,10 @@ class Problem:
                 return None
         return None
 
+    def price(self, limits: BudgetLimits, model: Model, counts: Iterable[int]) -> None:
+        """Price the first batches of several counts at once, for ``best_at`` to find."""
+        self.rates.of(model, [(gpus, size) for gpus in counts for size in self.batches(limits, model, gpus)[:TOGETHER]])
+
     def _least_tokens_per_s(self, limits: BudgetLimits, model: Model, gpus: int, below: float) -> float:
         """What a run has to do to lose less than ``below`` within the days, the dollars and the energy."""
         if below == math.inf:
@@ -264,17 +268,23 @@ class Problem:
         within_s += [limits.mwh * J_PER_MWH / self.pue / least_w] if limits.mwh is not None else []
         return self.law.tokens_for(below, self.law.counted(model)) / min(within_s)
 
+    def _large_enough(self, rungs: Sequence[Model], below: float) -> list[Model]:
+        """Sizes that could lose less on tokens without end: how fast others train need not be known."""
+        if below == math.inf:
+            return list(rungs)
+        return [model for model in rungs if self.law.tokens_for(below, self.law.counted(model)) < math.inf]
+
     # ---- all of them ----------------------------------------------------------------------------------------------
 
     def best_of_count(
         self, limits: BudgetLimits, gpus: int, *, below: float = math.inf, every: int = 1
     ) -> BudgetRun | None:
         """The size that loses least on so many GPUs, if it loses less than ``below``: exact, by bounds."""
-        rungs = self.ladder()[::every]
-        bounds = sorted(((self.least_loss(limits, model, gpus), i) for i, model in enumerate(rungs)))
         best = self.reachable(limits, (gpus,))
         best = best if best is not None and best.loss < below else None
         below = min(below, best.loss) if best is not None else below
+        rungs = self._large_enough(self.ladder()[::every], below)
+        bounds = sorted(((self.least_loss(limits, model, gpus), i) for i, model in enumerate(rungs)))
         for bound, i in bounds:
             if bound >= below:
                 break
@@ -290,7 +300,11 @@ class Problem:
         known = self.reachable(limits, counts)
         found = {known.gpus: known} if known is not None else {}
         rungs = self.ladder()[::every]
-        bounds = sorted((min(self.least_loss(limits, model, gpus) for model in rungs), gpus) for gpus in counts)
+        some = self._large_enough(rungs, known.loss if known is not None else math.inf)
+        least = [
+            (min((self.least_loss(limits, model, gpus) for model in some), default=math.inf), gpus) for gpus in counts
+        ]
+        bounds = sorted(least)
         for bound, gpus in bounds:
             below = min((run.loss for run in found.values()), default=math.inf)
             if bound >= below:

@@ -195,6 +195,8 @@ def grid_of(problem: Problem, limits: BudgetLimits, best: BudgetRun) -> dict[tup
     """Runs over counts of GPUs and sizes around the best."""
     counts = sorted({*problem.doublings(limits)[-ISO_COUNTS:], best.gpus, limits.gpus})
     sizes = _sizes(problem, best)
+    for model in sizes:
+        problem.price(limits, model, counts)
     return {(gpus, model): problem.best_at(limits, model, gpus) for gpus in counts for model in sizes}
 
 

@@ -118,7 +118,7 @@ MEASURED = ("step_s", "tokens_per_s", "tokens_per_j", "mfu_frac", "exposed_comm_
 KNOWN = tuple(name for name in names_of(PricedPlans) if name != "table")
 
 
-def side_by_side(parts: Sequence[PricedPlans]) -> PricedPlans:
+def joined_plans(parts: Sequence[PricedPlans]) -> PricedPlans:
     """All of them, so that they are priced together; ``give_back`` returns what was found."""
     columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in KNOWN}
     return PricedPlans(table=joined(*(part.table for part in parts)), **columns)

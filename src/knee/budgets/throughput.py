@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from knee.arrays import Bools, Floats, Ints
-from knee.budgets.priced_plans import PricedPlans, give_back, side_by_side, some_of
+from knee.budgets.priced_plans import PricedPlans, give_back, joined_plans, some_of
 from knee.search.bound import least_unsharded_step
 from knee.search.space import Space, degrees, joined, whole_table
 from knee.specs.hardware import Cluster
@@ -73,7 +73,7 @@ class Rates:
     """Tokens/s a GPU that no plan of a model exceeds on any count."""
     tables: dict[tuple[Key, Degrees], PlanTable] = field(default_factory=dict)
     """Plans of a count and batch: models that are cut into the same degrees have the same ones."""
-    priced: dict[tuple[Model, Key], PricedPlans | None] = field(default_factory=dict)
+    priced: dict[tuple[Model, Key], PricedPlans | None] = field(default_factory=dict, compare=False, repr=False)
     """What is known of the plans of a model, count and batch; None: there are none."""
     undivided: PlanTable | None = None
     """Plans of one GPU."""
@@ -114,7 +114,7 @@ class Rates:
         parts = [part for key in keys if (part := self._plans(model, *key)) is not None]
         if not parts:
             return dict.fromkeys(keys)
-        plans, space = side_by_side(parts), self._space(model, 1, 1)
+        plans, space = joined_plans(parts), self._space(model, 1, 1)
         tokens = plans.table.global_batch * self.seq_len
         longest_s = tokens / least_tokens_per_s if least_tokens_per_s else np.full(len(tokens), np.inf)
         plans.bound(space, self.cluster, self.profile, longest_s)

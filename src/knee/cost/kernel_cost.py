@@ -40,6 +40,14 @@ class Cost:
     clocked_s: Floats
     """Part of the time that follows the clock: products and attention, at the highest clock."""
 
+    def mixed(self, share: Floats, other: Cost) -> Cost:
+        """The mean of both, of which the other has that share."""
+
+        def mean(one: Floats, two: Floats) -> Floats:
+            return np.where(share > 0.0, (1.0 - share) * one + share * two, one)
+
+        return Cost(**{name: mean(getattr(self, name), getattr(other, name)) for name in names_of(Cost)})
+
     def times(self, factor: Floats) -> Cost:
         """So many times."""
         return Cost(**{name: factor * getattr(self, name) for name in names_of(Cost)})

@@ -187,7 +187,7 @@ def _fastest_costs(model: Model, cluster: Cluster, profile: Profile, table: Plan
     if kept.any():
         wide = replace(s, four_bit=0.0 * s.four_bit)
         in_bf16 = costs(half, {name: ops(model, wide, kernels) for name, ops in _LAYER.items()})
-        found |= {name: _mixed(kept, found[name], one) for name, one in in_bf16.items()}
+        found |= {name: found[name].mixed(kept, one) for name, one in in_bf16.items()}
     attention = found.pop("attention")
     modules_again = {module: expanded(found.pop(module), kind) for module in modules}
     whole = expanded(
@@ -211,15 +211,6 @@ _LAYER: dict[str, Callable[[Model, Shapes, Kernels], list[op.Operation]]] = {
     "layer_backward_weight": op.layer_backward_weight,
 }
 _HEAD = {"head_forward": op.head_forward, "head_backward": op.head_backward}
-
-
-def _mixed(share: Floats, a: Cost, b: Cost) -> Cost:
-    """``b`` has that share of the mean."""
-
-    def mean(one: Floats, other: Floats) -> Floats:
-        return np.where(share > 0.0, (1.0 - share) * one + share * other, one)
-
-    return Cost(**{name: mean(getattr(a, name), getattr(b, name)) for name in names_of(Cost)})
 
 
 def is_narrow(table: PlanTable) -> Bools:

@@ -100,11 +100,14 @@ class BestFirst:
         *,
         hbm_bytes: float,
         below: float = np.inf,
+        above_bytes: float = 0.0,
         wanted: Callable[[PlanTable], Bools] | None = None,
         progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """``below`` is a cost that is known to be reached: plans that cannot be under it are not looked at."""
+        """``below`` is a cost that is known to be reached: plans that cannot be under it are not looked at, nor those
+        that need no more memory than ``above_bytes``."""
         self.start, self.hbm_bytes, self.below, self.wanted, self.progress = start, hbm_bytes, below, wanted, progress
+        self.above_bytes = above_bytes
         none, nothing = start.table.rows(slice(0, 0)), np.zeros(0)
         self.table = none
         self.results = simulate_table(start.space.model, start.cluster, start.profile, none)
@@ -174,17 +177,18 @@ class BestFirst:
         least = least_memory_bytes(start.space, start.profile, some)
         table = sharded_table(start.space, some.rows(np.flatnonzero(least <= self.hbm_bytes)))
         fit = fitting(start.space, start.profile, table, self.hbm_bytes)
-        table, needs = fit.table, fit.memory_bytes
+        if self.above_bytes:
+            fit = fit.rows(np.flatnonzero(fit.memory_bytes > self.above_bytes))
         if self.wanted is not None:
-            rows = np.flatnonzero(self.wanted(table))
-            table, needs = table.rows(rows), needs[rows]
+            fit = fit.rows(np.flatnonzero(self.wanted(fit.table)))
+        table = fit.table
         bounds = by_chunk(least_step, start.space.model, start.cluster, start.profile, table)
         self._waiting = self._waiting.plus(
             _Waiting(
                 table=table,
                 step_s=bounds.step_s,
                 energy_j=bounds.energy_j,
-                memory_bytes=needs,
+                memory_bytes=fit.memory_bytes,
             )
         )
 

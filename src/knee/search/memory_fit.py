@@ -62,7 +62,7 @@ def with_share(table: PlanTable, share: float) -> PlanTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fitting:
+class FittingPlans:
     """Plans that fit."""
 
     table: PlanTable
@@ -70,29 +70,29 @@ class Fitting:
     row: Ints
     """Of each: its row among the plans in question."""
 
-    def rows(self, index: Ints) -> Fitting:
+    def rows(self, index: Ints) -> FittingPlans:
         """Some of them."""
-        return Fitting(table=self.table.rows(index), memory_bytes=self.memory_bytes[index], row=self.row[index])
+        return FittingPlans(table=self.table.rows(index), memory_bytes=self.memory_bytes[index], row=self.row[index])
 
-    def plus(self, other: Fitting) -> Fitting:
+    def plus(self, other: FittingPlans) -> FittingPlans:
         """Both."""
-        return Fitting(
+        return FittingPlans(
             table=joined(self.table, other.table),
             memory_bytes=np.concatenate((self.memory_bytes, other.memory_bytes)),
             row=np.concatenate((self.row, other.row)),
         )
 
 
-def fitting(space: Space, profile: Profile, table: PlanTable, hbm_bytes: float) -> Fitting:
+def fitting(space: Space, profile: Profile, table: PlanTable, hbm_bytes: float) -> FittingPlans:
     """Plans that fit: first those that do as they are, then those without recomputation that do with a share of their
     layers recomputed, each with the least share.
 
     More than that share only costs time, and a plan that fits without needs none.
     """
 
-    def of(some: PlanTable, row: Ints) -> Fitting:
+    def of(some: PlanTable, row: Ints) -> FittingPlans:
         needs = memory_bytes(space, profile, some)
-        return Fitting(table=some, memory_bytes=needs, row=row).rows(np.flatnonzero(needs <= hbm_bytes))
+        return FittingPlans(table=some, memory_bytes=needs, row=row).rows(np.flatnonzero(needs <= hbm_bytes))
 
     found = of(table, np.arange(len(table)))
     fits = np.zeros(len(table), dtype=np.bool_)

@@ -75,10 +75,12 @@ class SearchResult(ByValue):
             return float(known)
         tokens = self.space.global_batch * self.space.seq_len
         below = tokens / known if known else np.inf
-        start = self.start
+        start, now = self.start, self.cluster.gpu.hbm_bytes
+        # of the plans that fit now, the fastest is known
+        above = now if hbm_bytes > now else 0.0
         if self.objective == "tokens_per_j":
-            start = Unsharded.of(self.space, self.cluster, self.profile, "tokens_per_s")
-        found = BestFirst(start, hbm_bytes=hbm_bytes, below=below, wanted=_wanted(self.only))
+            start, above = Unsharded.of(self.space, self.cluster, self.profile, "tokens_per_s"), 0.0
+        found = BestFirst(start, hbm_bytes=hbm_bytes, below=below, above_bytes=above, wanted=_wanted(self.only))
         found.rank(1)
         return float(found.results.tokens_per_s.max(initial=known))
 

@@ -7,9 +7,11 @@ plan is in the space twice. What no plan could be is not generated: the rules ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -146,24 +148,15 @@ def _sensible(layers: int, pp: int, virtual: int) -> bool:
     return (layers + OWN_STAGES) % (pp * virtual) == 0 or virtual == 2
 
 
-def tables(space: Space) -> Iterator[PlanTable]:
-    """The space, a table for each factorisation."""
-    for tp, pp, cp, dp in degrees(space):
-        table = _table(space, tp, pp, cp, dp, shardings(space, dp))
-        if len(table):
-            yield table
-
-
 def whole_table(space: Space) -> PlanTable:
     """The space as one table; of no rows where there is no plan."""
-    return joined(_table(space, 1, 1, 1, 1, []), *tables(space))
+    return _table(space, lambda dp: shardings(space, dp))
 
 
 def unsharded_table(space: Space) -> PlanTable:
     """Plans that differ in more than their sharding; all are ZeRO-1, whose compute is the least. ``sharded_table`` has
     the rest."""
-    every = (_table(space, tp, pp, cp, dp, [("zero1", dp, 1)]) for tp, pp, cp, dp in degrees(space))
-    return joined(_table(space, 1, 1, 1, 1, []), *every)
+    return _table(space, lambda dp: [("zero1", dp, 1)])
 
 
 def sharded_table(space: Space, unsharded: PlanTable) -> PlanTable:
@@ -223,7 +216,69 @@ def _folds(table: PlanTable) -> Bools:
     return np.asarray(ranks % (table.ep * table.etp) == 0, dtype=np.bool_)
 
 
-def _table(space: Space, tp: int, pp: int, cp: int, dp: int, shared: Sequence[tuple[Sharding, int, int]]) -> PlanTable:
+class _Open(NamedTuple):
+    """What a factorisation of the GPUs leaves open, as columns."""
+
+    dp_shard: Ints
+    dp_replicate: Ints
+    sharding: Ints
+    ep: Ints
+    etp: Ints
+    micro_batch: Ints
+    schedule: Ints
+    virtual_stages: Ints
+    sequence_parallel: Bools
+    recompute: Ints
+    cp_method: Ints
+
+
+def _table(space: Space, shared: Callable[[int], Sequence[tuple[Sharding, int, int]]]) -> PlanTable:
+    """Every plan, with the shardings that so many data-parallel ranks have."""
+    factors = list(degrees(space))
+    modes = {dp: _sharding_columns(shared(dp)) for dp in {dp for *_, dp in factors}}
+    nothing = _open(space, 1, 1, 1, 1, _sharding_columns([]))
+    parts = [nothing, *(_open(space, tp, pp, cp, dp, modes[dp]) for tp, pp, cp, dp in factors)]
+    open_ = _Open(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+    counts = [len(part.sharding) for part in parts]
+    tp, pp, cp, _ = np.repeat(np.array([(1, 1, 1, 1), *factors]), counts, axis=0).T
+    fixed, n = space.fixed, len(tp)
+    modules = sum(1 << RECOMPUTE_MODULES.index(module) for module in space.modules)
+
+    def same(value: int) -> Ints:
+        return np.full(n, value, dtype=np.int64)
+
+    return PlanTable(
+        **open_._asdict(),
+        gpus=same(space.gpus),
+        global_batch=same(space.global_batch),
+        seq_len=same(space.seq_len),
+        tp=np.ascontiguousarray(tp),
+        pp=np.ascontiguousarray(pp),
+        cp=np.ascontiguousarray(cp),
+        prefetch=same(fixed.prefetch),
+        precision=same(PRECISIONS.index(fixed.precision)),
+        reduce_dtype=same(REDUCE_DTYPES.index(fixed.reduce_dtype)),
+        state_dtype=same(STATE_DTYPES.index(fixed.state_dtype)),
+        sync_every=np.where(open_.dp_replicate > 1, space.sync_every, 1),
+        recompute_frac=np.where(open_.recompute == RECOMPUTES.index("blocks"), 0.5, 1.0),
+        modules=np.where(open_.recompute == RECOMPUTES.index("modules"), modules, 0),
+        dispatcher=same(DISPATCHERS.index(fixed.dispatcher)),
+        routing=same(ROUTINGS.index(fixed.routing)),
+        ep_overlap=np.full(n, fixed.ep_overlap),
+        tp_overlap_frac=_maybe(n, fixed.tp_overlap_frac),
+        imbalance=_maybe(n, fixed.imbalance),
+        capacity_factor=_maybe(n, fixed.capacity_factor),
+        placement=fixed.placement,
+    )
+
+
+def _sharding_columns(shared: Sequence[tuple[Sharding, int, int]]) -> tuple[Ints, Ints, Ints]:
+    """Mode, dp_shard and dp_replicate."""
+    modes = _codes(SHARDINGS, [mode for mode, _, _ in shared])
+    return modes, _ints([shard for _, shard, _ in shared]), _ints([copies for _, _, copies in shared])
+
+
+def _open(space: Space, tp: int, pp: int, cp: int, dp: int, shared: tuple[Ints, Ints, Ints]) -> _Open:
     """Every combination of what a factorisation leaves open, less those that cannot be."""
     per_rank = space.global_batch // dp
     sizes = [size for size in divisors(per_rank) if not space.micro_batches or size in space.micro_batches]
@@ -242,56 +297,30 @@ def _table(space: Space, tp: int, pp: int, cp: int, dp: int, shared: Sequence[tu
     again = [name for name in again if name != "modules" or space.modules]
     methods = CP_METHODS if cp > 1 else CP_METHODS[:1]
     orders, folded = schedules(space, pp), folds(space, tp, cp, dp)
-    lengths = (len(shared), len(sizes), len(orders), len(splits), len(again), len(methods), len(folded))
-    share, size, order, split, recompute, method, fold = (grid.ravel() for grid in np.indices(lengths))
-    mode = _codes(SHARDINGS, [one[0] for one in shared])[share]
+    lengths = (len(shared[0]), len(sizes), len(orders), len(splits), len(again), len(methods), len(folded))
+    share, size, order, split, recompute, method, fold = np.unravel_index(np.arange(prod(lengths)), lengths)
+    mode = shared[0][share]
     schedule = _codes(SCHEDULES, [one[0] for one in orders])[order]
     micro = _ints(sizes)[size]
     interleaved = (schedule == SCHEDULES.index("interleaved")) & (pp > 1)
-    good = _can_be(mode, schedule, pp) & ~(interleaved & ((per_rank // micro) % pp > 0))
+    can_be = _can_be(mode, schedule, pp) & ~(interleaved & ((per_rank // micro) % pp > 0))
     ep, etp = (_ints([one[i] for one in folded])[fold] for i in range(2))
-    shard, copies = (_ints(column)[share] for column in ([one[1] for one in shared], [one[2] for one in shared]))
-    ranks = _stage_ranks(mode, shard, copies, tp, cp)
-    good = good & (ranks % (ep * etp) == 0)
-    fixed, n = space.fixed, int(good.sum())
-    modules = sum(1 << RECOMPUTE_MODULES.index(module) for module in space.modules)
-
-    def same(value: int) -> Ints:
-        return np.full(n, value, dtype=np.int64)
-
-    copies = copies[good]
-    return PlanTable(
-        gpus=same(space.gpus),
-        global_batch=same(space.global_batch),
-        seq_len=same(space.seq_len),
-        dp_shard=shard[good],
-        dp_replicate=copies,
-        tp=same(tp),
-        pp=same(pp),
-        cp=same(cp),
+    if space.model.experts is not None:
+        ranks = _stage_ranks(mode, shared[1][share], shared[2][share], tp, cp)
+        can_be = can_be & (ranks % (ep * etp) == 0)
+    good = np.flatnonzero(can_be)
+    return _Open(
+        dp_shard=shared[1][share[good]],
+        dp_replicate=shared[2][share[good]],
         ep=ep[good],
         etp=etp[good],
-        micro_batch=micro[good],
-        virtual_stages=_ints([one[1] for one in orders])[order][good],
-        prefetch=same(fixed.prefetch),
         sharding=mode[good],
+        micro_batch=micro[good],
         schedule=schedule[good],
-        recompute=_codes(RECOMPUTES, again)[recompute][good],
-        modules=np.where(_codes(RECOMPUTES, again)[recompute][good] == RECOMPUTES.index("modules"), modules, 0),
-        cp_method=_codes(CP_METHODS, methods)[method][good],
-        precision=same(PRECISIONS.index(fixed.precision)),
-        reduce_dtype=same(REDUCE_DTYPES.index(fixed.reduce_dtype)),
-        state_dtype=same(STATE_DTYPES.index(fixed.state_dtype)),
-        sync_every=np.where(copies > 1, space.sync_every, 1),
-        dispatcher=same(DISPATCHERS.index(fixed.dispatcher)),
-        routing=same(ROUTINGS.index(fixed.routing)),
-        ep_overlap=np.full(n, fixed.ep_overlap),
-        sequence_parallel=np.array(splits, dtype=np.bool_)[split][good],
-        recompute_frac=np.where(_codes(RECOMPUTES, again)[recompute][good] == RECOMPUTES.index("blocks"), 0.5, 1.0),
-        tp_overlap_frac=_maybe(n, fixed.tp_overlap_frac),
-        imbalance=_maybe(n, fixed.imbalance),
-        capacity_factor=_maybe(n, fixed.capacity_factor),
-        placement=fixed.placement,
+        virtual_stages=_ints([one[1] for one in orders])[order[good]],
+        sequence_parallel=np.array(splits, dtype=np.bool_)[split[good]],
+        recompute=_codes(RECOMPUTES, again)[recompute[good]],
+        cp_method=_codes(CP_METHODS, methods)[method[good]],
     )
 
 
