@@ -60,7 +60,7 @@ NAMES: dict[str, str] = {
     "all_gather_s": "all-gathers",
     "reduce_scatter_s": "reduce-scatters",
     "exchange_s": "sending tokens to experts and back",
-    "exchange_frac": "exchange of tokens, share of the step",
+    "exchange_frac": "exchange share of the step",
     "fsdp_ranks": "ranks of FSDP's group",
     "time_s": "time",
     "bus_bytes_per_s": "bus bandwidth",
