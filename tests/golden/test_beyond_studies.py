@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from knee.specs.load import load_cluster
+from knee.specs.load import load_cluster, load_model
 from knee.studies.quantities import Row, chosen
 from knee.studies.questions import points_of
 from knee.studies.record_store import Store
@@ -63,6 +63,10 @@ def test_all_are_there() -> None:
         "hsdp",
         "knees",
         "local-sgd",
+        "moe-dense",
+        "moe-experts",
+        "moe-ranks",
+        "moe-routing",
         "precision",
         "recompute",
         "scaling-laws",
@@ -75,7 +79,7 @@ def test_it_is_complete_and_small(name: str) -> None:
     assert study.kind == "beyond"
     assert study.question.endswith("?")
     assert len(study.assumptions) >= 4
-    assert 2 <= len(study.draw) <= 4
+    assert 1 <= len(study.draw) <= 4
     assert len(points_of(study)) <= POINTS
     assert not study.claim
 
@@ -112,23 +116,28 @@ def columns(draw: Draw) -> list[str]:
 
 
 def test_what_a_study_recommends_fits(ran: dict[str, Ran]) -> None:
-    for name in ("fabric", "generations", "hsdp", "local-sgd", "precision", "recompute"):
+    moe = [name for name in NAMES if name.startswith("moe-")]
+    for name in ("fabric", "generations", "hsdp", "local-sgd", "precision", "recompute", *moe):
         assert all(row["fits"] for row in ran[name].rows), name
 
 
 def test_no_measured_run_stands_in_for_a_what_if(ran: dict[str, Ran]) -> None:
-    def same(study: str, *series: str) -> bool:
-        rows = [row for row in ran[study].rows if row["series"] in series and row["gpus"] == 2048]
+    def same(study: str, *series: str, gpus: int = 2048) -> bool:
+        rows = [row for row in ran[study].rows if row["series"] in series and row["gpus"] == gpus]
         return len({identity(row) for row in rows}) < len(rows)
 
     assert not same("fabric", "200 Gbit/s", "400 Gbit/s", "half latency")
     assert not same("precision", "H100, bf16", "H100, fp8")
     assert not same("local-sgd", "H = 1", "H = 10", "10 Gbit/s, H = 1")
     assert not same("collectives", "FSDP, ring", "FSDP, logarithmic")
+    assert not same("moe-ranks", "H100, alltoall", "H100, deepep", "H100, overlapped", gpus=1024)
+    assert not same("moe-routing", "balanced", "dropless", "imbalance 1.5", gpus=256)
 
 
 def test_a_what_if_is_not_trained(ran: dict[str, Ran]) -> None:
-    changed = [point for name in ran for point in points_of(load_study(name)) if point.question.sets]
+    every = [point for name in ran for point in points_of(load_study(name))]
+    # another model can be trained; another machine or another stack cannot
+    changed = [point for point in every if any(not key.startswith("model.") for key, _ in point.question.sets)]
     here = LocalDevices(gpus=("NVIDIA H100",) * 9, cores=1)
     assert changed
     assert all("only in a simulation" in (refused(here, point) or "") for point in changed)
@@ -241,6 +250,92 @@ def test_fp8_is_not_slower_and_exposes_more(ran: dict[str, Ran]) -> None:
         assert_never_slower(study, (f"{gpu}, bf16", f"{gpu}, fp8"))
         for gpus in counts(study, f"{gpu}, fp8"):
             assert exposed(f"{gpu}, fp8", gpus) > exposed(f"{gpu}, bf16", gpus)
+
+
+# experts
+
+
+def test_with_fsdp_the_sparse_model_has_the_earlier_knee(ran: dict[str, Ran]) -> None:
+    study = ran["moe-dense"]
+    rows = {"moe-dense": study.rows}
+    knee = {name: study.study.value[name].of(rows, "moe-dense") for name in ("knee_dense", "knee_sparse")}
+    assert 8 < knee["knee_sparse"] < knee["knee_dense"] < 4096
+    rate = by_series(study, "tokens_per_s")
+    assert rate("sparse, FSDP", 32) > rate("dense, FSDP", 32)
+    assert rate("sparse, FSDP", 4096) < rate("dense, FSDP", 4096)
+    for name in ("dense", "sparse"):
+        assert_never_slower(study, (f"{name}, FSDP", f"{name}, fastest plan"))
+    for gpus in counts(study, "sparse, fastest plan"):
+        # the sparse model computes with 1/4.4 of the parameters, and no exchange of tokens makes it faster than that
+        assert 1 < rate("sparse, fastest plan", gpus) / rate("dense, fastest plan", gpus) < 4.4
+
+
+def test_finer_experts_have_the_same_parameters() -> None:
+    counted = set()
+    for grid in load_study("moe-experts").grid:
+        model = load_model("mixtral-8x7b", [(key, str(value)) for key, value in _of_model(grid.set)]).spec
+        assert model.experts is not None
+        share = (model.experts.count * model.experts.ffn, model.experts.top_k * model.experts.ffn)
+        counted.add(share)
+        assert (grid.plan["ep"] == 8) == grid.series.endswith("1 node")
+    assert counted == {(8 * 14336, 2 * 14336)}
+
+
+def _of_model(sets: Mapping[str, object]) -> list[tuple[str, object]]:
+    return [(key.removeprefix("model."), value) for key, value in sets.items()]
+
+
+def test_finer_experts_cost_more_where_every_expert_gets_a_copy(ran: dict[str, Ran]) -> None:
+    study = ran["moe-experts"]
+
+    def share(series: str, experts: int) -> float:
+        return the(study, series, 64, "exchange_frac", experts=experts)
+
+    for nodes, finer in (("1 node", (8, 16, 32, 64, 128, 256)), ("4 nodes", (32, 64, 128, 256))):
+        for coarse, fine in pairwise(finer):
+            assert share(f"alltoall, {nodes}", fine) > share(f"alltoall, {nodes}", coarse)
+        assert share(f"deepep, {nodes}", 256) < share(f"alltoall, {nodes}", 256)
+    for dispatcher in ("alltoall", "deepep"):
+        for experts in (32, 64, 128, 256):
+            assert share(f"{dispatcher}, 4 nodes", experts) > share(f"{dispatcher}, 1 node", experts)
+
+
+def test_a_group_inside_one_nvlink_domain_loses_least(ran: dict[str, Ran]) -> None:
+    study = ran["moe-ranks"]
+
+    def rate(gpu: str, how: str, ep: int) -> float:
+        return the(study, f"{gpu}, {how}", 1024, ep=ep)
+
+    def kept(gpu: str, how: str) -> float:
+        return rate(gpu, how, 64) / rate(gpu, how, 8)
+
+    for how in ("alltoall", "deepep", "overlapped"):
+        assert kept("GB200", how) > 0.95
+        assert kept("B200", how) < kept("H100", how)  # a faster GPU on the same network
+    for gpu in ("H100", "B200", "GB200"):
+        assert all(rate(gpu, "overlapped", ep) > rate(gpu, "deepep", ep) for ep in (8, 64))
+        assert rate(gpu, "hybridep", 64) == pytest.approx(rate(gpu, "deepep", 64), rel=0.1)
+    for gpu in ("H100", "B200"):
+        assert all(rate(gpu, "deepep", ep) > rate(gpu, "alltoall", ep) for ep in (8, 16, 32, 64))
+
+
+def test_uneven_routing_costs_about_what_was_published(ran: dict[str, Ran]) -> None:
+    study = ran["moe-routing"]
+    lengths = (16384, 32768, 65536, 131072)
+    said = {(one.series, one.x): one.value or 0.0 for one in study.study.published}
+
+    def lost(series: str, tokens: int) -> float:
+        return 1 - the(study, series, 256, seq_len=tokens) / the(study, "balanced", 256, seq_len=tokens)
+
+    for tokens in lengths:
+        published = 1 - said["dropless", tokens] / said["balanced", tokens]
+        assert lost("imbalance 1.5", tokens) < published < lost("imbalance 2.0", tokens)
+        assert lost("dropless", tokens) == pytest.approx(published, abs=0.05)
+        for series in ("balanced", "dropless"):
+            simulated = the(study, series, 256, "tokens_per_s_per_gpu", seq_len=tokens)
+            assert simulated == pytest.approx(said[series, tokens], rel=0.11)
+    for series in ("dropless", "imbalance 1.5", "imbalance 2.0"):
+        assert all(lost(series, short) > lost(series, long) for short, long in pairwise(lengths))
 
 
 def test_rows_have_what_the_page_sorts_by(ran: dict[str, Ran]) -> None:

@@ -398,6 +398,14 @@ def test_volta_falls_back_to_fp16_and_says_so() -> None:
     assert code_of(notes[-1]) == "default-precision"
 
 
+def test_recompute_modules_in_one_word() -> None:
+    options = {"recompute": "modules", "recompute_modules": "layernorm+mlp"}
+    assert job(global_batch=8, plan_options=options)[0].plan.recompute_modules == ("layernorm", "mlp")
+    with pytest.raises(SpecError) as caught:
+        job(global_batch=8, plan_options=options | {"recompute_modules": "layernorm,mlp"})
+    assert (caught.value.field or "").startswith("plan.recompute_modules")
+
+
 def test_placement_in_one_word() -> None:
     options = {"placement": "tp-dp_shard-cp-dp_replicate-pp"}
     assert job(global_batch=8, plan_options=options)[0].plan.placement[1] == "dp_shard"

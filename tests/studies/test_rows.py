@@ -68,6 +68,22 @@ def test_labels_and_metrics() -> None:
     assert row["set"] == ""
 
 
+def test_experts_and_the_exchange_of_tokens() -> None:
+    plan = (("dispatcher", "deepep"), ("ep", 8))
+    fewer = (("model.experts.count", "32"),)
+    found = record(model="olmoe-1b-7b", plans=(plan,), sets=fewer)
+    row, dense = row_of(found, set=fewer), row_of(record())
+    assert (row["experts"], row["ep"], row["dispatcher"]) == (32, 8, "deepep")
+    assert (row["routing"], row["imbalance"]) == ("balanced", None)
+    assert 0 < row["exchange_s"] < found["comm_load_s"]
+    assert row["exchange_frac"] == pytest.approx(row["exchange_s"] / found["step_s"])
+    assert (dense["experts"], dense["ep"], dense["exchange_s"], dense["exchange_frac"]) == (None, 1, 0, 0)
+    unknown = row_of(found, model="a model of mine")
+    assert unknown["experts"] is None
+    untraced = row_of(measured())
+    assert (untraced["exchange_s"], untraced["exchange_frac"]) == (None, None)
+
+
 def test_what_the_paper_s_figures_show() -> None:
     found, row = record(), row_of(record())
     assert found["bubble_s"] > 0

@@ -48,8 +48,8 @@ def permuted_rows(model: Model, table: PlanTable) -> Floats:
         return rows
     exchange = _exchange(model, model.experts, table, per_domain=table.ep.astype(np.float64))
     computed = routed_tokens(table) * model.experts.top_k * table.etp * busiest_rank(model, table)
-    for code, name in enumerate(DISPATCHERS):
-        moved = permutation_bytes(name, exchange, computed)
+    for code in distinct(table.dispatcher):
+        moved = permutation_bytes(DISPATCHERS[code], exchange, computed)
         rows = np.where(table.dispatcher == code, moved / (_EACH_PASS * model.hidden * BYTES), rows)
     return rows
 

@@ -25,7 +25,7 @@ from knee.trust.answer_record import asked_of
 
 Specs = tuple[Cluster, Profile]
 Change = Callable[[Cluster, Profile], Specs]
-BY_COLLECTIVE = ("all_gather_s", "reduce_scatter_s", "gather_bytes", "fsdp_ranks")
+BY_COLLECTIVE = ("all_gather_s", "reduce_scatter_s", "gather_bytes", "exchange_s", "exchange_frac", "fsdp_ranks")
 """Columns that need the loads of each collective, which only a step that is simulated alone has."""
 
 

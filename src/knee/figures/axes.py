@@ -29,6 +29,8 @@ LOG_COLUMNS = (
     "tp",
     "pp",
     "cp",
+    "ep",
+    "experts",
     "degree",
     "fsdp_ranks",
     "params",

@@ -206,6 +206,9 @@ def _plan_tree(options: Mapping[str, Any]) -> Tree:
     placement = options.get("placement")
     if isinstance(placement, str):
         options = {**options, "placement": placement.replace("-", ",").split(",")}
+    modules = options.get("recompute_modules")
+    if isinstance(modules, str):
+        options = {**options, "recompute_modules": modules.split("+")}
     return {name: Leaf(value, _USER) for name, value in options.items()}
 
 

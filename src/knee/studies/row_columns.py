@@ -18,6 +18,12 @@ PLAN = (
     "precision",
     "reduce_dtype",
     "sync_every",
+    "ep",
+    "etp",
+    "dispatcher",
+    "ep_overlap",
+    "routing",
+    "imbalance",
 )
 """Of the plan."""
 METRICS = (
@@ -70,6 +76,9 @@ COLUMNS: tuple[str, ...] = (
     "all_gather_s",
     "reduce_scatter_s",
     "gather_bytes",
+    "exchange_s",
+    "exchange_frac",
+    "experts",
     "fsdp_ranks",
     "total_power_w",
     "gpu",

@@ -14,7 +14,7 @@ from knee.hardware_fit.links import bus_factor
 from knee.record.plan_words import plan_words
 from knee.specs.hardware import Cluster
 from knee.specs.kept_files import kept_for_a_question
-from knee.specs.load import load_cluster, split_overrides
+from knee.specs.load import load_cluster, load_model, split_overrides
 from knee.specs.plan import Plan
 from knee.studies.quantities import Row
 from knee.studies.questions import SPECS, StudyPoint
@@ -62,6 +62,7 @@ def step_row(record: Mapping[str, Any], *, study: str, series: str) -> dict[str,
     trust = record.get("trust") or {}
     row |= {"trust": trust.get("label"), "low_frac": trust.get("low_frac"), "high_frac": trust.get("high_frac")}
     row |= _derived(row, record)
+    row["experts"] = _expert_count(str(record["model"]), tuple(sets))
     if isinstance(cluster, str):
         row |= _of_cluster(cluster, record, sets)
     return row
@@ -76,6 +77,7 @@ def _derived(row: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any
     sharded = [load for load in record.get("comm_loads") or () if load["group"] == "dp_shard"]
     gathers = [load for load in sharded if load["collective"] == "all_gather"]
     reduces = [load for load in sharded if load["collective"] == "reduce_scatter"]
+    exchange = sum(load["load_s"] for load in record.get("comm_loads") or () if load["group"] == "ep")
     traced = row["comm_load_s"] is not None  # a run without a trace does not tell what it sent
     power = row["power_w_per_gpu"]
     return {
@@ -89,6 +91,8 @@ def _derived(row: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any
         "reduce_scatter_s": sum(load["load_s"] for load in reduces) if traced else None,
         # the message of a layer, beside the root group's, which is sent once
         "gather_bytes": max(gathers, key=lambda load: load["calls"])["message_bytes"] if gathers else None,
+        "exchange_s": exchange if traced else None,
+        "exchange_frac": exchange / step if traced and step else None,
         "fsdp_ranks": max((load["group_size"] for load in sharded), default=None),
         "total_power_w": None if power is None else power * row["gpus"],
     }
@@ -118,6 +122,16 @@ def _of_cluster(name: str, record: Mapping[str, Any], sets: Sequence[tuple[str, 
 def _cluster(name: str, sets: tuple[tuple[str, str], ...]) -> Cluster:
     """Loaded once for all rows that name it."""
     return load_cluster(name, split_overrides(sets)[1]).spec
+
+
+@kept_for_a_question
+def _expert_count(name: str, sets: tuple[tuple[str, str], ...]) -> int | None:
+    """Experts of a layer; None for a dense model, and for one that the catalogue does not have."""
+    try:
+        experts = load_model(name, split_overrides(sets)[0]).spec.experts
+    except InputError:
+        return None
+    return experts.count if experts else None
 
 
 def identity(row: Row) -> tuple[Any, ...]:
