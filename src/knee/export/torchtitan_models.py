@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
 from knee.export.command_line import LaunchCommand, cannot, recorded, routing_note
@@ -71,9 +70,8 @@ def _has_shape(job: Job, shape: dict[str, Any]) -> bool:
 
 
 def _same(own: Any, value: Any) -> bool:
-    """Whether a value is that of the record, in which tables leave out defaults."""
-    if is_dataclass(own) and not isinstance(own, type):
-        return asdict(own) == {**{f.name: f.default for f in fields(own)}, **value}
+    if isinstance(value, dict):
+        return own is not None and all(getattr(own, name) == inner for name, inner in value.items())
     return bool(own == value)
 
 
