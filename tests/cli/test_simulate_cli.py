@@ -187,7 +187,7 @@ def test_every_option_of_experts_reaches_the_plan() -> None:
         --global-batch 64 --ep 4 --etp 2 --dispatcher deepep --ep-overlap --routing dropless --imbalance 1.5
         --capacity-factor 2 --recompute modules --recompute-modules layernorm+moe_act
     """
-    plan = answer("qwen3-30b-a3b", "--cluster", "dgx-h200", "--gpus", "64", *options.split())["plan"]
+    plan = answer("simulate", "qwen3-30b-a3b", "--cluster", "dgx-h200", "--gpus", "64", *options.split())["plan"]
     expected = {"ep": 4, "etp": 2, "dispatcher": "deepep", "ep_overlap": True, "routing": "dropless"}
     expected |= {"imbalance": 1.5, "capacity_factor": 2, "recompute_modules": ["layernorm", "moe_act"]}
     assert {name: plan[name] for name in expected} == expected

@@ -16,7 +16,7 @@ def check_dense(model: Model, law: str) -> None:
     if model.experts is not None:
         raise InputError(
             f"{model.name} is a mixture of experts, and {law} predicts the loss of dense models only",
-            hint=f"a budget takes dense models; `knee simulate` and `knee plan` with --tokens give its days, "
+            hint="a budget takes dense models; `knee simulate` and `knee plan` with --tokens give its days, "
             "cost and energy without a loss",
             code="not-modelled",
             field="model.experts",
