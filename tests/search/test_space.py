@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import knee
-
 from knee.errors import SpecError
 from knee.search.bound import least_step, least_unsharded_step
 from knee.search.plan_filter import matching
@@ -208,4 +207,4 @@ def test_conditions_that_are_none(condition: str, code: str) -> None:
 
 def test_conditions_know_the_degrees_of_experts() -> None:
     found = knee.scale("qwen3-30b-a3b", cluster="dgx-h100", gpus=[32], local_batch=16, best=True, ep=8)
-    assert [row["plan.ep"] for row in found.rows] == [8]
+    assert [row["plan.ep"] for row in found.rows()] == [8]
