@@ -137,6 +137,18 @@ def test_every_field_of_the_plan_has_an_option() -> None:
     assert {name.replace("tp_overlap", "tp_overlap_frac") for name in PLAN} == {f.name for f in fields(Plan)}
 
 
+DENSE_ROUTING = {
+    "ep": 1,
+    "etp": 1,
+    "dispatcher": "alltoall",
+    "ep_overlap": False,
+    "routing": "balanced",
+    "imbalance": None,
+    "capacity_factor": None,
+    "recompute_modules": [],
+}
+
+
 def test_every_option_of_the_plan_reaches_it() -> None:
     options = """
         --global-batch 16 --tp 2 --pp 2 --cp 2 --ep 1 --etp 1 --dp-shard 1 --dp-replicate 2 --sync-every 500
@@ -168,7 +180,19 @@ def test_every_option_of_the_plan_reaches_it() -> None:
         "sequence_parallel": False,
         "tp_overlap_frac": 0.25,
         "placement": ["cp", "tp", "dp_shard", "dp_replicate", "pp"],
+        **DENSE_ROUTING,
     }
+
+
+def test_every_option_of_experts_reaches_the_plan() -> None:
+    options = """
+        --global-batch 64 --ep 4 --etp 2 --dispatcher deepep --ep-overlap --routing dropless --imbalance 1.5
+        --capacity-factor 2 --recompute modules --recompute-modules layernorm+moe_act
+    """
+    plan = answer("simulate", "qwen3-30b-a3b", "--cluster", "dgx-h200", "--gpus", "64", *options.split())["plan"]
+    expected = {"ep": 4, "etp": 2, "dispatcher": "deepep", "ep_overlap": True, "routing": "dropless"}
+    expected |= {"imbalance": 1.5, "capacity_factor": 2, "recompute_modules": ["layernorm", "moe_act"]}
+    assert {name: plan[name] for name in expected} == expected
 
 
 def test_why_explains_and_the_assumptions_stay_last() -> None:
@@ -317,7 +341,7 @@ def test_a_plan_that_does_not_fill_the_gpus_prints_every_factor() -> None:
         (("--gpus", "48", "--pp", "48"), "out-of-range", "plan.pp"),
         (("--micro-batch", "3"), "does-not-divide", "plan.micro_batch"),
         (("--schedule", "interleaved", "--pp", "2"), "contradiction", "plan"),
-        (("--placement", "tp-pp"), "not-each-once", "plan"),
+        (("--placement", "tp-pp"), "not-each-once", "plan.placement"),
         (("--precision", "fp8", "--cluster", "dgx-a100"), "no-rate", "plan.precision"),
         (("--local-batch", "0.3"), "batch-not-whole", "local_batch"),
         (("--tp-overlap", "much"), "not-an-amount", "plan.tp_overlap_frac"),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from export_jobs import expert_jobs, made
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -22,37 +23,11 @@ from knee.export.formats import export
 from knee.export.megatron import _layout
 from knee.specs.choices import TARGETS
 from knee.specs.job import Job
-from knee.specs.load import load_cluster, load_job, load_model, load_profile, make_job
+from knee.specs.load import load_job
 from knee.specs.plan import AXES, CP_METHODS, RECOMPUTES, SCHEDULES, SHARDINGS
 from refusals import caught, kind
 
 GOLDEN = Path(__file__).parent / "exports"
-
-
-def made(
-    model: str = "llama3-8b",
-    cluster: str = "dgx-h100",
-    profile: str = "compiled",
-    *,
-    gpus: int = 64,
-    batch: int = 128,
-    seq_len: int = 8192,
-    sets: dict[str, Any] | None = None,
-    **plan: Any,
-) -> Job:
-    """A job; ``sets`` are overrides of its model, cluster and profile by dotted path."""
-    changes = [
-        (
-            kind,
-            [(key.removeprefix(kind + "."), text) for key, text in (sets or {}).items() if key.startswith(kind + ".")],
-        )
-        for kind in ("model", "cluster", "profile")
-    ]
-    loaders = {"model": load_model, "cluster": load_cluster, "profile": load_profile}
-    names = {"model": model, "cluster": cluster, "profile": profile}
-    parts = [loaders[kind](names[kind], pairs).spec for kind, pairs in changes]
-    job, _ = make_job(*parts, gpus=gpus, global_batch=batch, seq_len=seq_len, plan_options=plan)
-    return job
 
 
 def read_back(job: Job, folder: Path) -> Job:
@@ -219,6 +194,7 @@ def scripts(to: str) -> dict[str, str]:
         made("qwen2.5-7b", sharding="zero1"),
         made("qwen3-8b", sharding="zero1"),
         made("mistral-7b-v0.1", sharding="zero1", sets={"model.rope_frac": "0.5"}),
+        *expert_jobs(),
     ]
     for job in (*grid(), *more):
         try:
@@ -404,10 +380,12 @@ def test_models_that_megatron_cannot_run(model: str, field: str) -> None:
     assert kind(caught(lambda: export(job, "megatron"))) == ("cannot-run", field)
 
 
-def test_a_window_of_some_layers_cannot_be_exported() -> None:
+def test_a_window_of_some_layers_is_exported_if_the_last_of_each_so_many_has_none() -> None:
     every = {"model.window": "4096"}
     assert "--window-size" in options_of(export(made(sharding="zero1", sets=every), "megatron"))
-    job = made(sharding="zero1", sets=every | {"model.layer_pattern": "sf"})
+    gemma = made(sharding="zero1", sets=every | {"model.layer_pattern": "sssssf"})
+    assert "--window-attn-skip-freq 6" in export(gemma, "megatron")
+    job = made(sharding="zero1", sets=every | {"model.layer_pattern": "fs"})
     assert kind(caught(lambda: export(job, "megatron"))) == ("cannot-run", "model.window")
     short = made(sharding="zero1", sets=every, seq_len=4096)
     assert "--window-size" not in options_of(export(short, "megatron"))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import knee
 from knee.errors import SpecError
 from knee.search.bound import least_step, least_unsharded_step
 from knee.search.plan_filter import matching
@@ -202,3 +203,8 @@ def test_conditions(condition: str, count: object) -> None:
 def test_conditions_that_are_none(condition: str, code: str) -> None:
     table = whole_table(Space(model=TINY, gpus=2, global_batch=2, seq_len=64))
     assert kind(caught(lambda: matching(table, condition))) == (code, "only")
+
+
+def test_conditions_know_the_degrees_of_experts() -> None:
+    found = knee.scale("qwen3-30b-a3b", cluster="dgx-h100", gpus=[32], local_batch=16, best=True, ep=8)
+    assert [row["plan.ep"] for row in found.rows()] == [8]

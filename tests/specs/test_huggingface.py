@@ -269,7 +269,7 @@ def test_rope_of_later_releases(tmp_path: Path) -> None:
         ({"hidden_act": "relu"}, "not-modelled", "hidden_act"),
         ({"num_nextn_predict_layers": 1}, "not-modelled", "num_nextn_predict_layers"),
         ({"attention_chunk_size": 8192}, "not-modelled", "attention_chunk_size"),
-        ({"num_key_value_heads": 5}, "does-not-divide", None),
+        ({"num_key_value_heads": 5}, "does-not-divide", "model.heads"),
     ],
 )
 def test_keys_that_change_the_work_are_refused(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from knee.budgets import frontier as fr
-from knee.budgets.budget_limits import check_limits, refuse_nothing
+from knee.budgets.budget_limits import check_dense, check_limits, refuse_nothing
 from knee.budgets.budget_search import BudgetLimits, BudgetRun, Problem
 from knee.budgets.equal_loss import even_sizes
 from knee.budgets.flop_counting import flop_choice
@@ -225,6 +225,7 @@ def _problem(
             field="tokens_per_param",
         )
     first = shape or family.ladder()[0]
+    check_dense(first, found_law.name)
     # a job that every model has, to refuse what cannot be simulated in words
     fixed = make_job(first, cluster, profile, gpus=1, global_batch=1, seq_len=seq_len)[0].plan
     return Problem(

@@ -6,8 +6,21 @@ from collections.abc import Sequence
 
 from knee.budgets.budget_search import BudgetLimits, Problem
 from knee.errors import DoesNotFit, InputError, argument
+from knee.specs.model import Model
 from knee.units import short
 from knee.workload.parameters import parameter_count
+
+
+def check_dense(model: Model, law: str) -> None:
+    """Refuse a mixture of experts: no law here says its loss, and that of a dense model of its size is another one."""
+    if model.experts is not None:
+        raise InputError(
+            f"{model.name} is a mixture of experts, and {law} predicts the loss of dense models only",
+            hint="a budget takes dense models; `knee simulate` and `knee plan` with --tokens give its days, "
+            "cost and energy without a loss",
+            code="not-modelled",
+            field="model.experts",
+        )
 
 
 def check_limits(limits: BudgetLimits, *, priced: bool, max_gpus: int, cluster: str) -> None:

@@ -44,9 +44,10 @@ class LaunchCommand:
     lines: list[str] = field(default_factory=list)
 
     def option(self, name: str, value: object = None, *, of: str | None = None) -> None:
-        """Add an option, with its value quoted for the shell."""
+        """Add an option, with its value quoted for the shell; a tuple is several values."""
         self._check(name, of)
-        self.lines.append(name if value is None else f"{name} {shlex.quote(str(value))}")
+        values = () if value is None else value if isinstance(value, tuple) else (value,)
+        self.lines.append(" ".join((name, *(shlex.quote(str(v)) for v in values))))
 
     def shell_option(self, name: str, text: str, *, of: str | None = None) -> None:
         """Add an option whose value the shell fills in."""
@@ -140,10 +141,20 @@ def placed(plan: Plan, order: tuple[str, ...]) -> bool:
 def layers_per_chunk(job: Job) -> tuple[int, ...]:
     """Layers of each chunk of the pipeline, as knee's answer had them."""
     by_cost = head_layers(job.model) if job.profile.deals_by_cost else 0.0
-    return chunk_layers(job.model.layers, job.plan.pp * job.plan.virtual_stages, by_cost)
+    return chunk_layers(job.model.walked_layers, job.plan.pp * job.plan.virtual_stages, by_cost)
 
 
 def tp_overlap_frac(job: Job) -> float:
     """Share of tensor-parallel communication that the plan, or its profile, hides."""
     given = job.plan.tp_overlap_frac
     return job.profile.tp_overlap_frac if given is None else given
+
+
+def routing_note(plan: Plan, forcing: str) -> str:
+    """Which load of experts knee assumed; ``forcing`` is the program's option for benchmarks."""
+    if plan.imbalance is not None:
+        assumed = f"that the busiest rank has {plan.imbalance:g} times the mean number of tokens"
+    else:
+        assumed = f"{plan.routing} routing"
+    only = f"; to measure balanced routing, add {forcing}, but never in training" if plan.routing == "balanced" else ""
+    return f"knee assumed {assumed}; in training, the router decides{only}"

@@ -15,15 +15,14 @@ from knee.export.command_line import (
     refuse_rare_exchange,
     tp_overlap_frac,
 )
+from knee.export.megatron_experts import add_expert_plan, refuse_expert_plan
+from knee.export.megatron_model import add_model, refuse_model
 from knee.specs.job import Job
-from knee.specs.model.departures import departures
 from knee.specs.plan import AXES
 
 TOOL = "megatron"
 PP_BEFORE_DP = ("tp", "cp", "pp", "dp_shard", "dp_replicate")
 CP_TYPES = {"allgather": "all_gather", "ring": "p2p"}
-VOCAB_MULTIPLE = 128
-"""Megatron pads the vocabulary to a multiple of this times tp."""
 
 
 def megatron_command(job: Job) -> str:
@@ -33,7 +32,7 @@ def megatron_command(job: Job) -> str:
     _refuse(launch, job)
     add_torchrun(launch, job)
     launch.lines.append("pretrain_gpt.py")
-    _add_model(launch, job)
+    add_model(launch, job)
     _add_batch(launch, job)
     _add_precision(launch, job)
     _add_degrees(launch, job)
@@ -67,7 +66,7 @@ def _environment(launch: LaunchCommand, job: Job) -> str:
 
 def _refuse(launch: LaunchCommand, job: Job) -> None:
     """What no option of Megatron-LM says."""
-    plan, model = job.plan, job.model
+    plan = job.plan
     refuse_rare_exchange(launch, plan)
     if plan.sharding == "zero2":
         raise cannot(
@@ -90,18 +89,9 @@ def _refuse(launch: LaunchCommand, job: Job) -> None:
             f"its optimizer updates parameters in fp32, but the plan uses {plan.state_dtype}",
             "the nearest plan that it can run has --state-dtype fp32",
         )
-    if model.positions == "alibi":
-        raise cannot(
-            TOOL, "model.positions", f"{model.name} uses ALiBi positions, which it does not support", "export to knee"
-        )
-    if model.positions == "rope" and model.rope_base != int(model.rope_base):
-        raise cannot(
-            TOOL,
-            "model.rope_base",
-            f"--rotary-base must be a whole number, but {model.name} has {model.rope_base:g}",
-            f"the nearest model has --set model.rope_base={model.rope_base:.0f}",
-        )
-    _refuse_model(job)
+    refuse_model(job)
+    if job.model.experts is not None:
+        refuse_expert_plan(job)
     if not placed(plan, AXES) and not placed(plan, PP_BEFORE_DP):
         orders = f"{'-'.join(AXES)} or {'-'.join(PP_BEFORE_DP)}"
         raise cannot(
@@ -112,24 +102,6 @@ def _refuse(launch: LaunchCommand, job: Job) -> None:
         )
     if _is_fsdp(job):
         _refuse_fsdp(launch, job)
-
-
-def _refuse_model(job: Job) -> None:
-    """Parts of a model for which no option was found."""
-    model, hint = job.model, "simulate it with knee; no option of pretrain_gpt.py describes it"
-    runs = {
-        "mlp": model.mlp != "geglu",
-        "norm": True,
-        "positions": True,
-        "biases": True,
-        "qkv_bias": True,
-        "rope_frac": True,
-        "qk_norm": model.qk_norm == "head",
-        "window": model.sliding_layers == model.layers and model.window_kind == "sliding",
-    }
-    for name, shown in departures(model, job.seq_len).items():
-        if not runs.get(name):
-            raise cannot(TOOL, f"model.{name}", f"{model.name} has {shown}, for which it has no option", hint)
 
 
 def _refuse_fsdp(launch: LaunchCommand, job: Job) -> None:
@@ -170,46 +142,6 @@ def _refuse_fsdp(launch: LaunchCommand, job: Job) -> None:
         )
 
 
-def _add_model(launch: LaunchCommand, job: Job) -> None:
-    model = job.model
-    launch.option("--num-layers", model.layers)
-    launch.option("--hidden-size", model.hidden)
-    launch.option("--ffn-hidden-size", model.ffn)
-    launch.option("--num-attention-heads", model.heads)
-    if model.kv_heads != model.heads:
-        launch.option("--group-query-attention")
-        launch.option("--num-query-groups", model.kv_heads)
-    if model.head_dim * model.heads != model.hidden:
-        launch.option("--kv-channels", model.head_dim)
-    if model.mlp != "gelu":
-        launch.option({"swiglu": "--swiglu", "relu2": "--squared-relu"}[model.mlp])
-    launch.option("--normalization", {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}[model.norm])
-    launch.option("--position-embedding-type", {"rope": "rope", "learned": "learned_absolute"}[model.positions])
-    if model.positions == "rope":
-        launch.option("--rotary-base", int(model.rope_base))
-        if model.rope_frac != 1:
-            launch.option("--rotary-percent", model.rope_frac)
-    if model.qk_norm == "head":
-        launch.option("--qk-layernorm")
-    if model.slides(job.seq_len):
-        # tokens before the query's own, and after it
-        launch.option("--window-size", f"{model.window - 1},0")
-    launch.option("--max-position-embeddings", max(model.max_seq_len, job.seq_len))
-    if not model.tied_embeddings:
-        launch.option("--untie-embeddings-and-output-weights")
-    if not model.biases:
-        launch.option("--disable-bias-linear")
-        if model.qkv_bias:
-            launch.option("--add-qkv-bias")
-    # Megatron drops out a tenth by default
-    launch.option("--attention-dropout", 0.0)
-    launch.option("--hidden-dropout", 0.0)
-    multiple = VOCAB_MULTIPLE * job.plan.tp
-    padded = -(-model.vocab // multiple) * multiple
-    words = f", padded to {padded:,}" if padded != model.vocab else ""
-    launch.notes.append(f"Megatron takes the vocabulary from the tokenizer; knee assumed {model.vocab:,} tokens{words}")
-
-
 def _add_batch(launch: LaunchCommand, job: Job) -> None:
     launch.option("--seq-length", job.seq_len)
     launch.option("--micro-batch-size", job.plan.micro_batch)
@@ -229,8 +161,13 @@ def _add_precision(launch: LaunchCommand, job: Job) -> None:
     launch.option("--bf16")
     if plan.precision == "fp8":
         launch.option("--fp8-format", "hybrid")
+        # with its default, delayed scaling, Megatron refuses to recompute these
+        recipe = "tensorwise" if {"moe_act", "layernorm"} & set(plan.recompute_modules) else None
+        if recipe:
+            launch.option("--fp8-recipe", recipe)
         launch.notes.append(
-            "fp8 uses Transformer Engine with Megatron's default recipe; knee's plan does not state a recipe"
+            f"fp8 uses Transformer Engine with Megatron's {recipe or 'default'} recipe; knee's plan does not state a "
+            "recipe"
         )
     if plan.precision == "fp4":
         _add_fp4(launch, job)
@@ -274,6 +211,8 @@ def _add_degrees(launch: LaunchCommand, job: Job) -> None:
     if not placed(plan, AXES):
         launch.option("--use-tp-pp-dp-mapping")
     launch.notes.append(f"data parallelism uses the remaining GPUs: {plan.dp} ranks")
+    if job.model.experts is not None:
+        add_expert_plan(launch, job)
 
 
 def _add_pipeline(launch: LaunchCommand, job: Job) -> None:
@@ -283,8 +222,9 @@ def _add_pipeline(launch: LaunchCommand, job: Job) -> None:
         return
     layers = layers_per_chunk(job)
     ends_less = (layers[0], *(layers[0] + 1 for _ in layers[2:]), layers[0])
-    if len(set(layers)) > 1 and layers != ends_less:
-        launch.option("--pipeline-model-parallel-layout", _layout(layers))
+    # without a layout, layers of multi-token prediction would come on top of the last stage's own
+    if (len(set(layers)) > 1 and layers != ends_less) or job.model.mtp_layers:
+        launch.option("--pipeline-model-parallel-layout", _layout(layers, job.model.mtp_layers))
         return
     if plan.virtual_stages > 1:
         launch.option("--num-virtual-stages-per-pipeline-rank", plan.virtual_stages)
@@ -293,12 +233,21 @@ def _add_pipeline(launch: LaunchCommand, job: Job) -> None:
         launch.option("--account-for-loss-in-pipeline-split")
 
 
-def _layout(layers: tuple[int, ...]) -> str:
-    """Stages in Megatron's own notation: E embedding, t layer, L loss."""
-    stages = [f"t*{n}" if n else "" for n in layers]
+def _layout(layers: tuple[int, ...], mtp_layers: int = 0) -> str:
+    """Stages in Megatron's own notation: E embedding, t layer, m layer of multi-token prediction, L loss."""
+    stages: list[str] = []
+    further = mtp_layers
+    for n in reversed(layers):
+        of_mtp = min(n, further)
+        further -= of_mtp
+        stages.insert(0, _letters("t", n - of_mtp) + _letters("m", of_mtp))
     middle = [(stage, len(list(run))) for stage, run in groupby(stages[1:-1])]
     between = "".join(f"({stage}|)*{n}," if n > 1 else f"{stage}|" for stage, n in middle)
     return f"E{stages[0]}|{between}{stages[-1]}L"
+
+
+def _letters(letter: str, n: int) -> str:
+    return f"{letter}*{n}" if n else ""
 
 
 def _add_sharding(launch: LaunchCommand, job: Job) -> None:
@@ -340,8 +289,10 @@ def _add_recompute(launch: LaunchCommand, job: Job) -> None:
             "it cannot recompute every second matrix product",
             "the nearest plans that it can run have --recompute attention, blocks or full",
         )
-    if plan.recompute == "attention":
+    if plan.recompute in ("attention", "modules"):
         launch.option("--recompute-granularity", "selective")
+        if plan.recompute_modules:
+            launch.option("--recompute-modules", plan.recompute_modules)
         return
     launch.option("--recompute-granularity", "full")
     if plan.recompute_frac == 1:

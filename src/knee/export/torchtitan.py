@@ -1,8 +1,6 @@
-"""A job as a torchtitan command: a registered Llama, and options that change its configuration."""
+"""A job as a torchtitan command: a registered model, and options that change its configuration."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from knee.export.command_line import (
     LaunchCommand,
@@ -10,14 +8,13 @@ from knee.export.command_line import (
     cannot,
     layers_per_chunk,
     placed,
-    recorded,
     refuse_prefetch,
     refuse_processors,
     refuse_rare_exchange,
     tp_overlap_frac,
 )
+from knee.export.torchtitan_models import add_model, refuse_expert_plan, registered
 from knee.specs.job import Job
-from knee.specs.model.departures import departures
 from knee.specs.plan import AXES, RESHARDING
 
 TOOL = "torchtitan"
@@ -25,21 +22,6 @@ SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}
 ITS_CHUNKS = 2
 """Chunks a rank that torchtitan gives an interleaved schedule unless told otherwise."""
 LOCAL_BATCH = "knee's --local-batch is the global batch divided by all GPUs"
-
-MODULE = """\
-cat > knee_plan.py <<'EOF'
-from torchtitan.models.llama3 import model_registry
-from torchtitan.models.llama3.config_registry import {base}{imports}
-
-
-def plan():
-    config = {base}()
-    config.model_spec = model_registry("{flavor}"{converters})
-    return config
-EOF
-"""
-FLOAT8 = "\nfrom torchtitan.components.quantization import Float8LinearConverter"
-CONVERTERS = ', converters=[Float8LinearConverter.Config(filter_fqns=["lm_head"], model_compile_enabled={compiled})]'
 
 
 def torchtitan_command(job: Job) -> str:
@@ -49,7 +31,7 @@ def torchtitan_command(job: Job) -> str:
     _refuse(launch, job)
     add_torchrun(launch, job)
     launch.option("-m", "torchtitan.train", of="torchrun")
-    before = _add_model(launch, job)
+    before = add_model(launch, job, compiled=_compiles(job))
     _add_batch(launch, job)
     _add_degrees(launch, job)
     _add_pipeline(launch, job)
@@ -65,7 +47,7 @@ def torchtitan_command(job: Job) -> str:
 def _refuse(launch: LaunchCommand, job: Job) -> None:
     """What no option of torchtitan says."""
     plan, model = job.plan, job.model
-    _registered(job)  # before the plan: no other plan helps a model that it does not know
+    registered(job)  # before the plan: no other plan helps a model that it does not know
     refuse_rare_exchange(launch, plan)
     if plan.sharding in ("zero1", "zero2"):
         raise cannot(
@@ -110,8 +92,10 @@ def _refuse(launch: LaunchCommand, job: Job) -> None:
             f"it reduces gradients in fp32, but the plan uses {plan.reduce_dtype}",
             "the nearest plan that it can run has --reduce-dtype fp32",
         )
-    if plan.recompute in ("attention", "blocks"):
-        part = "only attention" if plan.recompute == "attention" else f"{plan.recompute_frac:g} of the blocks"
+    if plan.recompute in ("attention", "blocks", "modules"):
+        part = {"attention": "only attention", "modules": f"only {', '.join(plan.recompute_modules)}"}.get(
+            plan.recompute, f"{plan.recompute_frac:g} of the blocks"
+        )
         raise cannot(
             TOOL,
             "plan.recompute",
@@ -142,53 +126,8 @@ def _refuse(launch: LaunchCommand, job: Job) -> None:
             "the nearest plan that it can run has --pp 1",
         )
     refuse_prefetch(launch, plan)
-
-
-def _add_model(launch: LaunchCommand, job: Job) -> str:
-    """The model among the registered ones; a module of our own where none is trained in the plan's precision."""
-    flavor, entry = _registered(job)
-    launch.notes.append(
-        "the model is Llama 3.1 with its scaled rotary angles; torchtitan's configuration sets the tokenizer, "
-        "the optimizer and the data"
-    )
-    launch.notes.append(
-        "torchtitan computes the loss in chunks of the sequence, so logits need less memory than knee predicts"
-    )
-    if entry.get("precision") == job.plan.precision:
-        launch.option("--module", "llama3")
-        launch.option("--config", entry["config"])
-        return ""
-    launch.option("--module", "knee_plan")
-    launch.option("--config", "plan")
-    # 405B's own configuration needs torchao even where its products stay in bf16
-    base = entry["config"] if entry.get("precision") == "bf16" else "llama3_70b"
-    launch.notes.append(
-        f"torchtitan has no {job.plan.precision} configuration of this model: knee_plan.py derives it "
-        f"from {base} and keeps its learning rate"
-    )
-    fp8 = job.plan.precision == "fp8"
-    converters = CONVERTERS.format(compiled=_compiles(job)) if fp8 else ""
-    return MODULE.format(base=base, imports=FLOAT8 if fp8 else "", flavor=flavor, converters=converters)
-
-
-def _registered(job: Job) -> tuple[str, dict[str, Any]]:
-    model, known = job.model, recorded()[TOOL]["models"]
-    for name, shown in departures(model, job.seq_len).items():
-        text = f"it registers Llama 3, but {model.name} has {shown}"
-        raise cannot(TOOL, f"model.{name}", text, "export a Llama 3 model, or simulate this one")
-    for flavor, entry in known.items():
-        shape = entry["shape"]
-        if (
-            all(getattr(model, name) == value for name, value in shape.items())
-            and model.head_dim == model.hidden // model.heads
-        ):
-            return flavor, entry
-    raise cannot(
-        TOOL,
-        "model",
-        f"it registers Llama 3 {', '.join(known)}, but {model.name} has another shape",
-        "export to megatron or knee, which support any shape",
-    )
+    if model.experts is not None:
+        refuse_expert_plan(job)
 
 
 def _add_batch(launch: LaunchCommand, job: Job) -> None:
@@ -223,6 +162,8 @@ def _add_degrees(launch: LaunchCommand, job: Job) -> None:
     launch.option("--parallelism.tensor_parallel_degree", plan.tp)
     launch.option("--parallelism.context_parallel_degree", plan.cp)
     launch.option("--parallelism.pipeline_parallel_degree", plan.pp)
+    if job.model.experts is not None:
+        launch.option("--parallelism.expert_parallel_degree", plan.ep)
     reshards = plan.sharding in RESHARDING
     launch.option("--parallelism.fsdp_reshard_after_forward", "always" if reshards else "never")
     if plan.pp > 1 and plan.sharding != "ddp":

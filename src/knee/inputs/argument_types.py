@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
-from knee.errors import InputError, argument
+from knee.errors import InputError, argument, either
 from knee.specs.catalog import did_you_mean
 
 P = ParamSpec("P")
@@ -210,7 +210,7 @@ def _refused(name: str, value: object, kind: Any) -> InputError:
         return InputError(f"{argument(name)} is None", hint=hint, code="wrong-type", field=name)
     return InputError(
         f"{argument(name)} is {shown}; it should be {expected}",
-        hint="call help() on the function to see its arguments",
+        hint=either("call help() on the function to see its arguments", "the command's --help lists its options"),
         code="wrong-type",
         field=name,
     )

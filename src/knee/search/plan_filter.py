@@ -28,6 +28,8 @@ NUMBERS = (
     "tp",
     "pp",
     "cp",
+    "ep",
+    "etp",
     "micro_batch",
     "microbatches",
     "virtual_stages",

@@ -84,7 +84,7 @@ def raise_mistakes(label: str, mistakes: list[Mistake]) -> None:
         only = mistakes[0]
         label = "" if only.place.startswith((SET, label)) else label
         text = f"{label}: {_sentence(only)}".removeprefix(": ")
-        field = only.place.removeprefix(f"{SET} ") or None
+        field = only.field or only.place.removeprefix(f"{SET} ") or None
         raise SpecError(text, hint=only.hint, code=only.code, field=field)
     lines = [f"{m.place}: {m.text}".removeprefix(": ") + (f" ({m.hint})" if m.hint else "") for m in mistakes]
     hint = None

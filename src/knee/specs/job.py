@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from knee.errors import SpecError, argument, either, out_of_range
 from knee.specs.hardware import AttentionKernel, Cluster
 from knee.specs.model import Model
+from knee.specs.model.plan_fields import check_modules, check_routed
 from knee.specs.plan import Plan
 from knee.specs.profile import Profile
 from knee.specs.split_rules import (
@@ -82,6 +83,8 @@ class Job:
                 field="plan.tp",
             )
         check_experts(model, plan)
+        check_routed(model, plan)
+        check_modules(model, plan)
         check_stages(model, plan, own_stages=OWN_STAGES)
         if plan.sequence_parallel and not splits_tokens(self.seq_len, plan.cp, plan.tp):
             raise SpecError(

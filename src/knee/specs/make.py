@@ -62,6 +62,8 @@ def make_job(
     batch = global_batch_of(gpus, global_batch=global_batch, local_batch=local_batch)
     options = {name: value for name, value in (plan_options or {}).items() if value is not None}
     _fill_degrees(options, gpus, notes)
+    if model.experts is not None and gpus > 1 and "ep" not in options:
+        notes.append(Note("default-degree", "ep defaulted to 1: every GPU computes all experts of a layer"))
     _fill_micro_batch(options, batch, notes)
     _fill_precision(options, cluster, notes)
     if options.get("recompute") == "blocks" and "recompute_frac" not in options:

@@ -150,7 +150,15 @@ class Plan:
         self._check_schedule()
 
     def _check_modules(self) -> None:
-        if bool(self.recompute_modules) == (self.recompute == "modules"):
+        names = self.recompute_modules
+        twice = [name for name in names if names.count(name) > 1]
+        twice += [name for name in ("moe_act", "shared_experts") if name in names and "moe" in names]
+        if twice:
+            why = "moe includes it" if "moe" in names and twice[0] != "moe" else "it is named twice"
+            text = f"plan.recompute_modules has {twice[0]}, which would be recomputed twice: {why}"
+            hint = f"name {twice[0]} once" if why == "it is named twice" else f"leave {twice[0]} out"
+            raise SpecError(text, hint=hint, code="contradiction", field="plan.recompute_modules")
+        if bool(names) == (self.recompute == "modules"):
             return
         text = (
             f"recompute_modules applies only to recompute modules, but recompute is {self.recompute}"

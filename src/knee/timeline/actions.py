@@ -114,7 +114,8 @@ def routed_comm(model: Model, profile: Profile, table: PlanTable, comm: CommCost
     travel beside another microbatch."""
     share = expert_share(model)
     seconds = share * (comm.dispatch + 2.0 * comm.etp_gather + comm.combine)
-    hidden = np.where(table.ep_overlap, seconds, 0.0)
+    # one microbatch has no other beside it
+    hidden = np.where(table.ep_overlap & (table.microbatches > 1), seconds, 0.0)
     sync = np.where(table.ep > 1, share * profile.expert_sync_s, 0.0)
     return LocalComm(hidden_s=hidden, blocking_s=seconds - hidden + sync, host_s=0.0 * seconds)
 

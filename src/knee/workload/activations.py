@@ -70,7 +70,7 @@ def layer_saved_bytes(
         norms = norms + np.where(s.kv_block == s.seq_len, s.cp - 1.0, 0.0) * 4.0 * model.kv_width * tokens_tp
     kept = norms + (attention_core + mlp) * tokens_tp
     if model.experts is not None:
-        kept = kept + expert_bytes(model, s, mlp_tensors)
+        kept = kept + expert_bytes(model, s, mlp_tensors, outputs=profile.saved != "fused")
     if np.any(s.four_bit):
         kept = kept + s.four_bit * (1.0 - profile.bf16_layers_frac) * _nvfp4_saved_bytes(model, s, profile)
     layer_input = 2.0 * h * s.norm_tokens
@@ -81,7 +81,15 @@ def layer_saved_bytes(
     whole = np.where(recompute == RECOMPUTES.index("ops"), np.minimum(ops, kept + scores), whole)
     gathered = s.tokens if profile.keeps_gathered else s.norm_tokens
     for module, chosen in modules.items():
-        freed = freed_bytes(model, s, module, mlp_tensors=mlp_tensors, gathered=gathered, scores=scores)
+        freed = freed_bytes(
+            model,
+            s,
+            module,
+            mlp_tensors=mlp_tensors,
+            outputs=profile.saved != "fused",
+            gathered=gathered,
+            scores=scores,
+        )
         whole = whole - chosen * freed
     return np.where(recompute >= RECOMPUTES.index("blocks"), layer_input, whole)
 

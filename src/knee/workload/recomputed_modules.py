@@ -29,10 +29,17 @@ def operations_of(module: RecomputeModule) -> frozenset[str]:
 
 
 def freed_bytes(
-    model: Model, s: Shapes, module: RecomputeModule, *, mlp_tensors: int, gathered: Floats, scores: Floats
+    model: Model,
+    s: Shapes,
+    module: RecomputeModule,
+    *,
+    mlp_tensors: int,
+    outputs: bool,
+    gathered: Floats,
+    scores: Floats,
 ) -> Floats:
     """What a layer need not keep, mean over layers; ``gathered`` are the tokens whose normalised input is kept,
-    ``scores`` the bytes of attention that is not fused."""
+    ``scores`` the bytes of attention that is not fused, ``outputs`` as in ``expert_bytes``."""
     share, tokens_tp, experts = expert_share(model), s.tokens / s.tp, model.experts
     none = 0.0 * s.tokens
     if module == "core_attn":
@@ -50,16 +57,21 @@ def freed_bytes(
     if module == "moe_act":
         return share * 2.0 * routed_rows(experts, s) * experts.ffn / s.etp
     shared = share * 2.0 * mlp_tensors * experts.shared_ffn * tokens_tp
-    return shared if module == "shared_experts" else expert_bytes(model, s, mlp_tensors)
+    return shared if module == "shared_experts" else expert_bytes(model, s, mlp_tensors, outputs=outputs)
 
 
-def expert_bytes(model: Model, s: Shapes, mlp_tensors: int) -> Floats:
+def expert_bytes(model: Model, s: Shapes, mlp_tensors: int, *, outputs: bool) -> Floats:
     """What a layer with experts keeps, mean over layers: the scores and probabilities of the router in fp32, each
-    expert's input and the tensors of its MLP for every token that it has, and the outputs that are added up."""
+    expert's input and the tensors of its MLP for every token that it has, and the experts' ``outputs`` if
+    probabilities weight them. Megatron-LM weights the activation before the second product, so it keeps none.
+
+    Source:  megatron-core 0.16.1, transformer/moe/experts.py; torchtitan 0.3.0, models/common/token_dispatcher.py
+    """
     experts = model.experts
     assert experts is not None
     rows = routed_rows(experts, s)
     routed = rows * (2.0 * model.hidden + 2.0 * mlp_tensors * experts.ffn / s.etp)
-    routed = routed + 2.0 * s.norm_tokens * experts.top_k * model.hidden
+    if outputs:
+        routed = routed + 2.0 * s.norm_tokens * experts.top_k * model.hidden
     shared = 2.0 * mlp_tensors * experts.shared_ffn * s.tokens / s.tp
     return expert_share(model) * (routed + shared + 8.0 * s.norm_tokens * experts.count)

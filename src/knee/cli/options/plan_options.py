@@ -69,7 +69,7 @@ def plan_of(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def modules_of(text: str | None) -> tuple[str, ...] | None:
     """The value of --recompute-modules."""
-    return None if text is None else tuple(text.split("+"))
+    return None if text is None else tuple(text.replace(",", "+").split("+"))
 
 
 def _routed_options(section: str) -> tuple[Callable[..., Any], ...]:
@@ -112,7 +112,8 @@ def _routed_options(section: str) -> tuple[Callable[..., Any], ...]:
         option(
             "--recompute-modules",
             metavar="NAMES",
-            help=f"Parts of a block that --recompute modules recomputes, joined by +: {', '.join(RECOMPUTE_MODULES)}.",
+            help="Parts of a block that --recompute modules recomputes, joined by + or commas: "
+            f"{', '.join(RECOMPUTE_MODULES)}.",
             section=section,
         ),
     )
