@@ -170,8 +170,15 @@ def grouped_products_s(
         rate = gpu.gemm_rate(kind)[1].sustained_frac * profile.gemm_scale * clock / gpu.gemm_clock_frac
         loads = RankLoads.balanced(op.tokens[of], op.experts[of])
         seconds[of] = price(gpu, kind, loads, op.n[of], op.k[of], clock_frac=rate * profile.expert_gemm_scale)
+        # stacks that launch a kernel for each expert pay for each; one kernel for all has its time in the price
+        seconds[of] += op.experts[of] * expert_kernels(kind) * profile.expert_kernel_s
         moved[of] = op.experts[of] * gemm_bytes(kind, op.tokens[of], op.n[of], op.k[of])
     return seconds, moved
+
+
+def expert_kernels(kind: GemmType) -> float:
+    """Kernels of one product of one expert: the product, the cast of an operand, and the order of its scales."""
+    return 1.0 if kind == "bf16" else constant("experts", "narrow_kernels")
 
 
 def operation_s(gpu: Gpu, profile: Profile, types: Ints, op: Operation, clock: float = 1.0) -> Floats:

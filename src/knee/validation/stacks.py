@@ -168,8 +168,11 @@ def _as_stated(profile: Profile, setting: Setting) -> Profile:
         stated["kernels"] = "fused_norm"
     if setting.dp_overlap is not None:
         stated |= {"gather_overlap": setting.dp_overlap, "reduce_overlap": setting.dp_overlap}
+    if setting.deals_by_cost is not None:
+        stated["deals_by_cost"] = setting.deals_by_cost
     if setting.cuda_graphs:
         stated["launch_s"] = GRAPH_LAUNCH_FRAC * profile.launch_s
+        stated["expert_host_s"] = GRAPH_LAUNCH_FRAC * profile.expert_host_s
     return replace(profile, **stated) if stated else profile
 
 
