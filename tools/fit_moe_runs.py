@@ -2,8 +2,8 @@
 
     python tools/fit_moe_runs.py [--write]
 
-Four parameters of the profile ``fused``, from which ``nemo`` inherits them, are fitted on the runs of one release of one
-source (``RELEASE``), which has five GPUs. Nothing else of the profiles is changed. Of earlier releases of NeMo, the
+Four parameters of the profile ``fused``, from which ``nemo`` inherits them, are fitted on the runs of one release of
+one source (``RELEASE``), which has five GPUs. Nothing else of the profiles is changed. Of earlier releases of NeMo, the
 profile ``nemo-early-2025`` has the time of grouped products and of the host, fitted on runs before 25.09.
 
 Each run is then predicted three times: as shipped; with nothing of its source, and with nothing of its release, in any

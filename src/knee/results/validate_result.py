@@ -209,8 +209,8 @@ class CarriedValidation(Result):
 
     @checked_arguments
     def write_rows(self, path: str | Path) -> list[Path]:
-        """Write the rows of runs as a CSV file; those of mixtures of experts go to ``NAME.moe.csv`` beside it, and those
-        of bandwidths to ``NAME.bandwidths.csv``."""
+        """Write the rows of runs as a CSV file. Beside it, ``NAME.moe.csv`` has those of mixtures of experts, and
+        ``NAME.bandwidths.csv`` those of bandwidths."""
         path = Path(path)
         moe, links = (path.with_name(f"{path.stem}.{part}{path.suffix}") for part in ("moe", "bandwidths"))
         return [*self.runs.write_rows(path), *self.moe_runs.write_rows(moe), *self.bandwidths.write_rows(links)]

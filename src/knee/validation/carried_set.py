@@ -86,7 +86,10 @@ def moe_fidelity(found: Validation | None = None) -> CarriedFidelity:
 
 
 def _fidelity(
-    found: Validation, errors_file: str, where: Mapping[str, Mapping[str, str]], bandwidths: Mapping[str, Residuals]
+    found: Validation,
+    errors_file: str,
+    where: Mapping[str, Mapping[str, str]],
+    bandwidths: Mapping[str, Residuals | None],
 ) -> CarriedFidelity:
     errors = _unseen_errors(errors_file)
     unseen: dict[str, list[float]] = {}
