@@ -21,14 +21,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 
-from knee.arrays import Bools
+from knee.arrays import Bools, Floats
+from knee.cost import expert_loads
 from knee.cost.collective_cost import Links
-from knee.cost.expert_dispatch import SM_RATES, WIRE_RATES, Direction, Exchange, ExchangeRates, exchange_s
-from knee.cost.expert_loads import BALANCED, rank_loads
-from knee.cost.grouped_gemm import experts_backward_s, experts_forward_s
+from knee.cost.expert_dispatch import SM_RATES, WIRE_RATES, Direction, ExchangeRates
+from knee.cost.expert_loads import BALANCED
+from knee.evidence.moe_protocol import routing_losses
 from knee.hardware_fit.dispatch_tables import (
     CONGESTED_DOMAINS,
     LEAST_TOKENS,
@@ -176,55 +178,19 @@ def dispatch_rows() -> tuple[list[Row], dict[str, ExchangeRates]]:
     return rows, rooms
 
 
-def experts_s_per_token(rooms: Mapping[str, ExchangeRates]) -> float:
-    """GPU seconds that the experts of Qwen3-235B and their exchange take per token of a step, with forced balance.
-
-    ep 8 in one node; each rank has 4,096 tokens, because tp x cp grows with the sequence; the experts are recomputed.
-    """
-    links = LINKS["h100-sxm"]
-    tokens, hidden, ffn, ranks, experts, top_k = (np.array([v]) for v in (4096.0, 4096.0, 1536.0, 8.0, 128.0, 8.0))
-    loads = rank_loads(BALANCED, ranks * tokens, top_k, experts, ranks)
-    forward = experts_forward_s(links.cluster.gpu, "bf16", loads, hidden, ffn)
-    backward = experts_backward_s(links.cluster.gpu, "bf16", loads, hidden, ffn, gradient_bytes=8.0)
-    exchange = Exchange(tokens=tokens, hidden=hidden, top_k=top_k, experts=experts, ranks=ranks, per_domain=ranks)
-    both = sum(
-        exchange_s(links, "deepep", rooms[f"deepep_{name}"], exchange, element_bytes=2.0, sms=20.0)
-        for name in ("dispatch", "combine")
-    )
-    return float((2.0 * forward + backward + 3.0 * both)[0]) / 4096.0 * 94
-
-
-def dropless_variation(rooms: Mapping[str, ExchangeRates]) -> tuple[float, str]:
-    """Coefficient of variation of the experts' loads that explains Qwen3-235B's lost throughput, and in words how.
-
-    A layer's slowest rank takes ``r`` times as long in the experts and their exchange; the rest of the step does not.
-    """
-    ratios = []
-    for seq_len, flop, forced, real in QWEN3:
-        share = experts_s_per_token(rooms) / (flop / forced)
-        ratios.append(1.0 + (forced / real - 1.0) / share)
-        print(f"  {seq_len:6} tokens: experts {share:.0%} of the step, slowest rank {ratios[-1]:.2f} times the mean")
-    target = float(np.mean(ratios))
+def dropless_variation() -> tuple[float, str]:
+    """Coefficient of variation of the experts' loads with which the simulator loses as much to real routing as
+    Qwen3-235B did, in the mean over four sequence lengths; and in words how much."""
     low, high = 0.05, 4.0
-    for _ in range(40):
+    for _ in range(8):
         middle = (low + high) / 2
-        low, high = (middle, high) if _slowest(middle) < target else (low, middle)
-    return middle, f"slowest rank {min(ratios):.2f} to {max(ratios):.2f} times the mean, in the mean {target:.2f}"
-
-
-QWEN3 = (
-    (16384, 205.1e9, 295e12, 237e12),
-    (32768, 280.8e9, 335e12, 277e12),
-    (65536, 432.2e9, 368e12, 320e12),
-    (131072, 735.0e9, 389e12, 357e12),
-)
-"""Sequence length, FLOP per token, FLOP/s with forced balance, with real routing: Megatron-MoE-ModelZoo, 256 H100."""
-
-
-def _slowest(variation: float) -> float:
-    """Load of the slowest of 8 ranks of 16 experts over the mean."""
-    columns = (np.array([value]) for value in (8 * 4096.0, 8.0, 128.0, 8.0))
-    return float(rank_loads(f"dropless:{variation!r}", *columns).imbalance[0])
+        expert_loads._drawn.cache_clear()
+        with patch.object(expert_loads, "constant", lambda *_, variation=middle: variation):
+            losses = routing_losses()
+        short = sum(loss.predicted - loss.measured for loss in losses) < 0.0
+        low, high = (middle, high) if short else (low, middle)
+    pairs = ", ".join(f"{loss.measured:.0%} and {loss.predicted:.0%}" for loss in losses)
+    return middle, f"measured and predicted losses {pairs}"
 
 
 def megatron_rows() -> list[Row]:
@@ -293,7 +259,7 @@ def main() -> None:
     exchanges, rooms = dispatch_rows()
     for room, rates in rooms.items():
         print(f"  {room}: {rates}")
-    variation, words = dropless_variation(rooms)
+    variation, words = dropless_variation()
     print(f"  dropless: variation {variation:.2f} ({words})")
     if arguments.write:
         write_constants(rooms, variation)

@@ -6,6 +6,7 @@ line ``<!-- made: NAME -->`` is replaced by the table of that name, so that no f
 
 from __future__ import annotations
 
+import csv
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from knee.specs.catalog import KINDS, entry_names  # noqa: E402
 from knee.specs.named_specs import describe, read_tree  # noqa: E402
 from knee.studies.study_file import load_study, study_names  # noqa: E402
 from knee.trust.coverage import coverage, jobs_of  # noqa: E402
-from knee.trust.error_table import read_errors  # noqa: E402
+from knee.trust.error_table import EXPERTS, read_errors  # noqa: E402
 from knee.trust.trust import Trust  # noqa: E402
 from knee.validation.carried_set import references  # noqa: E402
 
@@ -213,13 +214,37 @@ def source_table() -> str:
     return table(head, rows)
 
 
+def moe_source_table() -> str:
+    """Errors of tokens/s per GPU of mixtures of experts, source by source."""
+    errors, rows = read_errors(EXPERTS), []
+    shipped, unseen = errors.numbers["error_frac"], errors.numbers["unseen_error_frac"]
+    for source in dict.fromkeys(errors.words["source"]):
+        mine = errors.is_("source", source) & np.isfinite(unseen)
+        if mine.any():
+            rows.append((source, f"{mine.sum():,}", *_spread(unseen[mine]), *_spread(shipped[mine])))
+    head = ("source", "runs", "unseen: median", "unseen: 90th percentile", "as shipped: median")
+    return table((*head, "as shipped: 90th percentile"), rows)
+
+
+def moe_protocol_table() -> str:
+    """Real routing, steps of tuning and memory."""
+    path = Path(__file__).parent.parent / "data/moe/protocol.csv"
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = [
+            (r["part"], r["what"], r["measured"], r["predicted"], "yes" if r["holds"] == "True" else "no")
+            for r in csv.DictReader(file)
+        ]
+    return table(("check", "of", "measured", "predicted", "holds"), rows)
+
+
 def _spread(error: Any) -> tuple[str, str]:
     return f"{np.median(abs(error)):.1%}", f"{np.quantile(abs(error), 0.9):.1%}"
 
 
 def origin_table() -> str:
     """Where published runs come from."""
-    return table(("source", "where it was published"), ((name, one["reference"]) for name, one in references().items()))
+    every = references() | references("moe_sources.toml")
+    return table(("source", "where it was published"), ((name, one["reference"]) for name, one in every.items()))
 
 
 def fitted_table() -> str:
@@ -279,6 +304,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "coverage": coverage_table,
     "errors by source": source_table,
+    "mixtures of experts by source": moe_source_table,
+    "mixtures of experts, checks": moe_protocol_table,
     "sources": origin_table,
     "fitted values": fitted_table,
     "measurement": lambda: field_table(Measurement, Memory, CommLoad),

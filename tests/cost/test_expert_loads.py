@@ -35,8 +35,8 @@ def test_one_rank_has_all_tokens_and_more_ranks_are_less_even(routing: str) -> N
 
 
 def test_real_routing_makes_the_slowest_of_eight_ranks_as_slow_as_published() -> None:
-    # Qwen3-235B: 1.69 to 1.71 times the mean at four sequence lengths (tools/fit_moe.py)
-    assert loads("dropless", 8.0).imbalance[0] == pytest.approx(1.70, abs=0.02)
+    # with it, the simulator loses as much throughput as Qwen3-235B did (tools/fit_moe.py)
+    assert loads("dropless", 8.0).imbalance[0] == pytest.approx(1.52, abs=0.02)
 
 
 def test_a_larger_variation_is_less_even() -> None:

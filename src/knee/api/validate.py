@@ -15,7 +15,7 @@ from knee.studies.record_store import Store
 from knee.studies.run_study import points_to_run, recorded, results
 from knee.studies.study_file import study_names
 from knee.validation.bandwidth_errors import validate_bandwidths
-from knee.validation.carried_set import carried_fidelity, carried_runs
+from knee.validation.carried_set import carried_fidelity, carried_moe_runs, carried_runs, moe_fidelity
 from knee.validation.csv_cells import Lines, read_table, text_of
 from knee.validation.left_out import unseen_job_of
 from knee.validation.published_bandwidths import carried_bandwidths, is_bandwidths, read_bandwidths
@@ -107,12 +107,16 @@ def _unseen(progress: Progress | None) -> RunsValidation:
 def _carried(progress: Progress | None) -> CarriedValidation:
     file, other = carried_runs(), carried_bandwidths()
     runs, links = validate_runs(file), validate_bandwidths(other)
+    moe_file = carried_moe_runs()
+    moe_runs = validate_runs(moe_file)
     names = study_names("paper")
     points = points_to_run(names)
     answered = list(watched(recorded(points, Store().record), "claims of the paper", len(points), progress))
     return CarriedValidation(
         fidelity=carried_fidelity(runs, links),
+        moe_fidelity=moe_fidelity(moe_runs),
         runs=RunsValidation(path=Path(CARRIED), file=file, found=runs),
+        moe_runs=RunsValidation(path=Path(CARRIED), file=moe_file, found=moe_runs),
         bandwidths=BandwidthsValidation(path=Path(CARRIED), file=other, found=links),
         verdicts=tuple(verdict for one in results(names, answered) for verdict in one.verdicts),
     )

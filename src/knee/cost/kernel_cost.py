@@ -195,8 +195,15 @@ def grouped_products_s(
         rate = _clock_rate(own, stack, kind, clock) * stack.expert_gemm_scale
         loads = RankLoads.balanced(op.tokens[rows], op.experts[rows])
         seconds[rows] = price(own, kind, loads, op.n[rows], op.k[rows], clock_frac=rate)
+        # stacks that launch a kernel for each expert pay for each; one kernel for all has its time in the price
+        seconds[rows] += op.experts[rows] * expert_kernels(kind) * stack.expert_kernel_s
         moved[rows] = op.experts[rows] * gemm_bytes(kind, op.tokens[rows], op.n[rows], op.k[rows])
     return seconds, moved
+
+
+def expert_kernels(kind: GemmType) -> float:
+    """Kernels of one product of one expert: the product, the cast of an operand, and the order of its scales."""
+    return 1.0 if kind == "bf16" else constant("experts", "narrow_kernels")
 
 
 def operation_s(gpu: Gpu, profile: Profile, types: Ints, op: Operation, clock: float = 1.0) -> Floats:

@@ -162,8 +162,11 @@ class CarriedValidation(Result):
     """The validation set that knee ships: published runs, bandwidths, and the claims of the paper."""
 
     fidelity: CarriedFidelity
-    """Errors by source, also of runs that a fit did not see."""
+    """Errors by source of dense models, also of runs that a fit did not see."""
+    moe_fidelity: CarriedFidelity
+    """The same of mixtures of experts."""
     runs: RunsValidation
+    moe_runs: RunsValidation
     bandwidths: BandwidthsValidation
     verdicts: tuple[Verdict, ...]
     """What became of each claim of the paper."""
@@ -194,7 +197,9 @@ class CarriedValidation(Result):
         return {
             **asdict(self.fidelity),
             "claims": {"tally": asdict(self.tally), "verdicts": [asdict(v) for v in self.verdicts]},
+            "mixtures_of_experts": asdict(self.moe_fidelity),
             "carried_runs": self.runs.to_dict(),
+            "carried_moe_runs": self.moe_runs.to_dict(),
             "carried_bandwidths": self.bandwidths.to_dict(),
         }
 
@@ -204,10 +209,11 @@ class CarriedValidation(Result):
 
     @checked_arguments
     def write_rows(self, path: str | Path) -> list[Path]:
-        """Write the rows of runs as a CSV file, and those of bandwidths to ``NAME.bandwidths.csv`` beside it."""
+        """Write the rows of runs as a CSV file. Beside it, ``NAME.moe.csv`` has those of mixtures of experts, and
+        ``NAME.bandwidths.csv`` those of bandwidths."""
         path = Path(path)
-        beside = path.with_name(f"{path.stem}.bandwidths{path.suffix}")
-        return [*self.runs.write_rows(path), *self.bandwidths.write_rows(beside)]
+        moe, links = (path.with_name(f"{path.stem}.{part}{path.suffix}") for part in ("moe", "bandwidths"))
+        return [*self.runs.write_rows(path), *self.moe_runs.write_rows(moe), *self.bandwidths.write_rows(links)]
 
     def check_used(self) -> None:
         """Do nothing: all rows that knee ships can be predicted."""

@@ -49,8 +49,12 @@ class Profile:
     """Rate of the experts' products relative to other products."""
     expert_stream_scale: float = 1.0
     """Time of the memory-bound kernels of experts relative to other such kernels."""
-    expert_sync_s: float = 0.0
-    """Time that a pass through a layer with experts waits for the host, which waits for the number of tokens."""
+    expert_kernel_s: float = 0.0
+    """Time that each kernel of one expert adds to that of its work, in stacks that launch the products and casts of
+    experts one by one. 0 means one kernel for all experts of a rank."""
+    expert_host_s: float = 0.0
+    """Host time of a pass through a layer with experts, in addition to the launches of its kernels: the dispatcher's
+    bookkeeping, and the numbers of tokens, for which the host waits."""
     compute_slowdown_frac: float
     """kappa: while a collective runs at the same time, compute takes 1 + kappa times as long, at the network rate of an
     H100 node. Slower networks slow compute less, because they use fewer SMs and less memory bandwidth."""
@@ -137,6 +141,8 @@ class Profile:
             "issue_s",
             "crowded_issue_s",
             "step_overhead_s",
+            "expert_kernel_s",
+            "expert_host_s",
             "skew_s",
             "straggler_frac",
             "allocator_frac",
@@ -152,7 +158,15 @@ class Profile:
         for name in ("bandwidth_scale_frac", "copy_frac", "reduce_copy_frac"):
             if not 0 < getattr(self, name) <= 1:
                 raise out_of_range(f"profile.{name}", getattr(self, name), "it must be above 0 and at most 1")
-        for name in ("hop_scale", "gemm_scale", "attention_scale", "stream_scale", "ddp_bucket_bytes"):
+        for name in (
+            "hop_scale",
+            "gemm_scale",
+            "attention_scale",
+            "stream_scale",
+            "expert_gemm_scale",
+            "expert_stream_scale",
+            "ddp_bucket_bytes",
+        ):
             if not getattr(self, name) > 0:
                 raise out_of_range(f"profile.{name}", getattr(self, name), "it must be positive")
         for name in ("rmsnorm_bytes", "logit_bytes"):

@@ -94,7 +94,7 @@ def local_comms(
     forward = tp(tp_messages.layer_forward(model)).plus(forward_cp)
     backward = tp(tp_messages.layer_backward(model, profile)).plus(backward_cp)
     if model.experts is not None:
-        routed = routed_comm(model, profile, table, comm)
+        routed = routed_comm(model, profile, table, comm, host_scale)
         again = routed.times(table.recomputes_module("moe"))
         forward, backward = forward.plus(routed), backward.plus(routed).plus(again)
     return LocalComms(
@@ -109,15 +109,15 @@ def local_comms(
     )
 
 
-def routed_comm(model: Model, profile: Profile, table: PlanTable, comm: CommCosts) -> LocalComm:
+def routed_comm(model: Model, profile: Profile, table: PlanTable, comm: CommCosts, host_scale: float) -> LocalComm:
     """Tokens to their experts and back, mean over layers; the gradients take the same way. They block, unless they
-    travel beside another microbatch."""
+    travel beside another microbatch. The host keeps books of them."""
     share = expert_share(model)
     seconds = share * (comm.dispatch + 2.0 * comm.etp_gather + comm.combine)
     # one microbatch has no other beside it
     hidden = np.where(table.ep_overlap & (table.microbatches > 1), seconds, 0.0)
-    sync = np.where(table.ep > 1, share * profile.expert_sync_s, 0.0)
-    return LocalComm(hidden_s=hidden, blocking_s=seconds - hidden + sync, host_s=0.0 * seconds)
+    host = np.zeros(len(table)) + host_scale * share * profile.expert_host_s
+    return LocalComm(hidden_s=hidden, blocking_s=seconds - hidden, host_s=host)
 
 
 def gathers_kv_again(profile: Profile, table: PlanTable) -> Floats:

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from knee.validation.run_to_job import RunJob
 
 OWN = Path(__file__).parent.parent / "catalog" / "validation" / "errors.csv"
-"""What knee carries."""
+"""What knee carries of dense models."""
+EXPERTS = OWN.with_name("moe_errors.csv")
+"""The same of mixtures of experts, whose errors say nothing of dense models, nor theirs of them."""
 DIGITS = 4
 WORDS = ("source", "profile", "kernels", "gpu", "fabric", "sharding", "schedule", "precision")
 NUMBERS = ("n_gpus", "layers", "hidden", "tp", "pp", "cp", "dp", "error_frac", "memory_error_frac", "unseen_error_frac")
@@ -117,6 +119,11 @@ def micro_tokens(job: Job) -> int:
 def tokens_per_gpu(job: Job) -> float:
     """Tokens of a step over all GPUs, divided by all GPUs."""
     return job.tokens / job.gpus
+
+
+def errors_for(job: Job) -> Errors:
+    """Those of the published runs that are evidence for a job."""
+    return read_errors(EXPERTS if job.model.experts is not None else OWN)
 
 
 @cache

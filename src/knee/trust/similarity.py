@@ -191,7 +191,9 @@ class _Comparison:
                 "no-run-of-sync-every",
                 f"no published run synchronized its replicas only every {plan.sync_every:,} steps",
             )
-        if self.job.model.slides(self.job.seq_len) or self.job.model.attention_soft_cap:
+        # of published mixtures of experts, GPT-OSS has a window
+        slides = self.job.model.slides(self.job.seq_len) and self.job.model.experts is None
+        if slides or self.job.model.attention_soft_cap:
             part = "a soft cap of its scores" if self.job.model.attention_soft_cap else "a sliding window"
             yield Note("no-run-of-attention", f"no published run had attention with {part}")
         if self.job.plan.dp_shard > GATHERED_GPUS:

@@ -11,7 +11,7 @@ import numpy as np
 from knee.specs.job import Job
 from knee.specs.notes import Note
 from knee.trust.bands import Band, Label, scores_of
-from knee.trust.error_table import Errors, read_errors
+from knee.trust.error_table import Errors, errors_for
 from knee.trust.own_runs import narrowed
 from knee.trust.similarity import ENOUGH, VENDOR, Similarity, likeness_of
 
@@ -19,7 +19,7 @@ COVERED_FRAC = 0.8
 """Share of the runs of a source that nobody has seen which a band is to hold, where the job is validated."""
 WIDER_FRAC = 0.9
 """The same where it is not."""
-ALL = "all"
+ALL, MOE = "all", "mixtures of experts"
 PAPER_PROFILES = ("paper", "paper-v100")
 """Entries of the catalogue that are fitted to the paper."""
 PAPER = Note(
@@ -85,7 +85,7 @@ def trust_of(
     catalogue's. So is a cluster or a profile with a name that the catalogue does not have. ``covered_frac`` is the
     share that the bands are to hold, where it is not to be the label's own: 0.8 or 0.9.
     """
-    errors = read_errors() if errors is None else errors
+    errors = errors_for(job) if errors is None else errors
     found = likeness_of(job, given, errors)
     like, label = int(np.count_nonzero(found.like)), label_of(found)
     covered = covered_frac or (COVERED_FRAC if label == "validated" else WIDER_FRAC)
@@ -96,6 +96,7 @@ def trust_of(
         low, high = narrowed(job.profile, (speed.low_frac, speed.high_frac), covered)
         speed = replace(speed, low_frac=low, high_frac=high)
     reasons = (*found.absent, *found.doubts)
+    every = ALL if job.model.experts is None else MOE
     return Trust(
         label=label,
         runs=0 if label == "extrapolated" else like,
@@ -109,8 +110,8 @@ def trust_of(
         memory_runs=memory.runs if memory else 0,
         memory_low_frac=memory.low_frac if memory else None,
         memory_high_frac=memory.high_frac if memory else None,
-        like=ALL if speed else "none",
-        memory_like=ALL if memory else "none",
+        like=every if speed else "none",
+        memory_like=every if memory else "none",
         reasons=(*reasons, PAPER) if found.stack in PAPER_PROFILES else reasons,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 
@@ -62,19 +62,39 @@ def carried_runs() -> RunFile:
         return read_runs(path)
 
 
-def references() -> dict[str, dict[str, str]]:
+def carried_moe_runs() -> RunFile:
+    """The published runs of mixtures of experts that knee carries, apart from those of dense models."""
+    with as_file(FOLDER / "moe_runs.csv") as path:
+        return read_runs(path)
+
+
+def references(name: str = "sources.toml") -> dict[str, dict[str, str]]:
     """Source -> where it was published, and what of the model's form was chosen by looking at it."""
-    return tomllib.loads((FOLDER / "sources.toml").read_text(encoding="utf-8"))
+    return tomllib.loads((FOLDER / name).read_text(encoding="utf-8"))
 
 
 def carried_fidelity(found: Validation | None = None, links: BandwidthValidation | None = None) -> CarriedFidelity:
     """Predict the carried runs and bandwidths; errors of runs left out are those of the last fit."""
     found = found or validate(carried_runs())
-    errors = _unseen_errors()
+    bandwidths = (links or validate_bandwidths(carried_bandwidths())).headline
+    return _fidelity(found, "errors.csv", references(), bandwidths)
+
+
+def moe_fidelity(found: Validation | None = None) -> CarriedFidelity:
+    """The same of mixtures of experts, which have no bandwidths of their own."""
+    return _fidelity(found or validate(carried_moe_runs()), "moe_errors.csv", references("moe_sources.toml"), {})
+
+
+def _fidelity(
+    found: Validation,
+    errors_file: str,
+    where: Mapping[str, Mapping[str, str]],
+    bandwidths: Mapping[str, Residuals | None],
+) -> CarriedFidelity:
+    errors = _unseen_errors(errors_file)
     unseen: dict[str, list[float]] = {}
     for source, error in errors:
         unseen.setdefault(source, []).append(abs(error))
-    where = references()
     sources = []
     for name, score in found.sources.items():
         if score.throughput is None:
@@ -97,7 +117,6 @@ def carried_fidelity(found: Validation | None = None, links: BandwidthValidation
                 form_from=where[name].get("form_from"),
             )
         )
-    bandwidths = (links or validate_bandwidths(carried_bandwidths())).headline
     return CarriedFidelity(
         sources=tuple(sources),
         unseen_frac=_quantile([s.unseen_frac for s in sources if s.unseen_frac is not None], 0.5),
@@ -108,9 +127,9 @@ def carried_fidelity(found: Validation | None = None, links: BandwidthValidation
     )
 
 
-def _unseen_errors() -> list[tuple[str, float]]:
+def _unseen_errors(name: str) -> list[tuple[str, float]]:
     """Source and error of each carried run, predicted as if its source had never been seen."""
-    rows = csv.DictReader((FOLDER / "errors.csv").read_text(encoding="utf-8").splitlines())
+    rows = csv.DictReader((FOLDER / name).read_text(encoding="utf-8").splitlines())
     return [(row["source"], float(row["unseen_error_frac"])) for row in rows if row["unseen_error_frac"]]
 
 

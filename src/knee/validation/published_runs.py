@@ -75,6 +75,13 @@ class Setting:
     fp8_recipe: str = ""
     head_dim: int | None = None
     mtp_layers: int = 0
+    window: int = 0
+    """Keys that a query sees at most, in the layers that ``layer_pattern`` marks with s; 0: all."""
+    layer_pattern: str = "s"
+    mlp_bias: bool = False
+    """Whether the linear layers of the MLP, or of experts, have biases."""
+    deals_by_cost: bool | None = None
+    """Whether the layout of pipeline stages counts the loss as layers; None: as the stack does."""
     experts: int | None = None
     """Routed experts of a layer; the fields below mean nothing without them."""
     top_k: int | None = None
@@ -298,7 +305,7 @@ def _count_or_none(column: str, text: str) -> int:
 
 
 _PARSERS: dict[str, Callable[[str, str], Any]] = {"int": count, "bool": _flag}
-_MAY_BE_ZERO = ("mtp_layers", "shared_experts", "dense_layers", "experts")
+_MAY_BE_ZERO = ("mtp_layers", "window", "shared_experts", "dense_layers", "experts")
 _TEXTS = ("source", "model", "kernel", "stack", "software", "note")
 
 

@@ -31,6 +31,8 @@ class Stack:
     """The profile of its years before fused attention."""
     compiled_profile: str = "compiled"
     """The profile under torch.compile."""
+    old_experts: tuple[str, str] | None = None
+    """A release, and the profile of earlier ones for mixtures of experts."""
     reduce_dtype: ReduceDtype = "fp32"
     cp_method: CpMethod = "allgather"
     memory_read: MemoryRead = "allocator"
@@ -64,6 +66,7 @@ STACKS = (
         names=("nemo", "nvidia nemo", "megatron bridge", "nemo framework"),
         profile="nemo",
         compiled_profile="nemo",
+        old_experts=("25.09", "nemo-early-2025"),
         reduce_dtype="bf16",
         cp_method="ring",
     ),
@@ -126,8 +129,17 @@ def generic_stack(setting: Setting) -> Stack:
 def profile_name(setting: Setting, stack: Stack | None = None) -> str:
     """The catalogue's profile of a row: its stack's, that of its years before fused attention, or the compiled one."""
     stack = stack or stack_of(setting)
+    if setting.experts and stack.old_experts and is_before(setting.software, stack.old_experts[0]):
+        return stack.old_experts[1]
     unfused = setting.attention == "unfused"
     return stack.unfused_profile if unfused else stack.compiled_profile if setting.compile else stack.profile
+
+
+def is_before(software: str, release: str) -> bool:
+    """Whether a version, such as v25.05.05, is earlier than a release; never, if it is none."""
+    numbers = [re.findall(r"\d+", text) for text in (software, release)]
+    is_release = re.fullmatch(r"v?\d\d\.\d\d(\.\d+)*", software.strip()) is not None
+    return is_release and [int(n) for n in numbers[0]] < [int(n) for n in numbers[1]]
 
 
 def profile_of(setting: Setting, stack: Stack, gpu: Gpu, notes: list[str], given: Profile | None = None) -> Profile:
@@ -168,8 +180,11 @@ def _as_stated(profile: Profile, setting: Setting) -> Profile:
         stated["kernels"] = "fused_norm"
     if setting.dp_overlap is not None:
         stated |= {"gather_overlap": setting.dp_overlap, "reduce_overlap": setting.dp_overlap}
+    if setting.deals_by_cost is not None:
+        stated["deals_by_cost"] = setting.deals_by_cost
     if setting.cuda_graphs:
         stated["launch_s"] = GRAPH_LAUNCH_FRAC * profile.launch_s
+        stated["expert_host_s"] = GRAPH_LAUNCH_FRAC * profile.expert_host_s
     return replace(profile, **stated) if stated else profile
 
 

@@ -84,6 +84,7 @@ class MemoryBound:
 Operation = Gemm | GroupedGemm | Attention | MemoryBound
 
 BYTES = 2.0  # activations are 16-bit; fp8 and NVFP4 keep them so outside their products
+FP8_COPY_BYTES = 4.0  # read in 16 bit and written in 8 twice, as it is and transposed
 NVFP4_BYTES = 0.5 + 1 / 16  # an element, with its share of a scale of one byte for 16
 _NVFP4_KERNELS = 3  # the largest element, the cast by rows, the transform and cast by columns
 OUTER_STATE_BYTES = 4.0  # an outer optimizer's states are fp32, whatever those of the inner one
@@ -150,13 +151,23 @@ def _casts(model: Model, s: Shapes, kernels: Kernels, *, backward: bool) -> list
     """The copies that fp8 and NVFP4 products read. fp8: each operand is read in 16 bit and written in 8."""
     casts: list[Operation] = []
     if np.any(s.eight_bit):
-        operands = sum(
-            p.times * p.count * (p.rows + p.out * s.casts_narrow) * p.inner for p in projections(model, s, kernels)
-        )
+        maps = projections(model, s, kernels)
+        operands = sum(p.times * (p.rows + p.out * s.casts_narrow) * p.inner for p in maps if not p.grouped)
         casts.append(MemoryBound(name="fp8_cast", moved_bytes=3.0 * operands * s.eight_bit, kernels=0))
+        if model.experts is not None:
+            casts.append(_expert_casts([p for p in maps if p.grouped], s, backward=backward))
     if np.any(s.four_bit):
         casts.append(_nvfp4_casts(model, s, kernels, backward=backward))
     return casts
+
+
+def _expert_casts(maps: list[Projection], s: Shapes, *, backward: bool) -> MemoryBound:
+    """fp8 copies of the experts' inputs (forward) or output gradients (backward), which two products read: by rows and
+    by columns. Weights are cast in every pass where each pass gathers them."""
+    elements = sum(p.times * p.count * p.rows * (p.out if backward else p.inner) for p in maps)
+    weights = sum(p.weights for p in maps) * s.casts_narrow
+    moved = (FP8_COPY_BYTES * elements + 3.0 * weights) * s.eight_bit
+    return MemoryBound(name="experts_fp8_cast", moved_bytes=moved, kernels=0, rate="experts")
 
 
 def _nvfp4_casts(model: Model, s: Shapes, kernels: Kernels, *, backward: bool) -> MemoryBound:
@@ -314,7 +325,6 @@ def head_backward(model: Model, s: Shapes, kernels: Kernels, *, loss_parallel: b
     return [*head, *(model.mtp_layers * [*head, *merges])]
 
 
-FP8_COPY_BYTES = 4.0  # a weight is read in 16 bit and written in 8 twice, as it is and transposed
 NVFP4_COPY_BYTES = 2 * BYTES + 2 * NVFP4_BYTES  # read for its largest element and again, written twice
 
 

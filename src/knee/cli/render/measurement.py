@@ -74,11 +74,12 @@ def trust_words(trust: Trust) -> str:
     if trust.low_frac is None or trust.high_frac is None:
         return f"{LABEL_WORDS[trust.label]}: the error is unknown"
     sources = "one source" if trust.sources == 1 else f"{trust.sources} sources"
+    runs = "published runs" if trust.like == "all" else f"published runs of {trust.like}"
     like = f"; {trust.runs:,} of the runs are similar to this job in every size" if trust.label == "validated" else ""
     return (
         f"{LABEL_WORDS[trust.label]}: with {trust.covered_frac:.0%} probability, the measured throughput is between "
         f"{between(trust.low_frac, trust.high_frac)} this prediction; this range comes from the prediction errors on "
-        f"{trust.basis_runs:,} published runs of {sources}, none of them used for fitting{like}"
+        f"{trust.basis_runs:,} {runs} from {sources}, none of them used for fitting{like}"
     )
 
 

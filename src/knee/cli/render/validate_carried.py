@@ -22,8 +22,19 @@ def percent(value: float | None) -> str:
 
 def print_fidelity(found: CarriedFidelity) -> None:
     """Runs by source with what a fit says of runs that it did not see; bandwidths."""
+    _print_runs("published runs of dense models", found)
+    cells = [["collective", "tests", "median", "p90", "signed median"]]
+    cells += [
+        [name, f"{r.points:,}", percent(r.median_frac), percent(r.p90_frac), f"{r.bias_frac:+.1%}"]
+        for name, r in (("all-reduce", found.all_reduce), ("all-gather", found.all_gather))
+        if r is not None
+    ]
+    print_table("error of bus bandwidth on idle links, messages of 16 MiB and more", cells)
+
+
+def _print_runs(what: str, found: CarriedFidelity) -> None:
     print_heading(
-        f"published runs: the median error of tokens/s per GPU is {percent(found.unseen_frac)} for unseen sources and "
+        f"{what}: the median error of tokens/s per GPU is {percent(found.unseen_frac)} for unseen sources and "
         f"{found.headline_frac:.1%} with the shipped constants (median over the medians of the sources)"
     )
     errors = ["unseen median", "unseen p90", "shipped median", "shipped p90", "signed median", "memory median"]
@@ -44,13 +55,6 @@ def print_fidelity(found: CarriedFidelity) -> None:
         for s in found.sources
     ]
     print_table("error of tokens/s per GPU, and of memory where it was measured", cells, right=range(1, 8))
-    cells = [["collective", "tests", "median", "p90", "signed median"]]
-    cells += [
-        [name, f"{r.points:,}", percent(r.median_frac), percent(r.p90_frac), f"{r.bias_frac:+.1%}"]
-        for name, r in (("all-reduce", found.all_reduce), ("all-gather", found.all_gather))
-        if r is not None
-    ]
-    print_table("error of bus bandwidth on idle links, messages of 16 MiB and more", cells)
 
 
 def _why_they_differ(found: CarriedFidelity, runs: Validation) -> str:
@@ -78,7 +82,10 @@ def print_own(answer: CarriedValidation) -> None:
 
     print_fidelity(answer.fidelity)
     click.echo(_why_they_differ(answer.fidelity, answer.runs.found))
+    _print_runs("published runs of mixtures of experts", answer.moe_fidelity)
+    click.echo(_why_they_differ(answer.moe_fidelity, answer.moe_runs.found))
     print_scores(answer.runs.found)
     print_links(answer.bandwidths.found)
     print_sources(answer.fidelity)
+    print_sources(answer.moe_fidelity)
     click.echo(f"claims of arXiv 2411.13055: {answer.tally} (`knee study` lists them)")

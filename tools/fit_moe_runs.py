@@ -1,0 +1,192 @@
+"""Fit what mixtures of experts cost a software stack on one release of it, and show the errors on all other runs.
+
+    python tools/fit_moe_runs.py [--write]
+
+Four parameters of the profile ``fused``, from which ``nemo`` inherits them, are fitted on the runs of one release of
+one source (``RELEASE``), which has five GPUs. Nothing else of the profiles is changed. Of earlier releases of NeMo, the
+profile ``nemo-early-2025`` has the time of grouped products and of the host, fitted on runs before 25.09.
+
+Each run is then predicted three times: as shipped; with nothing of its source, and with nothing of its release, in any
+fit ("unseen"); and by the profile of the newest release ("release unknown").
+
+--write puts the values into src/knee/catalog/profiles (kind "fitted") and the errors into
+src/knee/catalog/validation/moe_errors.csv, from which ``knee simulate`` reads how far it can be trusted.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from knee.trust.error_table import error_rows
+from knee.units import show
+from knee.validation.carried_set import carried_moe_runs
+from knee.validation.published_runs import PublishedRun, Setting
+from knee.validation.run_to_job import RunJob, job_of
+from knee.validation.simulated_runs import cases_of, predicted
+from knee.validation.stacks import catalog_profile, profile_name
+
+CATALOG = Path(__file__).parent.parent / "src/knee/catalog"
+ERRORS = CATALOG / "validation/moe_errors.csv"
+SOURCE, RELEASE = "nvidia_megatron_bridge_perf_summary", "26.04.01"
+OLD, NEW = "nemo-early-2025", "nemo"
+START = {"expert_gemm_scale": 1.0, "expert_stream_scale": 2.0, "expert_kernel_s": 5e-6, "expert_host_s": 3e-3}
+"""Where a fit begins, and the middle of the prior: dense products' rates, twice the traffic that is counted, a launch
+of CUDA per kernel, and the host time of some fifty launches of PyTorch per pass (all assumed)."""
+SPREADS = {"expert_gemm_scale": 0.05, "expert_stream_scale": 0.5, "expert_kernel_s": 0.5, "expert_host_s": 0.7}
+"""One standard deviation of the prior, of the logarithm."""
+PRIOR = 0.01
+"""Weight of the prior beside the mean size of errors: few runs of stacks that differ do not move a value far."""
+STEPS = {"expert_gemm_scale": 1.1, "expert_stream_scale": 1.3, "expert_kernel_s": 1.3, "expert_host_s": 1.4}
+"""First factor by which each is moved; its root in every later round."""
+BOUNDS = {"expert_gemm_scale": (0.5, 1.04), "expert_stream_scale": (1.0, 6.0)}
+"""Of the rate of products as in ``specs.profile_parameters``; memory-bound kernels move at least what is counted."""
+OLD_NAMES = ("expert_gemm_scale", "expert_host_s")
+ROUNDS = 3
+DIGITS = 3
+LARGE_ERRORS = 0.3
+"""Weight of the root mean square beside the mean size: medians alone would give up the largest errors."""
+
+Values = dict[str, float]
+Errors = dict[Setting, tuple[float, float]]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Fit, judge, write."""
+    runs = [run for run in carried_moe_runs().runs if run.status == "ok"]
+    newest = [run for run in runs if run.setting.source == SOURCE and run.setting.software == RELEASE]
+    values = fitted(newest, START)
+    before = [run for run in runs if profile_name(run.setting) == OLD]
+    old = fitted(before, values, OLD_NAMES)
+    print(f"{RELEASE}, {len(newest)} runs: {values}\n{OLD}, {len(before)} runs: {old}")
+    shipped = errors_of(runs, values, old)
+    print_errors("as shipped", shipped)
+    unseen = unseen_errors(runs, values, shipped)
+    print_errors("source and release left out", unseen)
+    print_errors("release unknown", errors_of(runs, values, values))
+    if "--write" in arguments:
+        write_values("fused", values, f"on {len(newest)} runs of release {RELEASE}")
+        write_values(OLD, {name: old[name] for name in OLD_NAMES}, f"on {len(before)} runs of releases before 25.09")
+        write_errors(runs, shipped, unseen)
+
+
+def unseen_errors(runs: Sequence[PublishedRun], values: Values, shipped: Errors) -> Errors:
+    """Each source by values that were fitted without it: the newest release's where it is another source's, else those
+    of all other sources. Earlier releases of the fitted source are predicted without the release that was fitted."""
+    others = [run for run in runs if run.setting.source != SOURCE]
+    without = fitted(others, START)
+    print(f"without {SOURCE}, {len(others)} runs: {without}")
+    by_others = errors_of([run for run in runs if run.setting.source == SOURCE], without, without)
+    by_newest = errors_of(others, values, values)
+    return {s: by_others[s] if s in by_others else by_newest[s] for s in shipped if s in by_others or s in by_newest}
+
+
+def fitted(runs: Sequence[PublishedRun], start: Values, names: Sequence[str] = tuple(START)) -> Values:
+    """The values with the least errors, one moved after the other."""
+    values, steps = dict(start), dict(STEPS)
+    least = cost(runs, values)
+    for _ in range(ROUNDS):
+        for name in names:
+            for way in (1.0, -1.0):
+                while True:
+                    low, high = BOUNDS.get(name, (0.0, np.inf))
+                    moved = values | {name: min(max(values[name] * steps[name] ** way, low), high)}
+                    found = cost(runs, moved) if moved != values else least
+                    if not found < least - 1e-5:
+                        break
+                    values, least = moved, found
+        steps = {name: step**0.5 for name, step in steps.items()}
+    return {name: float(f"{value:.{DIGITS}g}") for name, value in values.items()}
+
+
+def cost(runs: Sequence[PublishedRun], values: Values) -> float:
+    """Size of the errors' logarithms; each source counts once. Values far from the prior cost more."""
+    far = sum((np.log(values[name] / START[name]) / spread) ** 2 for name, spread in SPREADS.items())
+    found = errors_of(runs, values, values)
+    sources: dict[str, list[float]] = {}
+    for setting, (error, _) in found.items():
+        if np.isfinite(error):
+            sources.setdefault(setting.source, []).append(float(np.log1p(error)))
+    sizes = [np.mean(np.abs(e)) + LARGE_ERRORS * np.sqrt(np.mean(np.square(e))) for e in sources.values()]
+    return float(np.mean(sizes) + PRIOR * far)
+
+
+def errors_of(runs: Sequence[PublishedRun], values: Values, old: Values) -> Errors:
+    """Of throughput and memory."""
+    cases, _ = cases_of(runs, asking(values, old))
+    answer = predicted(cases)
+    flat = [run for case in cases for run in case.runs]
+    rate = answer.tokens_per_s_per_gpu / np.array([run.tokens_per_s_per_gpu or np.nan for run in flat]) - 1.0
+    memory = answer.memory_bytes / np.array([run.memory_bytes or np.nan for run in flat]) - 1.0
+    return {run.setting: (float(a), float(b)) for run, a, b in zip(flat, rate, memory, strict=True)}
+
+
+def asking(values: Values, old: Values) -> Callable[[Setting], RunJob]:
+    """How a run is asked for, with these values of the newest and of earlier releases."""
+
+    def ask(setting: Setting) -> RunJob:
+        name = profile_name(setting)
+        changed = old if name == OLD else values
+        return job_of(setting, profile=replace(catalog_profile(name), **changed))
+
+    return ask
+
+
+def print_errors(title: str, found: Errors) -> None:
+    """By source and release, and each source counting once."""
+    groups: dict[str, list[float]] = {}
+    for setting, (error, _) in found.items():
+        if np.isfinite(error):
+            groups.setdefault(setting.source, []).append(error)
+            if setting.source == SOURCE:
+                groups.setdefault(f"  release {setting.software}", []).append(error)
+    print(f"\n{title:40}{'runs':>6}{'median':>9}{'p90':>8}{'bias':>8}")
+    for name, some in groups.items():
+        sizes = np.abs(some)
+        print(f"{name:40}{len(some):6}{np.median(sizes):9.1%}{np.quantile(sizes, 0.9):8.1%}{np.median(some):+8.1%}")
+    medians = [np.median(np.abs(some)) for name, some in groups.items() if not name.startswith(" ")]
+    every = [abs(error) for error, _ in found.values() if np.isfinite(error)]
+    print(f"{'median over sources':46}{np.median(medians):9.1%}\n{'all runs':46}{np.median(every):9.1%}")
+
+
+def write_values(profile: str, values: Mapping[str, float], what: str) -> None:
+    """Replace the lines of the fitted parameters in a profile's table."""
+    for path in sorted((CATALOG / "profiles").glob("*.toml")):
+        head, start, rest = path.read_text(encoding="utf-8").partition(f"[{profile}]\n")
+        if not start:
+            continue
+        body, gap, tail = rest.partition("\n[")
+        kept = [line for line in body.rstrip("\n").splitlines() if not re.match(rf"({'|'.join(values)}) = ", line)]
+        lines = [
+            f"{name} = {{ value = {_written(name, value)}, "
+            f'kind = "fitted", source = "tools/fit_moe_runs.py {what} (catalog/validation/moe_runs.csv)" }}'
+            for name, value in values.items()
+        ]
+        text = head + start + "\n".join([*kept, *lines]) + "\n" + (f"\n{gap.lstrip()}" if gap else "") + tail
+        path.write_text(text, encoding="utf-8")
+
+
+def _written(name: str, value: float) -> str:
+    return f'"{show(value, "s", DIGITS).replace("µ", "u")}"' if name.endswith("_s") else f"{value:g}"
+
+
+def write_errors(runs: Sequence[PublishedRun], shipped: Errors, unseen: Errors) -> None:
+    """For ``knee simulate``."""
+    rows = error_rows(
+        [(run, job_of(run.setting), shipped[run.setting], unseen[run.setting]) for run in runs if run.setting in unseen]
+    )
+    with ERRORS.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    print(f"wrote {len(rows)} errors")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
