@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from knee.validation.bandwidth_errors import validate_bandwidths
-from knee.validation.published_bandwidths import carried_bandwidths
+from knee.validation.bandwidths.bandwidth_errors import validate_bandwidths
+from knee.validation.bandwidths.published_bandwidths import carried_bandwidths
 from knee.validation.published_runs import read_runs
 from knee.validation.run_errors import validate
 

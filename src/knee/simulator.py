@@ -9,18 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knee.arrays import Bools, ByValue, Floats
+from knee.cost.group_placements import GroupPlacements, groups_of
 from knee.cost.kernel_cost import Cost, cost_of
 from knee.cost.outer_sync import OuterSync, outer_sync_cost
 from knee.cost.skew import expected_maximum
 from knee.cost.step_parts import (
     CommCosts,
     ComputeCosts,
-    GroupPlacements,
     comm_costs,
     compute_costs,
     contention,
     energy_saved_frac,
-    groups_of,
     is_narrow,
     peak_column,
     product_column,

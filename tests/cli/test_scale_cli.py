@@ -251,9 +251,9 @@ def test_only_counts_that_are_extrapolated_are_called_so() -> None:
 
 def test_long_searches_say_how_far_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     ask = (*NAMES, "--gpus", "8", "--local-batch", "1", "--best", "--pp", "1")
-    monkeypatch.setattr("knee.cli.render.progress.PATIENCE_S", -1.0)
+    monkeypatch.setattr("knee.cli.progress_bar.PATIENCE_S", -1.0)
     assert "8 GPUs: listing plans\n" in knee(*ask).stderr
-    monkeypatch.setattr("knee.cli.render.progress.PATIENCE_S", 1e9)
+    monkeypatch.setattr("knee.cli.progress_bar.PATIENCE_S", 1e9)
     assert knee(*ask).stderr == ""
 
 

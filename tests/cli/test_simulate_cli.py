@@ -16,7 +16,7 @@ from knee.cli import available, main
 from knee.cli.docs import commands_page
 from knee.cli.options.plan_options import PLAN
 from knee.errors import DoesNotFit
-from knee.specs.check import SeveralMistakes
+from knee.specs.building.check import SeveralMistakes
 from knee.specs.plan import Plan
 from refusals import ended, kind, numbers, refused
 

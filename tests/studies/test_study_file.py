@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from knee.errors import InputError, KneeError
-from knee.specs.check import SeveralMistakes
+from knee.specs.building.check import SeveralMistakes
 from knee.studies.budget_rows import budget_rows
 from knee.studies.claims import judge
 from knee.studies.file_errors import known_keys

@@ -11,8 +11,8 @@ import pytest
 
 from knee.errors import InputError
 from knee.specs.load import load_cluster
-from knee.validation.bandwidth_errors import BANDS, cluster_of, predict, validate_bandwidths
-from knee.validation.published_bandwidths import (
+from knee.validation.bandwidths.bandwidth_errors import BANDS, cluster_of, predict, validate_bandwidths
+from knee.validation.bandwidths.published_bandwidths import (
     FABRICS,
     MEASURED,
     REQUIRED,

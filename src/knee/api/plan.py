@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
-from knee.errors import DoesNotFit, InputError, argument, example
+from knee.errors import DoesNotFit, InputError, argument
 from knee.inputs.amounts import Amount, training_of
 from knee.inputs.argument_types import checked_arguments
-from knee.inputs.arguments import require
+from knee.inputs.plan_request import searched_parts
 from knee.inputs.request import (
     ClusterLike,
     ModelLike,
     Overrides,
     ProfileLike,
-    is_job_file,
-    named_cluster,
-    named_model,
-    named_profile,
     pairs_of,
-    request,
 )
 from knee.limits import MOST_LISTED_PLANS
 from knee.progress import Progress, silent
@@ -33,14 +27,11 @@ from knee.search.plan_filter import NUMBERS, WORDS
 from knee.search.plan_search import RANKED, SearchResult, search
 from knee.search.robust import robust
 from knee.search.space import Space, whole_table
-from knee.specs import Cluster, Model, Plan, Profile
+from knee.specs import Plan
 from knee.specs.choices import Objective
-from knee.specs.defaults import DEFAULT_GRID, DEFAULT_SEQ_LEN
+from knee.specs.defaults import DEFAULT_GRID
 from knee.specs.hardware import Precision
-from knee.specs.load import split_overrides
-from knee.specs.make import global_batch_of
 from knee.specs.plan import (
-    ROUTED,
     Dispatcher,
     Recompute,
     RecomputeModule,
@@ -117,7 +108,7 @@ def plan(
         )
     whole_run = training_of(tokens, grid, pue)
     sizes = {"gpus": gpus, "global_batch": global_batch, "local_batch": local_batch, "seq_len": seq_len}
-    parts = _parts(model, cluster, profile, sizes, pairs_of(overrides))
+    parts = searched_parts(model, cluster, profile, sizes, pairs_of(overrides))
     types = {
         "precision": precision,
         "reduce_dtype": reduce_dtype,
@@ -161,63 +152,6 @@ def plan(
     return PlanSearch(found=found, drawn=robust(found), top=min(top, len(found)), whole_run=whole_run)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Parts:
-    """What is searched for, with every size known."""
-
-    model: Model
-    cluster: Cluster
-    profile: Profile
-    gpus: int
-    global_batch: int
-    seq_len: int
-    types: dict[str, Any]
-
-
-def _parts(
-    model: ModelLike,
-    cluster: ClusterLike | None,
-    profile: ProfileLike | None,
-    sizes: dict[str, Any],
-    overrides: Sequence[tuple[str, str]],
-) -> _Parts:
-    for_model, for_cluster, for_profile, for_plan = split_overrides(overrides)
-    if for_plan:
-        raise InputError(
-            f"{argument('overrides')} {for_plan[0][0]}: the search chooses the plan itself",
-            hint=f"limit the search with {argument('only')}",
-            code="not-an-override",
-            field=for_plan[0][0],
-        )
-    if is_job_file(model):
-        job = request(model, cluster=cluster, profile=profile, sizes=sizes, plan={}, overrides=overrides).job
-        types = {name: getattr(job.plan, name) for name in ("precision", "reduce_dtype", "state_dtype", *ROUTED)}
-        return _Parts(
-            model=job.model,
-            cluster=job.cluster,
-            profile=job.profile,
-            gpus=job.gpus,
-            global_batch=job.global_batch,
-            seq_len=job.seq_len,
-            types=types,
-        )
-    require({"cluster": cluster, **sizes}, ("cluster", "gpus", "local_batch"), _shown())
-    assert cluster is not None
-    shape = named_model(model, for_model).spec
-    seq_len = sizes["seq_len"]
-    return _Parts(
-        model=shape,
-        cluster=named_cluster(cluster, for_cluster).spec,
-        profile=named_profile(profile, for_profile).spec,
-        gpus=sizes["gpus"],
-        global_batch=global_batch_of(
-            sizes["gpus"], global_batch=sizes["global_batch"], local_batch=sizes["local_batch"]
-        ),
-        seq_len=min(DEFAULT_SEQ_LEN, shape.max_seq_len) if seq_len is None else seq_len,
-        types={},
-    )
-
-
 def _none_fits(found: SearchResult, space: Space, only: str | None) -> DoesNotFit:
     if found.plans:
         words, hint = nothing_fits(found)
@@ -252,10 +186,3 @@ def _values(table: PlanTable, only: str | None) -> str:
         words = [WORDS[name][v] if name in WORDS else f"{int(v):,}" for v in values]
         lines.append(f"{name} must be one of {', '.join(words[:16])}{', ...' if len(words) > 16 else ''}")
     return "; ".join(lines)
-
-
-def _shown() -> str:
-    return example(
-        'knee.plan("llama2-7b", cluster="dgx-h100", gpus=256, global_batch=512)',
-        "knee plan llama2-7b --cluster dgx-h100 --gpus 256 --global-batch 512",
-    )

@@ -14,11 +14,11 @@ from knee.specs.kept_files import forget_files
 from knee.studies.record_store import Store
 from knee.studies.run_study import points_to_run, recorded, results
 from knee.studies.study_file import study_names
-from knee.validation.bandwidth_errors import validate_bandwidths
+from knee.validation.bandwidths.bandwidth_errors import validate_bandwidths
+from knee.validation.bandwidths.published_bandwidths import carried_bandwidths, is_bandwidths, read_bandwidths
 from knee.validation.carried_set import carried_fidelity, carried_moe_runs, carried_runs, moe_fidelity
 from knee.validation.csv_cells import Lines, read_table, text_of
 from knee.validation.left_out import unseen_job_of
-from knee.validation.published_bandwidths import carried_bandwidths, is_bandwidths, read_bandwidths
 from knee.validation.published_runs import REQUIRED, read_runs
 from knee.validation.record_rows import records_of
 from knee.validation.run_errors import validate as validate_runs

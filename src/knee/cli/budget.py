@@ -173,8 +173,8 @@ def command(
     check_files(plot, html)
     from knee.api.budget import budget
     from knee.cli.overrides import parse_sets
+    from knee.cli.progress_bar import Steady
     from knee.cli.render.budget import print_answer
-    from knee.cli.render.progress import Steady
 
     overrides = parse_sets(options.pop("sets"))
     drawn = plot is not None or html is not None

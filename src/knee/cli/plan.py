@@ -12,7 +12,7 @@ import click
 from knee.cli.options import job_options, plan_options
 from knee.cli.options.plan_options import option
 from knee.cli.options.sections import Sectioned, Word
-from knee.cli.render.progress import Patience
+from knee.cli.progress_bar import Patience
 from knee.errors import InputError
 from knee.specs.choices import OBJECTIVES, TARGETS
 from knee.specs.plan import PRECISIONS, RECOMPUTES, REDUCE_DTYPES, SCHEDULES, SHARDINGS, STATE_DTYPES

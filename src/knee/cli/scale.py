@@ -10,7 +10,7 @@ import click
 from knee.cli.options import job_options
 from knee.cli.options.plan_options import PLAN, option, plan_of, plan_options
 from knee.cli.options.sections import Sectioned, Word
-from knee.cli.render.progress import Patience
+from knee.cli.progress_bar import Patience
 from knee.errors import InputError
 from knee.specs.choices import OBJECTIVES
 from knee.specs.defaults import KEEP_FRAC, THRESHOLD

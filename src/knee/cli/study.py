@@ -149,7 +149,7 @@ def _run(
 ) -> None:
     from knee.api.study import study
     from knee.cli.overrides import parse_sets
-    from knee.cli.render.progress import Bars
+    from knee.cli.progress_bar import Bars
     from knee.cli.render.study import print_answer
     from knee.studies.study_file import load_study
 

@@ -192,7 +192,7 @@ def run(grid: str, out: Path, **options: Any) -> None:
     """
     from knee.api.sweep import prepare_sweep, run_sweep
     from knee.cli.overrides import parse_sets
-    from knee.cli.render.progress import Bars
+    from knee.cli.progress_bar import Bars
     from knee.cli.render.sweep import print_plan
     from knee.sweeps.launchers import refuse_unread
 

@@ -135,7 +135,7 @@ def command(paths: tuple[str, ...], as_json: bool, **options: Any) -> None:
 
 def _read(paths: Sequence[str], options: dict[str, Any]) -> TraceAnalysis:
     from knee.api.traces import read_traces
-    from knee.cli.render.progress import Meter
+    from knee.cli.progress_bar import Meter
 
     with Meter() as meter:
         counts = {"traces read": (0, 0), "bytes read": (0, 0)}

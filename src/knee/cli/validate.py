@@ -75,7 +75,7 @@ def command(
     the plan.
     """
     from knee.api.validate import validate
-    from knee.cli.render.progress import Bars
+    from knee.cli.progress_bar import Bars
     from knee.results.validate_result import refuse_overwriting
 
     if rows_path is not None and file is not None:

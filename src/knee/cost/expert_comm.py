@@ -29,6 +29,8 @@ def busiest_rank(model: Model, table: PlanTable) -> Floats:
     tokens = routed_tokens(table)
     for code in distinct(table.routing):
         rows = np.flatnonzero((table.routing == code) & (table.ep > 1))
+        if not len(rows):
+            continue
         count = np.full(len(rows), float(model.experts.count))
         top_k = np.full(len(rows), float(model.experts.top_k))
         ep = table.ep[rows].astype(np.float64)

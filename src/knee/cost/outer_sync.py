@@ -8,8 +8,9 @@ import numpy as np
 
 from knee.arrays import Floats
 from knee.cost.collective_cost import Links, all_reduce_s
+from knee.cost.group_placements import GroupPlacements
 from knee.cost.kernel_cost import Cost, cost_of
-from knee.cost.step_parts import GroupPlacements, product_column
+from knee.cost.step_parts import product_column
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
 from knee.specs.plan_table import PlanTable

@@ -25,7 +25,7 @@ class Here:
         return experts(rows, of.weights, offsets_of(of.counts))
 
 
-class Exchange(Here):
+class TokenExchange(Here):
     """Experts on several ranks."""
 
     def __init__(self, ep: NamedGroup | None, etp: NamedGroup | None) -> None:

@@ -16,7 +16,7 @@ from knee.parallelism.context_parallel import GatheredAttention, causal_attentio
 from knee.parallelism.ddp import Replicas
 from knee.parallelism.decoder import Decoder, Parts, full_shape, initial
 from knee.parallelism.expert_balance import LoadBalancer
-from knee.parallelism.expert_parallel import Exchange, Here
+from knee.parallelism.expert_parallel import Here, TokenExchange
 from knee.parallelism.experts import EXPERT_WEIGHTS, RoutingRules, expert_part, expert_shape
 from knee.parallelism.fsdp import before_microbatch, local_part, place, shard
 from knee.parallelism.layer_functions import rope_table
@@ -131,7 +131,7 @@ def _decoder(job: TrainJob, mesh: Mesh, layers: range) -> Decoder:
         attend=attend,
         # only flash kernels want it, and those of CPUs
         pads_values=job.device == "cpu" or job.attention == "flash" or cp is not None,
-        exchange=Exchange(mesh.experts.ep, etp) if mesh.experts.ep or etp else Here(),
+        exchange=TokenExchange(mesh.experts.ep, etp) if mesh.experts.ep or etp else Here(),
         routing=RoutingRules(
             balanced=job.routing == "balanced",
             capacity_factor=job.capacity_factor,

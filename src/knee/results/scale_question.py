@@ -19,15 +19,7 @@ from knee.specs.load import make_job, split_overrides
 from knee.specs.make import global_batch_of
 from knee.specs.plan import ROUTED
 
-SEARCHED_EVERYWHERE = (
-    "precision",
-    "prefetch",
-    "reduce_dtype",
-    "state_dtype",
-    "tp_overlap_frac",
-    "placement",
-    *ROUTED,
-)
+SEARCHED_EVERYWHERE = ("precision", "prefetch", "reduce_dtype", "state_dtype", "tp_overlap_frac", "placement", *ROUTED)
 """Options that all plans of a search have; the others limit it."""
 
 

@@ -13,9 +13,9 @@ from knee.files import csv_text, real_path, write_text
 from knee.inputs.argument_types import checked_arguments
 from knee.results.result import Result
 from knee.studies.claims import Tally, Verdict
-from knee.validation.bandwidth_errors import LARGE_BYTES, BandwidthValidation
+from knee.validation.bandwidths.bandwidth_errors import LARGE_BYTES, BandwidthValidation
+from knee.validation.bandwidths.published_bandwidths import BandwidthFile
 from knee.validation.carried_set import CarriedFidelity
-from knee.validation.published_bandwidths import BandwidthFile
 from knee.validation.published_runs import RunFile
 from knee.validation.run_errors import Validation as RunErrors
 from knee.validation.skipped_rows import none_used

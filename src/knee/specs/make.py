@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from knee.errors import InputError, SpecError, out_of_range
-from knee.specs.catalog import KINDS, Kind, Leaf, Source, Tree, did_you_mean, is_path, read_layers, read_table
-from knee.specs.check import (
+from knee.specs.building.check import (
     NO_NUMBER,
     SET,
     UNKNOWN_FIELD,
@@ -22,6 +21,7 @@ from knee.specs.check import (
     raise_mistakes,
     sources_of,
 )
+from knee.specs.catalog import KINDS, Kind, Leaf, Source, Tree, did_you_mean, is_path, read_layers, read_table
 from knee.specs.defaults import DEFAULT_PROFILE, DEFAULT_SEQ_LEN
 from knee.specs.fields import fields_of, split_overrides
 from knee.specs.hardware import Cluster

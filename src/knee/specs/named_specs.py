@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from knee import units
 from knee.errors import InputError
+from knee.specs.building.check import SET, Mistake, build, raise_mistakes, sources_of
 from knee.specs.catalog import (
     Kind,
     Leaf,
@@ -21,7 +22,6 @@ from knee.specs.catalog import (
     read_entry,
     read_path,
 )
-from knee.specs.check import SET, Mistake, build, raise_mistakes, sources_of
 from knee.specs.fields import field_at, resolve_key, unit_of
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model

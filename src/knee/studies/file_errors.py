@@ -8,8 +8,8 @@ from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from knee.errors import SpecError
+from knee.specs.building.check import MISSING_FIELD, OUT_OF_RANGE, UNKNOWN_CHOICE, UNKNOWN_FIELD, WRONG_TYPE, Mistake
 from knee.specs.catalog import did_you_mean
-from knee.specs.check import MISSING_FIELD, OUT_OF_RANGE, UNKNOWN_CHOICE, UNKNOWN_FIELD, WRONG_TYPE, Mistake
 
 CODES = {
     "literal_error": UNKNOWN_CHOICE,

@@ -21,8 +21,8 @@ from knee.studies.questions import SPECS, StudyPoint
 from knee.studies.row_columns import METRICS, PLAN
 from knee.studies.study_file import Bandwidths
 from knee.units import parse, show
-from knee.validation.bandwidth_errors import LARGE_BYTES
-from knee.validation.published_bandwidths import carried_bandwidths
+from knee.validation.bandwidths.bandwidth_errors import LARGE_BYTES
+from knee.validation.bandwidths.published_bandwidths import carried_bandwidths
 
 IDENTITY = (
     "model",

@@ -15,8 +15,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, StrictFloat, StrictInt, StrictStr, TypeAdapter, ValidationError
 
 from knee.errors import InputError, SpecError
+from knee.specs.building.check import SeveralMistakes
 from knee.specs.catalog import ROOT, did_you_mean, read_layers, read_toml
-from knee.specs.check import SeveralMistakes
 from knee.specs.defaults import DEFAULT_FAMILY, DEFAULT_LAW, DEFAULT_SEQ_LEN
 from knee.specs.fields import WrongKey, fields_of, split_overrides
 from knee.studies.claims import Claim

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from knee.arrays import Bools, Floats
+from knee.cost.group_placements import GroupPlacements
 from knee.cost.kernel_cost import stream_s
-from knee.cost.step_parts import CommCosts, ComputeCosts, GroupPlacements
+from knee.cost.step_parts import CommCosts, ComputeCosts
 from knee.specs.hardware import Gpu
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, SCHEDULES

@@ -13,8 +13,9 @@ from knee.specs.hardware import Cluster
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, RECOMPUTES
 from knee.timeline.actions import StepParts, gathers_kv_again, is_zero_bubble
+from knee.timeline.rank_groups import expert_groups, group, neighbours
 from knee.timeline.step_actions import Actions
-from knee.timeline.step_events import Kernel, Message, Script, expert_groups, group, neighbours, script_of
+from knee.timeline.step_events import Kernel, Message, Script, script_of
 from knee.workload import operations as op
 from knee.workload import tp_messages
 from knee.workload.projections import expert_share

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
-from itertools import pairwise
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from knee.timeline.actions import StepParts, world_name
 from knee.timeline.chunks import layout_of
 from knee.timeline.passes import Phase
 from knee.timeline.pipeline_spans import pipeline_times, transfers
+from knee.timeline.rank_groups import expert_shard_group, group, neighbours, shard_group, stage_rank
 from knee.timeline.step_actions import Actions
 from knee.timeline.walk import run_passes
 from knee.workload.traffic import PARAMETER_BYTES
@@ -212,61 +212,6 @@ def _local(log: EventLog, phase: Phase, script: Script, now: float) -> None:
         now += share * phase.local_s
 
 
-def group(parts: StepParts, name: str, axes: tuple[str, ...], stage: int) -> RankGroup:
-    """The group of the stage's first rank over some axes."""
-    table = parts.table
-    stride, members, strides = 1, np.zeros(1, dtype=np.int64), []
-    for axis in table.placement:
-        degree = int(getattr(table, axis)[0])
-        if axis in axes and degree > 1:
-            strides.append((stride, degree))
-            members = (members[None, :] + stride * np.arange(degree)[:, None]).ravel()
-        stride *= degree
-    first = stage_rank(parts, stage)
-    even = all(outer == inner * size for (inner, size), (outer, _) in pairwise(strides))
-    ranks = () if even else tuple((first + np.sort(members)).tolist())
-    stride = strides[0][0] if strides else 1
-    return RankGroup(name=name, size=len(members), first_rank=first, stride=stride, members=ranks)
-
-
-def expert_groups(parts: StepParts, stage: int) -> tuple[RankGroup, RankGroup]:
-    """The groups of the stage's first rank that hold different experts (ep), every etp-th of its neighbours, and that
-    split each expert (etp)."""
-    table = parts.table
-    ep, etp, first = int(table.ep[0]), int(table.etp[0]), stage_rank(parts, stage)
-    return (
-        RankGroup(name="ep", size=ep, first_rank=first, stride=etp),
-        RankGroup(name="etp", size=etp, first_rank=first, stride=1),
-    )
-
-
-def stage_rank(parts: StepParts, stage: int) -> int:
-    """Global rank of a stage's first GPU."""
-    stride = 1
-    for axis in parts.table.placement:
-        if axis == "pp":
-            return stage * stride
-        stride *= int(getattr(parts.table, axis)[0])
-    raise AssertionError(f"pp is not among {AXES}")
-
-
-def neighbours(parts: StepParts, stage: int, other: int) -> RankGroup:
-    """The pair of ranks between two stages."""
-    here, there = stage_rank(parts, stage), stage_rank(parts, other)
-    return RankGroup(name="pp", size=2, first_rank=min(here, there), stride=max(abs(here - there), 1))
-
-
-def _shard_group(parts: StepParts, stage: int) -> RankGroup:
-    return group(parts, "dp_shard", ("dp_shard", "cp"), stage)
-
-
-def _expert_shard_group(parts: StepParts, stage: int) -> RankGroup:
-    """Ranks over which the experts of the stage's first rank are sharded: beyond those that hold other experts."""
-    table, first = parts.table, stage_rank(parts, stage)
-    stride = int(table.ep[0] * table.etp[0])
-    return RankGroup(name="edp", size=int(parts.traffic.expert_shards[0]), first_rank=first, stride=stride)
-
-
 def _reduce_dtype(parts: StepParts) -> str:
     return "fp32" if parts.traffic.reduce_bytes[0] == 4 else "bf16"
 
@@ -282,7 +227,7 @@ def script_of(
 ) -> Script:
     """Messages of one action of one chunk kind on one stage."""
     t, ddp = parts.traffic, bool(parts.modes.ddp[0])
-    shard = _shard_group(parts, stage)
+    shard = shard_group(parts, stage)
     copies = ("dp_replicate", "cp") if ddp else ("dp_replicate",)
     # replicas that do not meet in every step leave DDP's context-parallel ranks
     apart = ddp and bool(parts.table.sync_every[0] > 1)
@@ -296,7 +241,7 @@ def script_of(
         size = PARAMETER_BYTES * elements
         return Message(collective="all_gather", group=shard, message_bytes=size, dtype="bf16")
 
-    edp, routed = _expert_shard_group(parts, stage), float(t.experts.moved[0]) / (parts.expert_share or 1.0)
+    edp, routed = expert_shard_group(parts, stage), float(t.experts.moved[0]) / (parts.expert_share or 1.0)
     shards = 1.0 if ddp else float(t.expert_shards[0])
     experts = {
         "gather": Message(collective="all_gather", group=edp, message_bytes=PARAMETER_BYTES * routed, dtype="bf16"),
@@ -425,4 +370,4 @@ def _play_tail(log: EventLog, tail: Tail, world: RankGroup, parts: StepParts, st
         log.compute("outer", now, tail.outer_s)
         now += tail.outer_s
     layer_bytes = PARAMETER_BYTES * float(parts.traffic.layer_moved[0])
-    comm("all_gather", _shard_group(parts, stage), tail.late_gather_s, layer_bytes, "bf16", _QUEUE)
+    comm("all_gather", shard_group(parts, stage), tail.late_gather_s, layer_bytes, "bf16", _QUEUE)

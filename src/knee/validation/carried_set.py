@@ -11,8 +11,8 @@ from importlib.resources import as_file, files
 import numpy as np
 
 from knee.hardware_fit.residuals import Residuals
-from knee.validation.bandwidth_errors import BandwidthValidation, validate_bandwidths
-from knee.validation.published_bandwidths import carried_bandwidths
+from knee.validation.bandwidths.bandwidth_errors import BandwidthValidation, validate_bandwidths
+from knee.validation.bandwidths.published_bandwidths import carried_bandwidths
 from knee.validation.published_runs import RunFile, read_runs
 from knee.validation.run_errors import Validation, validate
 

@@ -18,8 +18,9 @@ from knee.simulator import EvaluatedStep, evaluate
 from knee.specs.job import Job
 from knee.specs.plan_table import table_of
 from knee.timeline.chunks import layout_of
+from knee.timeline.rank_groups import stage_rank
 from knee.timeline.segment_events import scripts_of
-from knee.timeline.step_events import Message, Script, record_action, stage_rank
+from knee.timeline.step_events import Message, Script, record_action
 from knee.workload import operations as op
 from knee.workload.layers_per_stage import blocks_recomputed, chunk_layers, stage_layers
 from knee.workload.projections import expert_share

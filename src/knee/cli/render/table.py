@@ -17,7 +17,7 @@ NARROWEST = 30
 LEAST_ROOM = 10
 """Characters that the last column keeps on any terminal; its lines are then longer than the terminal's."""
 BOLD, DIM, PLAIN = "\x1b[1m", "\x1b[2m", "\x1b[0m"
-_WORD = re.compile(r"\s*\S+\s*")
+_WORD = re.compile(r"\s*+\S++\s*+")
 _whole_tables = False
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from knee.hardware_fit.residuals import Residuals
-    from knee.validation.bandwidth_errors import BandwidthScore, BandwidthValidation
+    from knee.validation.bandwidths.bandwidth_errors import BandwidthScore, BandwidthValidation
 
 LARGE = "messages of 16 MiB and more"
 

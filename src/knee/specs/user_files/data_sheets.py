@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from knee import units
+from knee.specs.building.check import LARGEST, SMALLEST, Mistake, missing_field
 from knee.specs.catalog import KINDS, Kind, Leaf, Source, Tree, entry_names, is_path, read_entry, read_toml, walk
-from knee.specs.check import LARGEST, SMALLEST, Mistake, missing_field
 from knee.specs.fields import unit_of
 from knee.specs.hardware import Cluster, Fabric, Gpu, Node
 from knee.specs.model import Model

@@ -16,7 +16,13 @@ from knee.hardware_fit.links import bus_factor
 from knee.hardware_fit.residuals import Residuals
 from knee.specs.hardware import Cluster
 from knee.specs.load import load_cluster
-from knee.validation.published_bandwidths import FABRICS, BandwidthFile, BandwidthRow, BandwidthSetting, Reading
+from knee.validation.bandwidths.published_bandwidths import (
+    FABRICS,
+    BandwidthFile,
+    BandwidthRow,
+    BandwidthSetting,
+    Reading,
+)
 from knee.validation.run_errors import by_name
 from knee.validation.run_to_job import GPUS, gpu_key, too_many_in_node, unknown_gpu
 from knee.validation.skipped_rows import reason_of

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_origin
 
 from knee import units
 from knee.errors import FieldError, SpecError
+from knee.specs.building.exact import build_exact
 from knee.specs.catalog import SOURCE_KINDS, Leaf, Source, Tree, did_you_mean, walk
-from knee.specs.exact import build_exact
 from knee.specs.fields import SPECS, Field, field_at, fields_of, known_keys, optional_table, unit_of
 from knee.specs.plan import RENAMED
 

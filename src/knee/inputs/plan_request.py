@@ -1,0 +1,89 @@
+"""What ``plan`` searches for: the model, the cluster, the stack and the sizes, with the data types of a job file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from knee.errors import InputError, argument
+from knee.inputs.arguments import require
+from knee.inputs.request import (
+    ClusterLike,
+    ModelLike,
+    ProfileLike,
+    is_job_file,
+    named_cluster,
+    named_model,
+    named_profile,
+    request,
+)
+from knee.specs import Cluster, Model, Profile
+from knee.specs.defaults import DEFAULT_SEQ_LEN
+from knee.specs.load import split_overrides
+from knee.specs.make import global_batch_of
+from knee.specs.plan import ROUTED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchedParts:
+    """What is searched for, with every size known."""
+
+    model: Model
+    cluster: Cluster
+    profile: Profile
+    gpus: int
+    global_batch: int
+    seq_len: int
+    types: dict[str, Any]
+
+
+def searched_parts(
+    model: ModelLike,
+    cluster: ClusterLike | None,
+    profile: ProfileLike | None,
+    sizes: dict[str, Any],
+    overrides: Sequence[tuple[str, str]],
+) -> SearchedParts:
+    for_model, for_cluster, for_profile, for_plan = split_overrides(overrides)
+    if for_plan:
+        raise InputError(
+            f"{argument('overrides')} {for_plan[0][0]}: the search chooses the plan itself",
+            hint=f"limit the search with {argument('only')}",
+            code="not-an-override",
+            field=for_plan[0][0],
+        )
+    if is_job_file(model):
+        job = request(model, cluster=cluster, profile=profile, sizes=sizes, plan={}, overrides=overrides).job
+        types = {name: getattr(job.plan, name) for name in ("precision", "reduce_dtype", "state_dtype", *ROUTED)}
+        return SearchedParts(
+            model=job.model,
+            cluster=job.cluster,
+            profile=job.profile,
+            gpus=job.gpus,
+            global_batch=job.global_batch,
+            seq_len=job.seq_len,
+            types=types,
+        )
+    require({"cluster": cluster, **sizes}, ("cluster", "gpus", "local_batch"), _shown())
+    assert cluster is not None
+    shape = named_model(model, for_model).spec
+    seq_len = sizes["seq_len"]
+    return SearchedParts(
+        model=shape,
+        cluster=named_cluster(cluster, for_cluster).spec,
+        profile=named_profile(profile, for_profile).spec,
+        gpus=sizes["gpus"],
+        global_batch=global_batch_of(
+            sizes["gpus"], global_batch=sizes["global_batch"], local_batch=sizes["local_batch"]
+        ),
+        seq_len=min(DEFAULT_SEQ_LEN, shape.max_seq_len) if seq_len is None else seq_len,
+        types={},
+    )
+
+
+def _shown() -> str:
+    return example(
+        'knee.plan("llama2-7b", cluster="dgx-h100", gpus=256, global_batch=512)',
+        "knee plan llama2-7b --cluster dgx-h100 --gpus 256 --global-batch 512",
+    )

@@ -1,0 +1,1 @@
+"""How well do predicted bandwidths of collectives agree with published ones?"""
