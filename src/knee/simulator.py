@@ -34,6 +34,7 @@ from knee.specs.model import Model
 from knee.specs.plan import PRECISIONS
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
+from knee.specs.variants import side_by_side
 from knee.timeline.actions import StepParts, local_comms
 from knee.timeline.step_actions import Actions, run_actions
 from knee.timeline.step_time import StepColumns, run_step
@@ -190,6 +191,13 @@ def simulate_table(
     pieces = (table.rows(slice(i, i + CHUNK)) for i in range(0, len(table), CHUNK))
     done = list(simulate_tables(model, cluster, profile, pieces, convention=convention))
     return joined_results(done)
+
+
+def simulate_variants(model: Model, variants: Sequence[tuple[Cluster, Profile]], table: PlanTable) -> Results:
+    """Each plan on each cluster with its profile, in one call: one variant after another."""
+    variant, plan = (grid.ravel() for grid in np.indices((len(variants), len(table))))
+    cluster, profile = (side_by_side(specs, variant) for specs in zip(*variants, strict=True))
+    return evaluate(model, cluster, profile, table.rows(plan)).results
 
 
 def joined_results(parts: Sequence[Results]) -> Results:

@@ -151,16 +151,18 @@ DENSE_ROUTING = {
 
 def test_every_option_of_the_plan_reaches_it() -> None:
     options = """
-        --global-batch 16 --tp 2 --pp 2 --cp 2 --dp-shard 1 --dp-replicate 2 --sync-every 500 --sharding zero1
-        --schedule interleaved --virtual-stages 2 --micro-batch 2 --recompute blocks --recompute-frac 0.5
-        --precision fp16 --prefetch 2 --reduce-dtype fp32 --state-dtype bf16 --cp-method ring --no-sequence-parallel
-        --tp-overlap 25% --placement cp-tp-dp_shard-dp_replicate-pp
+        --global-batch 16 --tp 2 --pp 2 --cp 2 --ep 1 --etp 1 --dp-shard 1 --dp-replicate 2 --sync-every 500
+        --sharding zero1 --schedule interleaved --virtual-stages 2 --micro-batch 2 --recompute blocks
+        --recompute-frac 0.5 --precision fp16 --prefetch 2 --reduce-dtype fp32 --state-dtype bf16 --cp-method ring
+        --no-sequence-parallel --tp-overlap 25% --placement cp-tp-dp_shard-dp_replicate-pp
     """
     plan = answer(*NAMES, *options.split())["plan"]
     assert plan == {
         "tp": 2,
         "pp": 2,
         "cp": 2,
+        "ep": 1,
+        "etp": 1,
         "dp_shard": 1,
         "dp_replicate": 2,
         "sharding": "zero1",
@@ -184,7 +186,7 @@ def test_every_option_of_the_plan_reaches_it() -> None:
 
 def test_every_option_of_experts_reaches_the_plan() -> None:
     options = """
-        --global-batch 64 --ep 4 --etp 2 --dispatcher deepep --ep-overlap --routing dropless --imbalance 1.5
+        --global-batch 64 --ep 4 --tp 2 --etp 2 --dispatcher deepep --ep-overlap --routing dropless --imbalance 1.5
         --capacity-factor 2 --recompute modules --recompute-modules layernorm+moe_act
     """
     plan = answer("simulate", "qwen3-30b-a3b", "--cluster", "dgx-h200", "--gpus", "64", *options.split())["plan"]

@@ -6,9 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from knee.probe.kernel_grid import CPU, GPU, attention_points, gemm_points, kernel_points, stream_points
+from knee.probe.kernel_grid import (
+    CPU,
+    GPU,
+    attention_points,
+    device_points,
+    gemm_points,
+    grouped_points,
+    kernel_points,
+    stream_points,
+)
 from knee.probe.timing import timing_of
-from knee.record.probe_points import key_of
+from knee.record.probe_points import GroupedPoint, key_of
 from knee.record.readings import read_readings
 
 READINGS = Path(__file__).parents[2] / "data" / "h200" / "kernels.jsonl"
@@ -50,3 +59,19 @@ def test_a_processor_gets_small_kernels() -> None:
     points = kernel_points(CPU, ("fp32",), ("flash2",))
     assert max(p.flop for p in points if p.kind == "gemm") < 1e11
     assert not any(getattr(p, "compiled", False) for p in points)
+
+
+@pytest.mark.parametrize("even", [True, False])
+def test_experts_share_all_rows(even: bool) -> None:
+    point = GroupedPoint(rows=101, experts=8, n=16, k=32, layout="forward", even=even)
+    assert sum(point.counts) == point.rows
+    assert len(point.counts) == point.experts
+    assert (max(point.counts) - min(point.counts) <= 1) == even
+
+
+def test_grouped_products_are_measured_in_every_layout() -> None:
+    points = grouped_points(CPU, "fp32", quick=True)
+    assert {p.layout for p in points} == {"forward", "dgrad", "wgrad"}
+    assert {p.even for p in points} == {True, False}
+    assert len(grouped_points(GPU, "bf16", quick=True)) * 5 < len(grouped_points(GPU, "bf16"))
+    assert len({key_of(p) for p in device_points("cuda", ("bf16",))}) == len(device_points("cuda", ("bf16",)))

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from knee.search.memory_fit import memory_bytes, partly_recomputed
+from knee.search.memory_fit import fitting
 from knee.search.pareto_front import Merits, pareto
 from knee.search.plan_search import score, search
-from knee.search.space import Space, joined, whole_table
+from knee.search.space import Space, whole_table
 from knee.simulator import Results, simulate_table
 from knee.specs.hardware import Cluster
 from knee.specs.load import load_cluster, load_model, load_profile
@@ -56,10 +56,8 @@ def random_job(seed: int) -> tuple[Space, Cluster, Profile, str, int]:
 
 def everything(space: Space, cluster: Cluster, profile: Profile) -> Results:
     """All plans that fit, those that recompute the least share of layers included, simulated."""
-    table = whole_table(space)
-    fits = np.asarray(memory_bytes(space, profile, table) <= cluster.gpu.hbm_bytes)
-    partly = partly_recomputed(space, profile, table, fits, cluster.gpu.hbm_bytes)
-    return simulate_table(space.model, cluster, profile, joined(table.rows(np.flatnonzero(fits)), partly))
+    fit = fitting(space, profile, whole_table(space), cluster.gpu.hbm_bytes)
+    return simulate_table(space.model, cluster, profile, fit.table)
 
 
 def differences(seed: int) -> list[str]:

@@ -156,7 +156,7 @@ def test_kernels_that_cannot_compute_the_attention_are_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"qk_norm": "head"}, "model.qk_norm"),
+        ({"qk_norm": "full"}, "model.qk_norm"),
         ({"window": 63}, "model.window"),
         ({"final_soft_cap": 30.0}, "model.final_soft_cap"),
         ({"parallel_residual": True}, "model.parallel_residual"),

@@ -64,7 +64,7 @@ def real(jobs: dict[str, dict], rank: int, folder: Path) -> None:
     for name, plain in jobs.items():
         job = TrainJob.from_json(plain)
         mesh = make_mesh(job.plan, local_device("cpu"))
-        trainer, log = Trainer(job, mesh), Log(group_names(mesh))
+        trainer, log = Trainer(job, mesh), Log(group_names(mesh), job.model)
         trainer.step(local_tokens(job, mesh, 0))
         logged_step(trainer, log, local_tokens(job, mesh, 1))
         found[name] = StageWork(

@@ -25,10 +25,24 @@ import torch
 import torch.distributed as dist
 from batches import local_tokens
 
-from knee.parallelism import context_parallel, ddp, optimizer, pipeline_parallel, tensor_parallel, trainer  # noqa: F401 - once for all
+from knee.parallelism import (
+    context_parallel,
+    ddp,
+    decoder,
+    expert_parallel,
+    optimizer,
+    tensor_parallel,
+    trainer,
+)
 from knee.parallelism.mesh import local_device, make_mesh
 from knee.parallelism.trainer_job import TrainJob
 from waiting import LIMIT_S
+
+
+def other_rows(x: torch.Tensor, got: list[int] | None = None) -> torch.Tensor:
+    """As many rows as should come, all of them this rank's own."""
+    return x if got is None else x[torch.arange(sum(got)) % max(1, len(x))]
+
 
 BREAKS = {
     "tp reduce_scatter": (tensor_parallel, "reduce_scatter", lambda x, group: x[group.rank].contiguous()),
@@ -39,6 +53,8 @@ BREAKS = {
         "reduce_scatter",
         lambda x, group: x.chunk(group.size)[group.rank].contiguous(),
     ),
+    "ep all_to_all": (expert_parallel, "all_to_all", lambda x, _, *splits: other_rows(x, *splits[1:])),
+    "experts' gradients": (optimizer, "expert_gradient_scale", lambda _: 1.0),
     "ddp all_reduce": (ddp, "dist", mock.Mock(get_world_size=lambda _: 2)),
 }
 """Collectives that do not communicate."""
@@ -60,8 +76,11 @@ def run(case: dict) -> dict:
     job = TrainJob.from_json(case["job"])
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(trainer, "compiled", captured))
+        stack.enter_context(mock.patch.object(decoder, "STD", case.get("std", decoder.STD)))
         began = time.perf_counter()
         model = trainer.Trainer(job, make_mesh(job.plan, local_device("cpu")))
+        if case.get("skew"):
+            skew(model)
         if case.get("break"):
             stack.enter_context(mock.patch.object(*BREAKS[case["break"]]))
         tracer = stack.enter_context(torch.profiler.profile()) if case.get("trace") else None
@@ -74,6 +93,16 @@ def run(case: dict) -> dict:
         "seconds": time.perf_counter() - began,
         "events": {name: count for name, count in events.items() if "FSDP::" in name or "c10d::" in name},
     }
+
+
+def skew(model: trainer.Trainer) -> None:
+    """Routers that send nearly all tokens to the first experts: a bias is the same for every layout."""
+    for one in model.decoders:
+        for block in one.blocks.values():
+            if block.moe is not None:
+                count = block.moe.spec.count
+                block.moe.balance_bias, block.moe.moves_bias = torch.linspace(1.0, 0.0, count), True
+                block.moe.load = torch.zeros(count)
 
 
 def rank_main(rank: int, ranks: int, cases: list[dict], folder: Path) -> bool:

@@ -26,7 +26,7 @@ from knee.record.issued_messages import Collective, StageWork
 from knee.single import simulate
 from knee.specs.job import Job
 from knee.specs.load import load_cluster, load_profile
-from knee.specs.model import Model
+from knee.specs.model import Experts, Model
 from knee.specs.plan import Plan
 from knee.validation.program_messages import RULES, Difference, as_trained, differences, simulated_work
 from refusals import refused
@@ -92,6 +92,16 @@ EQUAL = {
     "tp x pp x cp": {**PP, "tp": 2, "cp": 2},
     "tp outside": {"dp_shard": 2, "tp": 2, "placement": ("dp_shard", "cp", "tp", "pp", "dp_replicate")},
 }
+EXPERTS = TrainJob(
+    model=replace(TINY, experts=Experts(count=4, top_k=2, ffn=16)),
+    plan=Plan(dp_shard=2, ep=2, micro_batch=2),
+    gpus=2,
+    global_batch=8,
+    seq_len=16,
+    steps=2,
+    warmup=0,
+    routing="balanced",
+)
 REAL = {"fsdp": FSDP, "tp": {"tp": 2}, "cp": {"cp": 2}, "1f1b": PP, "zero bubble": {**PP, "schedule": "zero_bubble"}}
 WITHOUT_VALUES = ("hsdp", "ddp", "cp", "fsdp x tp x pp")
 COMMAND = ("dryrun", "llama-tiny", "--gpus", "2048", "--tp", "2", "--set", "model.layers=2", "--json")
@@ -136,7 +146,7 @@ def simulated(name: str) -> list[StageWork]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the worker leaves."""
     folder = tmp_path_factory.mktemp("fake")
-    real = {name: in_fp32(plan) for name, plan in REAL.items()}
+    real = {name: in_fp32(plan) for name, plan in REAL.items()} | {"experts": EXPERTS}
     small = {name: traced_job(job_of(plan)) for name, plan in EQUAL.items()}
     fake = {name: small[name] for name in WITHOUT_VALUES}
     small |= {f"fp32 {name}": job for name, job in real.items()}
@@ -195,6 +205,16 @@ def test_fake_ranks_log_what_real_ranks_do(seen: dict[str, dict[str, StageWork]]
             stage = rank if "pp" in plan else 0
             fake, real = seen["small"][f"fp32 {name}/{stage}"], seen["real"][f"{name}/{rank}"]
             assert differences(real, fake) == [], name
+
+
+def test_experts_log_the_same_and_exchange_every_row(seen: dict[str, dict[str, StageWork]]) -> None:
+    fake = seen["small"]["fp32 experts/0"]
+    assert all(differences(seen["real"][f"experts/{rank}"], fake) == [] for rank in range(2))
+    rows = 2 * 16 * 2  # of a microbatch
+    layers, microbatches, hidden = TINY.layers, 2, TINY.hidden
+    exchanged = {c.message_bytes: n for c, n in fake.collectives.items() if c.collective == "all_to_all"}
+    # there and back, forward and backward; weights go there, their gradients come back
+    assert exchanged == {4 * rows * hidden: 4 * layers * microbatches, 4 * rows: 2 * layers * microbatches}
 
 
 def test_the_command_says_the_same_of_thousands_of_ranks(folder: Path) -> None:
@@ -265,7 +285,7 @@ def test_the_answers_table_counts_the_same_calls(name: str) -> None:
 @pytest.mark.parametrize(
     ("model", "field"),
     [
-        ("qwen3-0.6b", "model.qk_norm"),
+        ("olmo2-7b", "model.qk_norm"),
         ("qwen2.5-0.5b", "model.qkv_bias"),
         ("gemma2-2b", "model.mlp"),
         ("gpt-neox-20b", "model.mlp"),

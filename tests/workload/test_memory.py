@@ -13,7 +13,7 @@ from knee.errors import SpecError
 from knee.specs import Job, Model
 from knee.specs.load import load_cluster, load_model, load_profile
 from knee.workload.layers_per_stage import chunk_layers
-from knee.workload.memory import MemoryColumns, _stage, _stage_memory, memory_of
+from knee.workload.memory import MemoryColumns, _kept, _stage_memory, _stages, memory_of
 from knee.workload.traffic import Modes, traffic_of
 from tables import EAGER, LLAMA_7B, job, table
 
@@ -241,17 +241,10 @@ def test_no_stage_needs_more_than_what_is_reported(schedule: str) -> None:
             plans = table(j)
             modes, shapes = Modes.of(plans), shapes_of(j.model, plans)
             traffic = traffic_of(j.model, plans, modes)
+            kept = _kept(j.model, j.profile, plans, shapes)
             stages = [
-                _stage_memory(
-                    j.model,
-                    j.profile,
-                    plans,
-                    shapes,
-                    modes,
-                    traffic,
-                    _stage(j.model, j.profile, plans, np.array([rank])),
-                )
-                for rank in range(pp)
+                _stage_memory(j.profile, plans, shapes, modes, traffic, stage, kept)
+                for stage in _stages(j.model, j.profile, plans, [np.array([rank]) for rank in range(pp)])
             ]
             most = max(float(s.total_bytes[0]) for s in stages)
             assert float(memory(j).total_bytes[0]) == pytest.approx(most, rel=1e-12)

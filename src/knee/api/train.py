@@ -96,16 +96,17 @@ def train(
 ) -> TrainedRun:
     """Train a model for real under a parallel plan, and measure it.
 
-    ``model`` is what ``knee.simulate`` takes; models are Llama decoders. The processes of this machine are started
-    here: ``nproc`` of them, or as many as the plan's degrees ask for. Under torchrun, which starts them itself, each of
-    them calls this with the same arguments and is one rank. ``out`` is the folder of the record, traces and logs,
-    ``runs/MODEL-DATE`` if left out; ``force`` replaces the record of an earlier run in it.
+    ``model`` is what ``knee.simulate`` takes; models are Llama decoders, also with experts. The processes of this
+    machine are started here: ``nproc`` of them, or as many as the plan's degrees ask for. Under torchrun, which starts
+    them itself, each of them calls this with the same arguments and is one rank. ``out`` is the folder of the record,
+    traces and logs, ``runs/MODEL-DATE`` if left out; ``force`` replaces the record of an earlier run in it.
 
     ``settings`` are the fields of ``knee.Plan`` and, each with a default: ``device`` ("cuda" or "cpu"), ``steps``,
     ``warmup`` (first steps that are not measured), ``trace_steps`` (steps under the profiler after the measured ones),
-    ``dtype`` (of the matrix products), ``compile``, ``attention``, ``data`` (a folder of ``prepare_shards``; synthetic
-    tokens if left out), ``seed``, ``lr``, ``timeout_s``, ``local_batch`` or ``global_batch``, ``seq_len``,
-    ``overrides``, ``flop_convention``, and what the record names: ``cluster``, ``profile`` and ``command``.
+    ``dtype`` (of the matrix products), ``compile``, ``attention``, ``balance_loss`` (of experts), ``data`` (a folder
+    of ``prepare_shards``; synthetic tokens if left out), ``seed``, ``lr``, ``timeout_s``, ``local_batch`` or
+    ``global_batch``, ``seq_len``, ``overrides``, ``flop_convention``, and what the record names: ``cluster``,
+    ``profile`` and ``command``.
 
     ``say`` is called with sentences about what was assumed and started, and ``log`` gets what the first rank prints.
     A run that ends early is answered too, with what was measured until then; ``check_done`` raises for it. It needs

@@ -12,14 +12,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from knee.arrays import Bools, Floats, Ints, distinct
-from knee.search.bound import LeastStep, by_chunk, least_step, least_unsharded_step
-from knee.search.memory_fit import SHARES, memory_bytes, partly_recomputed
+from knee.arrays import Bools, Floats, Ints
+from knee.budgets.priced_plans import PricedPlans, give_back, side_by_side, some_of
+from knee.search.bound import least_unsharded_step
 from knee.search.space import Space, degrees, joined, whole_table
-from knee.simulator import Results, joined_results, simulate_table
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
-from knee.specs.plan import CP_METHODS, RECOMPUTES, RESHARDING, SHARDINGS, Plan
+from knee.specs.plan import CP_METHODS, RESHARDING, SHARDINGS, Plan
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
 
@@ -27,6 +26,8 @@ MICRO_BATCHES = (1, 2, 3, 4, 6)
 MOST_PP = 16
 FIRST = 3
 """Plans of a count and batch that are simulated first."""
+FEW = 128
+"""Plans that are simulated in one call, whatever their bounds: a second call costs more."""
 PIPED_MICRO_BATCH = 2
 SHARD_GPUS = (8, 32, 64, 128, 256)
 """GPUs over which HSDP shards, beside all and a node's: with tensor parallelism, those of both."""
@@ -67,11 +68,13 @@ class Rates:
     known: dict[tuple[Model, Key], Rate | None] = field(default_factory=dict)
     """None: no plan fits, or none is."""
     ceilings: dict[tuple[Model, Key], float] = field(default_factory=dict)
-    """Tokens/s that no plan of a count and batch exceeds, by the bounds of its plans."""
+    """Tokens/s that no plan of a count and batch exceeds, as far as that was asked."""
     bounds: dict[Model, float] = field(default_factory=dict)
     """Tokens/s a GPU that no plan of a model exceeds on any count."""
     tables: dict[tuple[Key, Degrees], PlanTable] = field(default_factory=dict)
     """Plans of a count and batch: models that are cut into the same degrees have the same ones."""
+    priced: dict[tuple[Model, Key], PricedPlans | None] = field(default_factory=dict)
+    """What is known of the plans of a model, count and batch; None: there are none."""
     undivided: PlanTable | None = None
     """Plans of one GPU."""
     plans: int = 0
@@ -108,56 +111,49 @@ class Rates:
 
     def _priced(self, model: Model, keys: list[Key], least_tokens_per_s: float) -> dict[Key, Rate | None]:
         """What is now known of the keys: a plan, or that there is none. Those that are too slow are left out."""
-        nothing: dict[Key, Rate | None] = dict.fromkeys(keys)
-        parts = [part for key in keys if (part := self._table(model, *key)) is not None]
+        parts = [part for key in keys if (part := self._plans(model, *key)) is not None]
         if not parts:
-            return nothing
-        table = joined(*parts)
-        self.plans += len(table)
-        # recomputation only costs time: what is too slow without it need not be tried for memory
-        most = self._most(model, table)[0]
-        slow = table.rows(np.flatnonzero(most < least_tokens_per_s))
-        left = table.rows(np.flatnonzero(most >= least_tokens_per_s))
-        left = self._fitting(self._space(model, 1, 1), left) if len(left) else left
-        known: dict[Key, Rate | None] = {key: None for key in keys if key not in _keys(left) | _keys(slow)}
-        self.ceilings |= {(model, key): least_tokens_per_s * (1.0 - 1e-12) for key in _keys(slow)}
-        if not len(left):
-            return known
-        most, least = self._most(model, left)
-        for row in _least(least.step_s, _groups(left), 1).tolist():
-            key = int(left.gpus[row]), int(left.global_batch[row])
-            self.ceilings[model, key] = max(float(most[row]), self.ceilings.get((model, key), 0.0))
-        quick = np.flatnonzero(most >= least_tokens_per_s)
-        if not len(quick):
-            return known
-        found = self._fastest(model, left.rows(quick), least.step_s[quick], least.energy_j[quick])
-        return known | {key: rate for key, rate in found.items() if rate.tokens_per_s >= least_tokens_per_s}
+            return dict.fromkeys(keys)
+        plans, space = side_by_side(parts), self._space(model, 1, 1)
+        tokens = plans.table.global_batch * self.seq_len
+        longest_s = tokens / least_tokens_per_s if least_tokens_per_s else np.full(len(tokens), np.inf)
+        plans.bound(space, self.cluster, self.profile, longest_s)
+        plans.fit(space, self.cluster, self.profile, longest_s)
+        slow, fits = plans.least_s > longest_s, plans.recompute >= 0
+        other = _keys(plans.table.rows(np.flatnonzero(slow | fits)))
+        known: dict[Key, Rate | None] = {key: None for key in keys if key not in other}
+        quick = np.flatnonzero(~slow & fits & (plans.fit_s <= longest_s))
+        # plans that need the least recomputation come first, so that answers do not hang on what was asked before
+        quick = quick[np.argsort(plans.recompute[quick], kind="stable")]
+        found = self._fastest(space, plans, quick) if len(quick) else {}
+        give_back(plans, parts)
+        known |= {key: rate for key, rate in found.items() if rate.tokens_per_s >= least_tokens_per_s}
+        # none is as fast: who asks for as much need not look again
+        too_slow = least_tokens_per_s * (1.0 - 1e-12)
+        self.ceilings |= {(model, key): too_slow for key in keys if key not in known}
+        return known
 
-    def _most(self, model: Model, table: PlanTable) -> tuple[Floats, LeastStep]:
-        """Tokens/s that each plan does not exceed, and the step that it does not fall below."""
-        least = by_chunk(least_step, model, self.cluster, self.profile, table)
-        return table.global_batch * self.seq_len / least.step_s, least
-
-    def _fastest(self, model: Model, table: PlanTable, bound: Floats, energy_j: Floats) -> dict[Key, Rate]:
+    def _fastest(self, space: Space, plans: PricedPlans, rows: Ints) -> dict[Key, Rate]:
         """The best of each count and batch; plans that cannot be it by their bound are not simulated."""
-        group = _groups(table)
+        group, bound = _groups(plans.table.rows(rows)), plans.fit_s[rows]
+        # the fastest and the thriftiest by their bounds
+        first = np.union1d(_least(bound, group, FIRST), _least(plans.fit_j[rows], group, 1))
+        plans.simulate(space, self.cluster, self.profile, rows if len(rows) <= FEW else rows[first])
         best = np.full(group.max() + 1, np.inf)
-        left = np.ones(len(table), dtype=np.bool_)
-        done: list[Ints] = []
-        parts: list[Results] = []
-        for first in (True, False):
-            if first:  # the fastest and the thriftiest by their bounds
-                rows = distinct(np.concatenate((_least(bound, group, FIRST), _least(energy_j, group, 1))))
-            else:
-                rows = np.flatnonzero(left & (bound <= best[group]))
-            some = simulate_table(model, self.cluster, self.profile, table.rows(rows))
-            np.minimum.at(best, group[rows], some.step_s)
-            left[rows] = False
-            done.append(rows)
-            parts.append(some)
-        index = np.concatenate(done)
-        results = joined_results(parts)
-        return _winners(table.rows(index), results, group[index])
+        np.minimum.at(best, group[first], plans.step_s[rows[first]])
+        left = bound <= best[group]
+        left[first] = False
+        index = np.concatenate((first, np.flatnonzero(left)))
+        plans.simulate(space, self.cluster, self.profile, rows[index])
+        return _winners(some_of(plans, rows[index]), group[index])
+
+    def _plans(self, model: Model, gpus: int, batch: int) -> PricedPlans | None:
+        key = model, (gpus, batch)
+        if key not in self.priced:
+            table = self._table(model, gpus, batch)
+            self.priced[key] = None if table is None else PricedPlans.of(table)
+            self.plans += 0 if table is None else len(table)
+        return self.priced[key]
 
     def _space(self, model: Model, gpus: int, batch: int) -> Space:
         return Space(
@@ -196,18 +192,6 @@ class Rates:
         good: Bools = shards & split & order & ~zero1 & (table.cp_method == CP_METHODS.index("allgather"))
         return good
 
-    def _fitting(self, space: Space, table: PlanTable) -> PlanTable:
-        """Each plan with the least recomputation with which it fits, if there is one: more only costs time."""
-        fits = self._fits(space, table)
-        partly = partly_recomputed(space, self.profile, table, fits, self.cluster.gpu.hbm_bytes)
-        full = replace(table, recompute=np.full(len(table), RECOMPUTES.index("full"), dtype=np.int64))
-        most = replace(full, recompute_frac=np.full(len(table), max(SHARES)))
-        rest = np.flatnonzero(~fits & ~self._fits(space, most) & self._fits(space, full))
-        return joined(table.rows(np.flatnonzero(fits)), partly, full.rows(rest))
-
-    def _fits(self, space: Space, table: PlanTable) -> Bools:
-        return np.asarray(memory_bytes(space, self.profile, table) <= self.cluster.gpu.hbm_bytes)
-
 
 def _keys(table: PlanTable) -> set[Key]:
     return set(zip(table.gpus.tolist(), table.global_batch.tolist(), strict=True))
@@ -226,31 +210,30 @@ def _least(bound: Floats, group: Ints, count: int) -> Ints:
     return np.sort(order[np.arange(len(order)) - starts < count])
 
 
-def _winners(table: PlanTable, results: Results, group: Ints) -> dict[Key, Rate]:
+def _winners(plans: PricedPlans, group: Ints) -> dict[Key, Rate]:
     found: dict[Key, Rate] = {}
     # of equally fast plans the one that recomputes nothing, so that answers do not hang on the order of rows
-    again = table.recompute != RECOMPUTES.index("none")
-    fastest = _least(np.where(again, 1.0 + 1e-9, 1.0) * results.step_s, group, 1)
-    thriftiest = {int(group[row]): row for row in _least(-results.tokens_per_j, group, 1).tolist()}
+    fastest = _least(np.where(plans.recompute > 0, 1.0 + 1e-9, 1.0) * plans.step_s, group, 1)
+    thriftiest = {int(group[row]): row for row in _least(-plans.tokens_per_j, group, 1).tolist()}
     for row in fastest.tolist():
-        rate = _rate(table, results, row)
-        other = _rate(table, results, thriftiest[int(group[row])])
+        rate = _rate(plans, row)
+        other = _rate(plans, thriftiest[int(group[row])])
         if rate is not None:
             saves = other is not None and other.tokens_per_j > rate.tokens_per_j * (1.0 + 1e-9)
             found[rate.gpus, rate.global_batch] = replace(rate, thrifty=other if saves else None)
     return found
 
 
-def _rate(table: PlanTable, results: Results, row: int) -> Rate | None:
-    speed = float(results.tokens_per_s[row])
+def _rate(plans: PricedPlans, row: int) -> Rate | None:
+    speed = float(plans.tokens_per_s[row])
     if not (0 < speed < math.inf):
         return None
     return Rate(
-        gpus=int(table.gpus[row]),
-        global_batch=int(table.global_batch[row]),
+        gpus=int(plans.table.gpus[row]),
+        global_batch=int(plans.table.global_batch[row]),
         tokens_per_s=speed,
-        tokens_per_j=float(results.tokens_per_j[row]),
-        mfu_frac=float(results.mfu_frac[row]),
-        exposed_frac=float(results.exposed_comm_s[row] / results.step_s[row]),
-        plan=table.plan(row),
+        tokens_per_j=float(plans.tokens_per_j[row]),
+        mfu_frac=float(plans.mfu_frac[row]),
+        exposed_frac=float(plans.exposed_comm_s[row] / plans.step_s[row]),
+        plan=plans.table.plan(row),
     )

@@ -73,6 +73,15 @@ from knee.specs.defaults import LEARNING_RATE, TIMEOUT_S, TRACE_STEPS
     help="Attention kernels that PyTorch may choose.",
 )
 @option(
+    "--balance-loss",
+    section="Run",
+    type=float,
+    default=0.0,
+    show_default=True,
+    metavar="COEF",
+    help="Coefficient of the auxiliary loss for unequal use of the experts.",
+)
+@option(
     "--data",
     section="Run",
     type=click.Path(path_type=Path),
@@ -133,11 +142,13 @@ def command(
 ) -> None:
     """Train MODEL on real hardware under a parallel plan, and measure it.
 
-    MODEL and the plan are the same as for `knee simulate`. Only Llama-style decoders can be trained. On one machine,
-    this command starts the processes itself. On several machines, start it with torchrun and the same options on each:
+    MODEL and the plan are the same as for `knee simulate`. Only Llama-style decoders can be trained, also with experts
+    and latent attention. On one machine, this command starts the processes itself. On several machines, start it with
+    torchrun and the same options on each:
 
     \b
         knee train llama-tiny
+        knee train moe-tiny --ep 2
         knee train llama2-7b --nproc 8 --tp 2 --local-batch 2 --out run
         torchrun --nnodes 16 --nproc-per-node 8 ... -m knee train llama2-7b --tp 2 --out run
 

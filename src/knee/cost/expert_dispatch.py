@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from knee.arrays import Floats
+from knee.arrays import Floats, equal_rows
 from knee.cost.collective_cost import Links
 from knee.specs.constants import constant
 from knee.specs.hardware import Gpu
@@ -59,7 +59,19 @@ class Exchange:
                  them; a part holds whole groups, or lies in one group
         Valid:   routing that chooses all experts, or groups, equally often
         """
-        return np.asarray(parts * (1.0 - self._missed(self.experts / parts)))
+        sizes = (parts, self.experts, self.top_k, self.groups, self.chosen_groups)
+        # plans differ in few of these, and each costs a hundred NumPy calls
+        columns = np.broadcast_arrays(*sizes)
+        first, kind = equal_rows(*columns)
+        few = replace(
+            self,
+            experts=columns[1][first],
+            top_k=columns[2][first],
+            groups=columns[3][first],
+            chosen_groups=columns[4][first],
+        )
+        part = columns[0][first]
+        return np.asarray(part * (1.0 - few._missed(few.experts / part)))[kind]
 
     def _missed(self, size: Floats) -> Floats:
         """Chance that none of a token's experts is among ``size`` experts that lie side by side."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import get_args
 
 import numpy as np
 
-from knee.arrays import Floats, Ints, distinct
+from knee.arrays import Floats, Ints, distinct, names_of
 from knee.cost.expert_loads import RankLoads
 from knee.cost.grouped_gemm import grouped_gemm_s, grouped_weight_gemm_s
 from knee.cost.operand_bytes import OPERAND_BYTES
 from knee.specs.constants import constant
 from knee.specs.hardware import AttentionKernel, GemmType, Gpu
 from knee.specs.profile import Profile
+from knee.specs.variants import variant_rows
 from knee.workload.operations import BYTES, Attention, Gemm, GroupedGemm, MemoryBound, Operation
 
 ALIGNED = 8
@@ -40,11 +42,11 @@ class Cost:
 
     def times(self, factor: Floats) -> Cost:
         """So many times."""
-        return Cost(**{f.name: factor * getattr(self, f.name) for f in fields(Cost)})
+        return Cost(**{name: factor * getattr(self, name) for name in names_of(Cost)})
 
     def plus(self, other: Cost) -> Cost:
         """Both."""
-        return Cost(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(Cost)})
+        return Cost(**{name: getattr(self, name) + getattr(other, name) for name in names_of(Cost)})
 
 
 def gemm_s(
@@ -101,7 +103,7 @@ def attention_s(gpu: Gpu, kernel: AttentionKernel, op: Attention) -> Floats:
     if not op.forward:
         frac = rate.backward_frac
         half = half if rate.backward_half_seq_len is None else rate.backward_half_seq_len
-    peak = gpu.bf16_flop_per_s or gpu.fp16_flop_per_s
+    peak = gpu.half_flop_per_s
     narrow = min(1.0, float(rate.head64_frac ** np.log2(128.0 / op.head_dim)))
     narrow *= 1.0 if op.head_dim % ALIGNED == 0 else rate.unaligned_frac
     return op.flop / (peak * frac * narrow) * (1.0 + half / op.seq_len) * (1.0 + rate.half_rows / op.rows)
@@ -148,15 +150,29 @@ def products_s(
 ) -> tuple[Floats, Floats]:
     """Seconds at a share of the highest clock and bytes of products whose type, an index of ``GEMM_TYPES``, is a
     column: the last axis."""
-    m, n, k, code = np.broadcast_arrays(m, n, k, types)
+    used = distinct(types)
+    if len(used) == 1:
+        return _products_of_one_type(gpu, profile, GEMM_TYPES[used[0]], m, n, k, clock)
+    m, n, k, _ = np.broadcast_arrays(m, n, k, types)
     seconds, moved = np.empty(m.shape), np.empty(m.shape)
-    for index in distinct(types):
-        kind, of = GEMM_TYPES[index], code == index
-        # the sustained rate was measured at the clock that the board's limit left
-        rate = gpu.gemm_rate(kind)[1].sustained_frac * profile.gemm_scale * clock / gpu.gemm_clock_frac
-        sides = (m[of], n[of], k[of])
-        seconds[of], moved[of] = gemm_s(gpu, kind, *sides, clock_frac=rate), gemm_bytes(kind, *sides)
+    for index in used:
+        rows = np.flatnonzero(types == index)
+        own, stack = variant_rows(gpu, rows), variant_rows(profile, rows)
+        sides = (m[..., rows], n[..., rows], k[..., rows])
+        seconds[..., rows], moved[..., rows] = _products_of_one_type(own, stack, GEMM_TYPES[index], *sides, clock)
     return seconds, moved
+
+
+def _products_of_one_type(
+    gpu: Gpu, profile: Profile, kind: GemmType, m: Floats, n: Floats, k: Floats, clock: float
+) -> tuple[Floats, Floats]:
+    rate = _clock_rate(gpu, profile, kind, clock)
+    return gemm_s(gpu, kind, m, n, k, clock_frac=rate), gemm_bytes(kind, m, n, k)
+
+
+def _clock_rate(gpu: Gpu, profile: Profile, kind: GemmType, clock: float) -> float:
+    """The stack's rate; the sustained rate was measured at the clock that the board's limit left."""
+    return gpu.gemm_rate(kind)[1].sustained_frac * profile.gemm_scale * clock / gpu.gemm_clock_frac
 
 
 def grouped_products_s(
@@ -166,11 +182,12 @@ def grouped_products_s(
     seconds, moved = np.empty(len(types)), np.empty(len(types))
     price = grouped_weight_gemm_s if op.weights else grouped_gemm_s
     for index in distinct(types):
-        kind, of = GEMM_TYPES[index], types == index
-        rate = gpu.gemm_rate(kind)[1].sustained_frac * profile.gemm_scale * clock / gpu.gemm_clock_frac
-        loads = RankLoads.balanced(op.tokens[of], op.experts[of])
-        seconds[of] = price(gpu, kind, loads, op.n[of], op.k[of], clock_frac=rate * profile.expert_gemm_scale)
-        moved[of] = op.experts[of] * gemm_bytes(kind, op.tokens[of], op.n[of], op.k[of])
+        kind, rows = GEMM_TYPES[index], np.flatnonzero(types == index)
+        own, stack = variant_rows(gpu, rows), variant_rows(profile, rows)
+        rate = _clock_rate(own, stack, kind, clock) * stack.expert_gemm_scale
+        loads = RankLoads.balanced(op.tokens[rows], op.experts[rows])
+        seconds[rows] = price(own, kind, loads, op.n[rows], op.k[rows], clock_frac=rate)
+        moved[rows] = op.experts[rows] * gemm_bytes(kind, op.tokens[rows], op.n[rows], op.k[rows])
     return seconds, moved
 
 
@@ -185,22 +202,63 @@ def operation_s(gpu: Gpu, profile: Profile, types: Ints, op: Operation, clock: f
     return stream_s(gpu, profile, op)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Products:
+    """Matrix products of one or more lists of operations, a row for each."""
+
+    seconds: Floats
+    flop: Floats
+    moved_bytes: Floats
+    times: Floats
+    """How often the mean layer has each."""
+
+    @classmethod
+    def of(cls, gpu: Gpu, profile: Profile, types: Ints, gemms: Sequence[Gemm]) -> _Products:
+        """All at once: pricing one costs a hundred NumPy calls, whatever the number of shapes."""
+        m, n, k = (np.array([getattr(op, side) for op in gemms]) for side in ("m", "n", "k"))
+        seconds, moved = products_s(gpu, profile, types, m, n, k)
+        times = np.array([op.times for op in gemms])
+        often = times[:, None]
+        return cls(seconds=often * seconds, flop=often * 2.0 * m * n * k, moved_bytes=often * moved, times=times)
+
+    def rows(self, index: slice) -> _Products:
+        """Some of the products."""
+        return _Products(**{name: getattr(self, name)[index] for name in names_of(_Products)})
+
+
+TOGETHER = 2**15
+"""Shapes of products that are priced at once: more do not stay in the cache."""
+
+
+def costs_of(gpu: Gpu, profile: Profile, types: Ints, lists: Sequence[Sequence[Operation]]) -> list[Cost]:
+    """The cost of each list of operations; the products of all of them are priced together where they are few."""
+    gemms = [[op for op in ops if isinstance(op, Gemm)] for ops in lists]
+    every = [op for own in gemms for op in own]
+    if not every or len(every) * len(types) > TOGETHER:
+        return [cost_of(gpu, profile, types, ops) for ops in lists]
+    together, starts = _Products.of(gpu, profile, types, every), accumulate(map(len, gemms), initial=0)
+    return [
+        _cost(gpu, profile, types, ops, together.rows(slice(start, start + len(own))) if own else None)
+        for ops, own, start in zip(lists, gemms, starts, strict=False)
+    ]
+
+
 def cost_of(gpu: Gpu, profile: Profile, types: Ints, ops: Sequence[Operation]) -> Cost:
     """Time at the highest clock, energy-relevant work and launches of operations that run one after another; ``types``
     is the column of their products' types."""
+    gemms = [op for op in ops if isinstance(op, Gemm)]
+    return _cost(gpu, profile, types, ops, _Products.of(gpu, profile, types, gemms) if gemms else None)
+
+
+def _cost(gpu: Gpu, profile: Profile, types: Ints, ops: Sequence[Operation], products: _Products | None) -> Cost:
     time_s, flop, moved, clocked = (np.zeros(len(types)) for _ in range(4))
     kernels: float | Floats = 0.0
-    gemms = [op for op in ops if isinstance(op, Gemm)]
-    if gemms:
-        # all products at once: pricing one costs a hundred NumPy calls, whatever the number of shapes
-        m, n, k = (np.stack([getattr(op, side) for op in gemms]) for side in ("m", "n", "k"))
-        times = np.array([[op.times] for op in gemms])
-        seconds, traffic = products_s(gpu, profile, types, m, n, k)
-        time_s = time_s + (times * seconds).sum(axis=0)
-        clocked = time_s - times.sum() * gpu.kernel_s
-        flop = flop + (times * 2.0 * m * n * k).sum(axis=0)
-        moved = moved + (times * traffic).sum(axis=0)
-        kernels += float(times.sum())
+    if products is not None:
+        count = products.times.sum()
+        time_s = products.seconds.sum(axis=0)
+        clocked = time_s - count * gpu.kernel_s
+        flop, moved = products.flop.sum(axis=0), products.moved_bytes.sum(axis=0)
+        kernels += float(count)
     for op in ops:
         if isinstance(op, GroupedGemm):
             seconds, traffic = grouped_products_s(gpu, profile, types, op)

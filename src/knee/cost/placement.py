@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,42 +38,52 @@ def gpus_used(gpus: Ints, per_node: int) -> Ints:
     return used
 
 
-def _blocks(table: PlanTable, axes: tuple[str, ...]) -> list[tuple[Ints, Ints]]:
-    """(stride, size) of the group's parts: axes that lie side by side are one part."""
+def _blocks(table: PlanTable, groups: Sequence[Sequence[str]]) -> list[tuple[Ints, Ints]]:
+    """(stride, size) of the groups' parts, a row for each group: axes that lie side by side are one part."""
     stride = np.ones(len(table), dtype=np.int64)
-    start, size = stride, np.ones(len(table), dtype=np.int64)
+    start = size = np.ones((len(groups), len(table)), dtype=np.int64)
     blocks = []
     for axis in table.placement:
         degree = getattr(table, axis)
-        if axis in axes:
-            start = np.where(size == 1, stride, start)
-            size = size * degree
-        else:
-            # an axis of size 1 between two parts does not part them
-            apart = degree > 1
-            blocks.append((start, np.where(apart, size, 1)))
-            size = np.where(apart, 1, size)
+        has = np.array([axis in axes for axes in groups])[:, None]
+        # an axis of size 1 between two parts does not part them
+        apart = ~has & (degree > 1)
+        blocks.append((start, np.where(apart, size, 1)))
+        start = np.where(has & (size == 1), stride, start)
+        size = np.where(has, size * degree, np.where(apart, 1, size))
         stride = stride * degree
     return [*blocks, (start, size)]
 
 
 def place(table: PlanTable, gpus_per_node: int | Ints, *axes: str) -> GroupPlacement:
-    """The group over some mesh axes, the worst placed one where groups do not divide nodes."""
-    return _placed(table, gpus_per_node, _blocks(table, axes))
+    """The group over some mesh axes."""
+    return place_all(table, gpus_per_node, [axes])[0]
+
+
+def place_all(table: PlanTable, gpus_per_node: int | Ints, groups: Sequence[Sequence[str]]) -> list[GroupPlacement]:
+    """Groups over some mesh axes each, the worst placed one where groups do not divide nodes.
+
+    Formula: a part of size n and stride s uses min(n, floor((o + s (n - 1)) / g) + 1) nodes of g GPUs from offset o
+    Where:   parts start at multiples of s n, plus up to s - 1; the worst offset in a node is
+             g - d + min(s, d) - 1 with d = gcd(s n, g), and 0 for a part that is the whole job
+    Valid:   exact for one part (a test enumerates); parts that other axes separate are taken as nested
+    """
+    return _placed(table, gpus_per_node, len(groups), _blocks(table, groups))
 
 
 def place_folded(
-    table: PlanTable, gpus_per_node: int | Ints, axes: tuple[str, ...], low: Ints, high: Ints
-) -> GroupPlacement:
-    """A group of experts over part of the ranks that some mesh axes have together: every ``low``-th of ``high``
+    table: PlanTable, gpus_per_node: int | Ints, axes: Sequence[str], bounds: Sequence[tuple[Ints, Ints]]
+) -> list[GroupPlacement]:
+    """Groups of experts, each over part of the ranks that some mesh axes have together: every ``low``-th of ``high``
     neighbours, as Megatron folds etp, ep and the replicas of experts, innermost first, over tp, cp and dp."""
-    return _placed(table, gpus_per_node, _folded(table, axes, low, high))
+    low, high = (np.array(side) for side in zip(*bounds, strict=True))
+    return _placed(table, gpus_per_node, len(bounds), _folded(table, axes, low, high))
 
 
-def _folded(table: PlanTable, axes: tuple[str, ...], low: Ints, high: Ints) -> list[tuple[Ints, Ints]]:
-    """(stride, size) of the group's parts, one for each axis that it has ranks on."""
+def _folded(table: PlanTable, axes: Sequence[str], low: Ints, high: Ints) -> list[tuple[Ints, Ints]]:
+    """(stride, size) of the groups' parts, one for each axis that they have ranks on."""
     stride, inner = np.ones(len(table), dtype=np.int64), np.ones(len(table), dtype=np.int64)
-    start, size = stride, stride
+    start, size = np.ones_like(low), np.ones_like(low)
     blocks = []
     for axis in table.placement:
         degree = getattr(table, axis)
@@ -89,16 +100,12 @@ def _folded(table: PlanTable, axes: tuple[str, ...], low: Ints, high: Ints) -> l
     return [*blocks, (start, size)]
 
 
-def _placed(table: PlanTable, gpus_per_node: int | Ints, blocks: list[tuple[Ints, Ints]]) -> GroupPlacement:
-    """A group whose ranks lie in parts.
-
-    Formula: a part of size n and stride s uses min(n, floor((o + s (n - 1)) / g) + 1) nodes of g GPUs from offset o
-    Where:   parts start at multiples of s n, plus up to s - 1; the worst offset in a node is
-             g - d + min(s, d) - 1 with d = gcd(s n, g), and 0 for a part that is the whole job
-    Valid:   exact for one part (a test enumerates); parts that other axes separate are taken as nested
-    """
-    per_node, ranks = np.ones(len(table)), np.ones(len(table))
-    reach = np.zeros(len(table), dtype=np.int64)
+def _placed(
+    table: PlanTable, gpus_per_node: int | Ints, groups: int, blocks: list[tuple[Ints, Ints]]
+) -> list[GroupPlacement]:
+    """Groups whose ranks lie in parts: rows are groups, columns are plans."""
+    shape = (groups, len(table))
+    per_node, ranks, reach = np.ones(shape), np.ones(shape), np.zeros(shape, dtype=np.int64)
     for stride, size in blocks:
         block = stride * size
         common = np.gcd(block, gpus_per_node)
@@ -108,12 +115,9 @@ def _placed(table: PlanTable, gpus_per_node: int | Ints, blocks: list[tuple[Ints
         per_node = per_node * size / nodes
         ranks = ranks * size
         reach = reach + stride * (size - 1)
-    return GroupPlacement(
-        ranks=ranks,
-        per_node=per_node,
-        nodes=np.ceil(ranks / per_node - 1e-9),
-        span=np.maximum(np.floor(reach / gpus_per_node) + 1.0, np.ceil(ranks / per_node - 1e-9)),
-    )
+    nodes = np.ceil(ranks / per_node - 1e-9)
+    span = np.maximum(np.floor(reach / gpus_per_node) + 1.0, nodes)
+    return [GroupPlacement(ranks=ranks[i], per_node=per_node[i], nodes=nodes[i], span=span[i]) for i in range(groups)]
 
 
 def nodes_apart(table: PlanTable, gpus_per_node: int | Ints, axis: str) -> Floats:

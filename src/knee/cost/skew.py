@@ -27,6 +27,6 @@ def skew_wait_s(skew_s: float, group: GroupPlacement) -> Floats:
     Formula: skew * E[max of N]
     Where:   skew is one standard deviation of the ranks' arrival at a collective; slack hides it like its other time
     """
-    if skew_s == 0.0:
+    if not np.any(skew_s):
         return np.zeros_like(group.ranks)
     return np.where(group.nodes > 1, skew_s * expected_maximum(group.ranks), 0.0)

@@ -6,17 +6,17 @@ Compute depends on few things (tokens, tp, cp, precision, ...), so it is evaluat
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from knee.arrays import Bools, Floats, Ints, distinct, equal_rows, expanded
+from knee.arrays import Bools, Floats, Ints, distinct, equal_rows, expanded, names_of
 from knee.cost.clock import StepWork, clock_frac
 from knee.cost.collective_cost import Links, all_reduce_s, gather_s, send_s
 from knee.cost.expert_comm import busiest_rank, expert_weight_costs, permuted_rows, routed_costs
-from knee.cost.kernel_cost import GEMM_TYPES, Cost, cost_of
-from knee.cost.placement import GroupPlacement, gpus_used, nodes_apart, place, place_folded
+from knee.cost.kernel_cost import GEMM_TYPES, Cost, cost_of, costs_of
+from knee.cost.placement import GroupPlacement, gpus_used, nodes_apart, place, place_all, place_folded
 from knee.cost.skew import skew_wait_s
 from knee.specs.constants import constant
 from knee.specs.hardware import Cluster, GemmType, Precision
@@ -24,6 +24,7 @@ from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, PRECISIONS, RECOMPUTE_MODULES, SHARDINGS
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Kernels, Profile
+from knee.specs.variants import columns_of, variant_rows
 from knee.workload import operations as op
 from knee.workload.parameters import parameter_count, routed_parameter_count
 from knee.workload.recomputed_modules import operations_of
@@ -92,9 +93,9 @@ def at_clock(costs: ComputeCosts, clock: Floats) -> ComputeCosts:
     """Products and attention at a share of the highest clock; memory-bound kernels do not follow it."""
     longer = 1.0 / clock - 1.0
     slow: dict[str, Any] = {
-        f.name: replace(cost, time_s=cost.time_s + longer * cost.clocked_s)
-        for f in fields(ComputeCosts)
-        if isinstance(cost := getattr(costs, f.name), Cost)
+        name: replace(cost, time_s=cost.time_s + longer * cost.clocked_s)
+        for name in names_of(ComputeCosts)
+        if isinstance(cost := getattr(costs, name), Cost)
     }
     return replace(costs, **slow, attention_forward_s=costs.attention_forward_s / clock, clock_frac=clock)
 
@@ -154,52 +155,71 @@ def _fastest_costs(model: Model, cluster: Cluster, profile: Profile, table: Plan
         table.precision,
         is_narrow(table) & Modes.of(table).reshards,
         casts_weights(table),
+        *columns_of(cluster.gpu, profile),
     )
-    few = table.rows(first)
+    few, gpu, profile = table.rows(first), variant_rows(cluster.gpu, first), variant_rows(profile, first)
     s = shapes_of(model, few, casts=profile.casts_weights)
     products, half = product_column(few), half_column(few)
 
-    def cost(ops: list[op.Operation], types: Ints = products) -> Cost:
-        found = cost_of(cluster.gpu, profile, types, ops)
-        return Cost(**{f.name: getattr(found, f.name)[kind] for f in fields(Cost)})
+    def costs(types: Ints, lists: dict[str, list[op.Operation]]) -> dict[str, Cost]:
+        return dict(zip(lists, costs_of(gpu, profile, types, list(lists.values())), strict=True))
 
+    kernels = profile.kernels
+    layer = {name: ops(model, s, kernels) for name, ops in _LAYER.items()}
+    head = {name: ops(model, s, kernels, loss_parallel=profile.loss_parallel) for name, ops in _HEAD.items()}
+    ops = table.recomputes("ops")
+    again = op.recomputed_ops(model, s, kernels, attention=profile.attention == "unfused") if ops.any() else []
+    others: dict[str, list[op.Operation]] = {
+        "embedding_forward": op.embedding_forward(model, s),
+        "embedding_backward": op.embedding_backward(model, s),
+        "attention": [o for o in layer["layer_forward"] if isinstance(o, op.Attention)],
+        "ops_again": again,
+    }
+    modules = RECOMPUTE_MODULES if table.modules.any() else ()
+    others |= {module: [o for o in layer["layer_forward"] if o.name in operations_of(module)] for module in modules}
+    # the output projection stays in 16 bit; where the layers' products do too, all are of one type
+    if np.array_equal(products, half):
+        found = costs(products, layer | others | head)
+    else:
+        found = costs(products, layer | others) | costs(half, head)
     # layers of an fp4 plan that stay in bf16 count towards the mean layer
     kept = bf16_layers(profile, few)
-    wide = replace(s, four_bit=0.0 * s.four_bit) if kept.any() else None
-
-    def layer(ops: Callable[[Model, Shapes, Kernels], list[op.Operation]]) -> Cost:
-        mean = cost(ops(model, s, profile.kernels))
-        if wide is None:
-            return mean
-        other = cost(ops(model, wide, profile.kernels), half)
-        return Cost(**{f.name: _mixed(kept[kind], getattr(mean, f.name), getattr(other, f.name)) for f in fields(Cost)})
-
-    forward = op.layer_forward(model, s, profile.kernels)
-    attention = cost([o for o in forward if isinstance(o, op.Attention)])
-    ops = table.recomputes("ops")
-    again = op.recomputed_ops(model, s, profile.kernels, attention=profile.attention == "unfused") if ops.any() else []
-    ops_again = cost(again).times(ops)
-    for module in RECOMPUTE_MODULES if table.modules.any() else ():
-        parts = [o for o in forward if o.name in operations_of(module)]
-        ops_again = ops_again.plus(cost(parts).times(table.recomputes_module(module)))
-    return ComputeCosts(
-        embedding_forward=cost(op.embedding_forward(model, s)),
-        embedding_backward=cost(op.embedding_backward(model, s)),
-        layer_forward=layer(op.layer_forward),
-        layer_backward_input=layer(op.layer_backward_input),
-        layer_backward_weight=layer(op.layer_backward_weight),
-        head_forward=cost(op.head_forward(model, s, profile.kernels, loss_parallel=profile.loss_parallel), half),
-        head_backward=cost(op.head_backward(model, s, profile.kernels, loss_parallel=profile.loss_parallel), half),
-        ops_again=ops_again,
-        attention_forward_s=attention.time_s,
-        attention_forward_flop=attention.flop,
-        clock_frac=np.ones(len(table)),
+    if kept.any():
+        wide = replace(s, four_bit=0.0 * s.four_bit)
+        in_bf16 = costs(half, {name: ops(model, wide, kernels) for name, ops in _LAYER.items()})
+        found |= {name: _mixed(kept, found[name], one) for name, one in in_bf16.items()}
+    attention = found.pop("attention")
+    modules_again = {module: expanded(found.pop(module), kind) for module in modules}
+    whole = expanded(
+        ComputeCosts(
+            **found,
+            attention_forward_s=attention.time_s,
+            attention_forward_flop=attention.flop,
+            clock_frac=np.ones(len(few)),
+        ),
+        kind,
     )
+    ops_again = whole.ops_again.times(ops) if again else whole.ops_again
+    for module, cost in modules_again.items():
+        ops_again = ops_again.plus(cost.times(table.recomputes_module(module)))
+    return replace(whole, ops_again=ops_again)
 
 
-def _mixed(share: Floats, a: Floats, b: Floats) -> Floats:
+_LAYER: dict[str, Callable[[Model, Shapes, Kernels], list[op.Operation]]] = {
+    "layer_forward": op.layer_forward,
+    "layer_backward_input": op.layer_backward_input,
+    "layer_backward_weight": op.layer_backward_weight,
+}
+_HEAD = {"head_forward": op.head_forward, "head_backward": op.head_backward}
+
+
+def _mixed(share: Floats, a: Cost, b: Cost) -> Cost:
     """``b`` has that share of the mean."""
-    return np.where(share > 0.0, (1.0 - share) * a + share * b, a)
+
+    def mean(one: Floats, other: Floats) -> Floats:
+        return np.where(share > 0.0, (1.0 - share) * one + share * other, one)
+
+    return Cost(**{name: mean(getattr(a, name), getattr(b, name)) for name in names_of(Cost)})
 
 
 def is_narrow(table: PlanTable) -> Bools:
@@ -275,12 +295,13 @@ def groups_of(model: Model, cluster: Cluster, table: PlanTable, modes: Modes) ->
 
 def _groups_of(model: Model, cluster: Cluster, table: PlanTable, ddp: Bools) -> GroupPlacements:
     per_node = gpus_used(table.gpus, cluster.node.gpus)
-    replicate = place(table, per_node, "dp_replicate")
-    copies = place(table, per_node, "dp_replicate", "dp_shard", "cp")
-    together, world = _either(ddp, copies, replicate), place(table, per_node, *table.placement)
+    copied, sharded = ("dp_replicate", "dp_shard", "cp"), ("dp_shard", "cp")
+    groups = (("dp_replicate",), copied, table.placement, sharded, ("tp",), ("cp",), ("pp",))
+    replicate, copies, world, shard, tp, cp, pp = place_all(table, per_node, groups)
+    together = _either(ddp, copies, replicate)
     apart = table.sync_every > 1
     if apart.any():
-        alone = _either(ddp, place(table, per_node, "dp_shard", "cp"), place(table, per_node))
+        alone = _either(ddp, shard, place(table, per_node))
         together = _either(apart, alone, together)
         one = [axis for axis in table.placement if axis != "dp_replicate"]
         world = _either(apart, place(table, per_node, *one), world)
@@ -290,12 +311,12 @@ def _groups_of(model: Model, cluster: Cluster, table: PlanTable, ddp: Bools) -> 
         etp=experts[0],
         ep=experts[1],
         expert_shard=experts[2],
-        shard=place(table, per_node, "dp_shard", "cp"),
+        shard=shard,
         replicate=together,
         exchange=replicate,
-        tp=place(table, per_node, "tp"),
-        cp=place(table, per_node, "cp"),
-        pp=place(table, per_node, "pp"),
+        tp=tp,
+        cp=cp,
+        pp=pp,
         world=world,
     )
 
@@ -303,20 +324,21 @@ def _groups_of(model: Model, cluster: Cluster, table: PlanTable, ddp: Bools) -> 
 def _expert_groups(table: PlanTable, per_node: Ints, ddp: Bools) -> tuple[GroupPlacement, ...]:
     """Experts are laid over tp, cp and the data-parallel ranks of one replica (all of them under DDP)."""
     axes = ("tp", "cp", "dp_replicate", "dp_shard")
-    low, high = table.etp, table.etp * table.ep
+    split, dealt = table.etp, table.etp * table.ep
     ranks = np.where(ddp, table.dp_replicate, table.dp_shard) * table.tp * table.cp
+    bounds = ((np.ones_like(split), split), (split, dealt), (dealt, ranks))
     inside = tuple(axis for axis in axes if axis != "dp_replicate")
-    groups = []
-    for start, end in ((np.ones_like(low), low), (low, high), (high, ranks)):
-        sharded, copied = (place_folded(table, per_node, which, start, end) for which in (inside, axes))
-        groups.append(_either(ddp, copied, sharded))
-    return tuple(groups)
+    sharded = place_folded(table, per_node, inside, bounds)
+    if not ddp.any():
+        return tuple(sharded)
+    copied = place_folded(table, per_node, axes, bounds)
+    return tuple(_either(ddp, copy, shard) for copy, shard in zip(copied, sharded, strict=True))
 
 
 def _either(where: Bools, a: GroupPlacement, b: GroupPlacement) -> GroupPlacement:
     """The one group or the other, plan by plan."""
     return GroupPlacement(
-        **{f.name: np.where(where, getattr(a, f.name), getattr(b, f.name)) for f in fields(GroupPlacement)}
+        **{name: np.where(where, getattr(a, name), getattr(b, name)) for name in names_of(GroupPlacement)}
     )
 
 
@@ -365,13 +387,14 @@ def comm_costs(
     """Price every message of every plan, once for each kind of plan that sends the same over the same groups."""
     axes = [getattr(table, axis) for axis in table.placement]
     kinds: list[Floats | Ints | Bools] = [table.sharding, table.sync_every, table.reduce_dtype, table.cp_method]
-    kinds.append(table.sequence_parallel)
+    kinds += [table.sequence_parallel, *columns_of(cluster.node, cluster.fabric, profile)]
     if model.experts is not None:
         kinds += (table.ep, table.etp, table.dispatcher, table.precision, busiest_rank(model, table))
     first, kind = equal_rows(table.gpus, table.micro_tokens, *kinds, *axes)
     if len(first) == len(table):
         return _comm_costs(model, cluster, profile, table, modes, t, g)
     few, some = table.rows(first), expanded(g, first)
+    cluster, profile = variant_rows(cluster, first), variant_rows(profile, first)
     return expanded(_comm_costs(model, cluster, profile, few, expanded(modes, first), expanded(t, first), some), kind)
 
 
@@ -384,31 +407,23 @@ def _comm_costs(
 
     shard_wait, replica_wait, tp_wait = (skew_wait_s(profile.skew_s, group) for group in (g.shard, g.replicate, g.tp))
 
-    def gather(elements: Floats) -> Floats:
-        return gather_s(links, g.shard, PARAMETER_BYTES * elements) + shard_wait
+    # the messages of one group stand side by side: what a ring's links take is then worked out once
+    elements = np.array((t.layer.moved, t.embedding.moved, t.head.moved, root))
+    sharded = np.concatenate((PARAMETER_BYTES * elements, t.reduce_bytes * elements))
+    gather, reduce = np.split(gather_s(links, g.shard, sharded) + shard_wait, 2)
+    reduce = np.where(modes.ddp, 0.0, reduce)
+    message = t.reduce_bytes * elements / np.where(modes.ddp, 1.0, g.shard.ranks)
+    # DDP cuts gradients into buckets, each an all-reduce of its own; a shard goes in one piece
+    buckets = np.where(modes.ddp, np.maximum(np.floor(message / profile.ddp_bucket_bytes), 1.0), 1.0)
+    replicate = buckets * all_reduce_s(links, g.replicate, message / buckets) + replica_wait
 
-    def reduce(elements: Floats) -> Floats:
-        return np.where(modes.ddp, 0.0, gather_s(links, g.shard, t.reduce_bytes * elements) + shard_wait)
-
-    def replicate(elements: Floats) -> Floats:
-        shards = np.where(modes.ddp, 1.0, g.shard.ranks)
-        message = t.reduce_bytes * elements / shards
-        # DDP cuts gradients into buckets, each an all-reduce of its own; a shard goes in one piece
-        buckets = np.where(modes.ddp, np.maximum(np.floor(message / profile.ddp_bucket_bytes), 1.0), 1.0)
-        return buckets * all_reduce_s(links, g.replicate, message / buckets) + replica_wait
-
-    def over(price: Callable[[Floats], Floats], name: str) -> dict[str, Floats]:
-        return {
-            f"{name}_layer": price(t.layer.moved),
-            f"{name}_embedding": price(t.embedding.moved),
-            f"{name}_head": price(t.head.moved),
-            f"{name}_root": price(root),
-        }
+    def over(seconds: Floats, name: str) -> dict[str, Floats]:
+        return {f"{name}_{part}": seconds[i] for i, part in enumerate(("layer", "embedding", "head", "root"))}
 
     def send(group: GroupPlacement, message: Floats, axis: str) -> Floats:
         return send_s(links, group.ranks, group.nodes == 1, message, nodes_apart(table, per_node, axis))
 
-    tp_sum = all_reduce_s(links, g.tp, 4.0 * table.micro_tokens.astype(np.float64))
+    tp_all_reduce, tp_sum = all_reduce_s(links, g.tp, np.array((t.tp_bytes, 4.0 * table.micro_tokens)))
     weights = over(gather, "gather") | over(reduce, "reduce") | over(replicate, "replicate")
     weights |= expert_weight_costs(links, profile, modes, t, g.expert_shard, g.replicate)
     if model.experts is not None:
@@ -420,7 +435,7 @@ def _comm_costs(
         dispatch=dispatch,
         combine=combine,
         tp_gather=gather_s(links, g.tp, t.tp_bytes) + tp_wait,
-        tp_all_reduce=all_reduce_s(links, g.tp, t.tp_bytes) + tp_wait,
+        tp_all_reduce=tp_all_reduce + tp_wait,
         tp_sum=tp_sum,
         tp_loss=tp_sum if profile.loss_parallel else gather_s(links, g.tp, t.logits_bytes),
         cp_gather=gather_s(links, g.cp, t.cp_bytes),

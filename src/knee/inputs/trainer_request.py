@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from dataclasses import replace
+from math import lcm, prod
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,12 +14,13 @@ from knee.errors import InputError, argument
 from knee.files import real_path
 from knee.inputs.arguments import checked_plan
 from knee.inputs.request import ClusterLike, ModelLike, Overrides, ProfileLike, Request, is_job_file, request
-from knee.parallelism.trainer_job import AttentionChoice, Dtype, TrainJob
+from knee.parallelism.trainer_job import AttentionChoice, Dtype, Routing, TrainJob
 from knee.probe.inventory import read_inventory
 from knee.specs import Job
 from knee.specs.choices import Device
 from knee.specs.defaults import DEFAULT_CONVENTION, LEARNING_RATE, TIMEOUT_S, TRACE_STEPS
 from knee.specs.notes import code_of
+from knee.specs.plan import Plan
 from knee.sweeps.job_for_trainer import STEPS, facts_of, warmup_of
 
 DEGREES = ("tp", "pp", "cp", "dp_shard", "dp_replicate")
@@ -32,8 +34,10 @@ Say = Callable[[str], None]
 
 
 def ranks_of(plan: Mapping[str, Any]) -> int:
-    """Ranks that the given degrees of a plan ask for."""
-    return prod(plan.get(axis) or 1 for axis in DEGREES)
+    """Ranks that the given degrees of a plan ask for. Ranks of experts are ranks of the other degrees, or more
+    data-parallel ones."""
+    ranks = prod(plan.get(axis) or 1 for axis in DEGREES)
+    return lcm(ranks, (plan.get("pp") or 1) * prod(plan.get(axis) or 1 for axis in ("ep", "etp")))
 
 
 def under_torchrun() -> bool:
@@ -73,6 +77,7 @@ def trainer_job(
     dtype: Dtype | None = None,
     compile: bool = False,
     attention: AttentionChoice = "auto",
+    balance_loss: float = 0.0,
     data: str | Path | None = None,
     seed: int = 0,
     lr: float = LEARNING_RATE,
@@ -114,13 +119,16 @@ def trainer_job(
         overrides=overrides,
         say=tell,
     ).job
+    parallel = job.plan
+    if job.model.experts is not None and plan.get("routing") is None:
+        parallel = replace(parallel, routing="dropless")  # a real router's choice
     if data is not None and not elsewhere:
         _check_data(Path(data), job, tell)
     steps = STEPS[where] if steps is None else steps
     computed: Any = "fp32" if where == "cpu" else job.plan.precision
     return TrainJob(
         model=job.model,
-        plan=job.plan,
+        plan=parallel,
         gpus=world,
         global_batch=job.global_batch,
         seq_len=job.seq_len,
@@ -131,6 +139,9 @@ def trainer_job(
         dtype=dtype or computed,
         compile=compile,
         attention=attention,
+        routing=_routing(parallel),
+        capacity_factor=parallel.capacity_factor or 0.0,
+        balance_loss=balance_loss,
         lr=lr,
         trace_steps=trace_steps,
         data={} if data is None else {"kind": "shards", "path": str(real_path(data))},
@@ -143,6 +154,19 @@ def trainer_job(
             command=list(command),
         ),
     )
+
+
+def _routing(plan: Plan) -> Routing:
+    """How the trainer's tokens choose experts."""
+    known: dict[str, Routing] = {"balanced": "balanced", "dropless": "learned"}
+    if plan.routing not in known:
+        raise InputError(
+            f"{argument('routing')} {plan.routing} can be simulated, but not trained",
+            hint=f"use {argument('routing')} dropless (the router chooses) or balanced",
+            code="not-trained",
+            field="plan.routing",
+        )
+    return known[plan.routing]
 
 
 def _world(nproc: int | None, plan: Mapping[str, Any], *, torchrun: bool) -> int:

@@ -1,12 +1,13 @@
 """Events as they are decoded -> columns of one rank's trace.
 
-Numbers stay text until there are thousands of them: reading a column digit by digit costs the same few dozen calls of
+Times stay text until there are thousands of them: reading a column digit by digit costs the same few dozen calls of
 NumPy for a hundred numbers as for ten thousand, and text that was copied out of a block holds no block in memory.
 """
 
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from knee.errors import InputError
-from knee.kineto.decode import KEYS, NO_ARGS, Args, nanoseconds, plain
+from knee.kineto.decode import KEYS, NO_ARGS, Args, nanoseconds
 from knee.kineto.event_columns import (
     DEVICE_KINDS,
     FURTHEST_NS,
@@ -27,7 +28,7 @@ from knee.kineto.event_columns import (
     whole,
 )
 from knee.kineto.event_stream import HINT, EventStream, ReportBytes
-from knee.kineto.number_columns import NumberText, nanosecond_column, whole_column
+from knee.kineto.number_columns import NumberText, nanosecond_column
 from knee.limits import LONGEST_TRACE_NS
 
 COLUMNS = ("start", "end", "kind", "stream", "device", "correlation", "name")
@@ -53,13 +54,16 @@ class _Waiting:
     """Kernels, copies, launches and steps whose numbers are not read yet."""
 
     def __init__(self) -> None:
-        self.start, self.duration = NumberText(), NumberText()
-        self.stream, self.device, self.correlation = NumberText(), NumberText(), NumberText()
-        self.launch, self.launched = NumberText(), NumberText()
+        self.start, self.duration, self.launched = NumberText(), NumberText(), NumberText()
+        self.stream: list[Any] = []
+        self.device: list[Any] = []
+        self.correlation: list[Any] = []
+        self.launch: list[Any] = []
         self.kinds: list[int] = []
         self.names: list[int] = []
-        self.tracks: list[tuple[Any, Any]] = []
-        """Thread and process, which stand for stream and device where an event has no such arguments."""
+        self.threads: list[Any] = []
+        self.processes: list[Any] = []
+        """Thread and process stand for stream and device where an event has no such arguments."""
         self.args: list[tuple[int, Args]] = []
         self.steps: list[Any] = []
 
@@ -95,12 +99,14 @@ class _Collector:
         device: list[Any] = []
         launches: list[Any] = []
         annotations: list[Any] = []
-        of_role = {**dict.fromkeys(DEVICE_KINDS, device), "launch": launches, "annotation": annotations}
+        keep = {"launch": launches.append, "annotation": annotations.append} | dict.fromkeys(
+            DEVICE_KINDS, device.append
+        )
         for event in events:
             if (role := event.role) is not None:
-                of_role[role].append(event)
+                keep[role](event)
         self._take_device([event for event in device if event.ph == "X"])
-        self._take_launches([event for event in launches if event.args is not None])
+        self._take_launches(launches)
         self.waiting.steps += [event for event in annotations if _step_number(event) is not None]
         if len(self.waiting) >= TOGETHER:
             self._flush()
@@ -111,23 +117,25 @@ class _Collector:
         w, args = self.waiting, [event.args or NO_ARGS for event in events]
         for i, some in enumerate(args, len(w.start)):
             if some.collective is not None:
-                w.args.append((i, Args(*(self._shared(plain(getattr(some, field))) for field in KEYS))))
+                w.args.append((i, Args(*(self._shared(getattr(some, field)) for field in KEYS))))
         w.start.add([event.ts for event in events])
         w.duration.add([event.dur for event in events])
-        w.stream.add([some.stream for some in args])
-        w.device.add([some.device for some in args])
-        w.correlation.add([some.correlation for some in args])
+        w.stream += [some.stream for some in args]
+        w.device += [some.device for some in args]
+        w.correlation += [some.correlation for some in args]
         w.kinds += [DEVICE_KINDS[event.role] for event in events]
         named = [event.name for event in events]
         if set(map(type, named)) != {str}:
             named = list(map(str, named))
         w.names += map(self.names.__getitem__, named)
-        w.tracks += [(event.tid, event.pid) for event in events]
+        w.threads += [event.tid for event in events]
+        w.processes += [event.pid for event in events]
 
     def _take_launches(self, events: list[Any]) -> None:
-        if events:
-            self.waiting.launch.add([event.args.correlation for event in events])
-            self.waiting.launched.add([event.ts for event in events])
+        times = [event.ts for event in events if event.args is not None]
+        if times:
+            self.waiting.launch += [event.args.correlation for event in events if event.args is not None]
+            self.waiting.launched.add(times)
 
     def _flush(self) -> None:
         waiting, self.waiting = self.waiting, _Waiting()
@@ -142,7 +150,7 @@ class _Collector:
     def _since_base(self, times: NumberText) -> Int64:
         """Nanoseconds since the middle of the first times that were seen, as one of them may be broken."""
         if self.base is None:
-            known = sorted(at for at in _nanoseconds(times) if at is not None)
+            known = _known(times)
             self.base = known[len(known) // 2] if known else None
         return _times(times, self.base or 0)
 
@@ -170,8 +178,8 @@ class _Collector:
             "start": start,
             "end": start + duration,
             "kind": waiting.kinds,
-            "stream": _numbers(waiting.stream, waiting.tracks, 0),
-            "device": _numbers(waiting.device, waiting.tracks, 1),
+            "stream": _numbers(waiting.stream, waiting.threads),
+            "device": _numbers(waiting.device, waiting.processes),
             "correlation": _numbers(waiting.correlation),
             "name": waiting.names,
         }
@@ -264,13 +272,13 @@ def _times(times: NumberText, base: int) -> Int64:
     return since
 
 
-def _nanoseconds(times: NumberText) -> list[int | None]:
+def _known(times: NumberText) -> list[int]:
+    """Return the times that are numbers, sorted."""
     found, others = nanosecond_column(times)
-    known: list[int | None] = found.tolist()
     if len(others):
-        values = times.values()
-        for row in others.tolist():
-            known[row] = nanoseconds(values[row])
+        read = map(nanoseconds, times.values())
+        return sorted(at for at in read if at is not None)
+    known: list[int] = np.sort(found).tolist()
     return known
 
 
@@ -279,22 +287,23 @@ def _since(time: Any, base: int) -> int:
     return MISSING if at is None else at - base if abs(at - base) < FURTHEST_NS else FAR
 
 
-def _wholes(numbers: NumberText) -> Int64:
+def _wholes(numbers: Sequence[Any]) -> Int64:
     """Read whole numbers; what is none becomes MISSING."""
-    found, others = whole_column(numbers)
+    try:
+        packed = array("q", numbers)  # refuses all that is not a whole number, unlike NumPy
+    except (TypeError, OverflowError):
+        read = map(whole, numbers)
+        packed = array("q", [MISSING if number is None else number for number in read])
+    found = np.frombuffer(packed, dtype=np.int64)
     found[np.abs(found) >= FURTHEST_NS] = MISSING
-    if len(others):
-        values = numbers.values()
-        read = (whole(plain(values[row])) for row in others.tolist())
-        found[others] = [MISSING if number is None else number for number in read]
     return found
 
 
-def _numbers(arguments: NumberText, tracks: Sequence[tuple[Any, Any]] = (), which: int = 0) -> Int64:
+def _numbers(arguments: Sequence[Any], tracks: Sequence[Any] = ()) -> Int64:
     """Arguments, or in their place the numbers of the events' tracks; -1 where there is neither."""
     found = _wholes(arguments)
     if (found == MISSING).any() and tracks:
-        found = np.where(found == MISSING, _wholes(NumberText([track[which] for track in tracks])), found)
+        found = np.where(found == MISSING, _wholes(tracks), found)
     return np.where(found == MISSING, -1, found)
 
 

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from knee.errors import KneeError
-from knee.files import replacing, scratch_folder
 from knee.kineto.collect import read_columns
 from knee.kineto.cpu_trace import host_columns, of_gpu
 from knee.kineto.decode import Args
@@ -71,6 +70,8 @@ def _read(path: Path, report_bytes: ReportBytes | None) -> RankTrace:
 
 def _read_pipe(path: Path, report_bytes: ReportBytes | None) -> RankTrace:
     """Read the trace of a processor twice: the second time from a copy, which ends where the first gave up."""
+    from knee.files import scratch_folder  # which takes longer to import than the cache to read
+
     with scratch_folder() as made:
         copy = made / "trace"
         trace = read_columns(path, copy=copy, report_bytes=report_bytes)
@@ -114,6 +115,8 @@ def _reader() -> str:
 
 
 def _save(entry: Path, seal: dict[str, Any], trace: RankTrace) -> None:
+    from knee.files import replacing
+
     others = {f.name: getattr(trace, f.name) for f in fields(trace) if f.name not in (*ARRAYS, "path")}
     others |= {
         "args": [[row, list(args)] for row, args in trace.args.items()],

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from decimal import ROUND_DOWN, Context, Decimal, InvalidOperation
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple, NoReturn, Union
 
 try:
@@ -36,6 +36,7 @@ ROLES = {
     "operator": "annotation",
 }
 """Category -> what it is read as; the last four are torch 1.8's to 1.11's, whose steps are operators."""
+DEVICE_ROLES = ("kernel", "gpu_memcpy", "gpu_memset")
 FURTHEST_DIGIT = 40
 """A time of more digits is none."""
 _CUT_OFF = Context(prec=FURTHEST_DIGIT + 24, rounding=ROUND_DOWN)
@@ -151,10 +152,9 @@ CATEGORIES = (
 
 if msgspec is not None:
     _RAW = (msgspec.Raw, msgspec.field(default=msgspec.Raw(b"")))
-    _NUMBERS = ("stream", "device", "correlation")
-    _words = [(field, Any, msgspec.field(default=None, name=key)) for field, key in KEYS.items() if key not in _NUMBERS]
-    _Args = msgspec.defstruct("_Args", [*((name, *_RAW) for name in _NUMBERS), *_words], gc=False)
-    _Launch = msgspec.defstruct("_Launch", [("correlation", *_RAW)], gc=False)
+    _words = [(field, Any, msgspec.field(default=None, name=key)) for field, key in KEYS.items()]
+    _Args = msgspec.defstruct("_Args", _words, gc=False)
+    _Launch = msgspec.defstruct("_Launch", [("correlation", Any, None)], gc=False)
 
     def _event(args: Any) -> Any:
         fields = [(name, Any, None) for name in ("ph", "cat", "name", "pid", "tid")]
@@ -165,7 +165,8 @@ if msgspec is not None:
             namespace={"role": property(_role)},
         )
 
-    def _of_category(category: str) -> Any:
+    @cache
+    def _of_category(category: str, args: Any) -> Any:
         """Decode only what is asked of this category: nothing is made of the many events that are not read."""
         role = role_of(category)
         fields: list[Any] = []
@@ -175,12 +176,20 @@ if msgspec is not None:
             fields = [("ph", Any, None), ("name", Any, None), ("ts", *_RAW), ("dur", *_RAW)]
         elif role is not None:
             fields = [(name, Any, None) for name in ("ph", "name", "pid", "tid")]
-            fields += [("ts", *_RAW), ("dur", *_RAW), ("args", _Args | None, None)]
+            fields += [("ts", *_RAW), ("dur", *_RAW), ("args", args | None, None)]
         return msgspec.defstruct(
             "_" + category, fields, gc=False, tag_field="cat", tag=category, namespace={"role": role}
         )
 
-    _quick = msgspec.json.Decoder(list[Union[tuple(map(_of_category, CATEGORIES))]])  # type: ignore[misc]  # noqa: UP007
+    def _by_category(args: Any) -> Any:
+        kinds = tuple(_of_category(one, args if role_of(one) in DEVICE_ROLES else None) for one in CATEGORIES)
+        return msgspec.json.Decoder(list[Union[kinds]])  # type: ignore[valid-type]  # noqa: UP007
+
+    # without the words of collectives: msgspec compares each key with each field; a collective's name is refused
+    _fields = [("stream", Any, None), ("device", Any, None), ("correlation", Any, None)]
+    _no_name = ("collective", None, msgspec.field(default=None, name=KEYS["collective"]))
+    _plain = _by_category(msgspec.defstruct("_PlainArgs", [*_fields, _no_name], gc=False))
+    _quick = _by_category(_Args)
     _typed = msgspec.json.Decoder(list[_event(_Args | None)])  # type: ignore[misc]
     _whole = msgspec.json.Decoder(list[_event(Any)])  # type: ignore[misc]
 
@@ -189,17 +198,28 @@ class NotJson(Exception):
     """The text is no JSON, or not a list of events."""
 
 
-def decode(text: bytes, *, all_args: bool = False) -> list[Any]:
-    """``text`` is a JSON list of events. ``all_args`` keeps every argument, in a dict."""
-    decoders = () if msgspec is None else (_whole,) if all_args else (_quick, _typed)
-    for decoder in decoders:
-        try:
-            return decoder.decode(text)  # type: ignore[no-any-return]
-        except msgspec.ValidationError:  # an event of another category, something that is no event, args no object
-            continue
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise NotJson from None
-    return _standard(text, all_args)
+class EventDecoder:
+    """Decodes the events of one file. ``all_args`` keeps every argument, in a dict."""
+
+    def __init__(self, *, all_args: bool = False) -> None:
+        self.all_args = all_args
+        self.decoders: list[Any] = []
+        if msgspec is not None:
+            self.decoders = [_whole] if all_args else [_plain, _quick, _typed]
+
+    def decode(self, text: bytes) -> list[Any]:
+        """``text`` is a JSON list of events."""
+        for decoder in self.decoders:
+            try:
+                events: list[Any] = decoder.decode(text)
+            except msgspec.ValidationError:  # an event of another category, something that is no event, args no object
+                continue
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                raise NotJson from None
+            if decoder is _quick:  # a kernel names its collective: others will too
+                self.decoders = [_quick, _typed]
+            return events
+        return _standard(text, self.all_args)
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -244,16 +264,6 @@ def repaired(text: bytes, *, by: bytes = b"null") -> bytes:
 
 
 _ZEROS = (b"000", b"00", b"0", b"")
-
-
-def plain(value: Any) -> Any:
-    """The same, decoded where it is still text of the file."""
-    if msgspec is None or type(value) is not msgspec.Raw:
-        return value
-    try:
-        return scan(bytes(value).decode("utf-8", "replace"))[0]
-    except (ValueError, RecursionError):
-        return None
 
 
 def nanoseconds(microseconds: Any) -> int | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from knee.errors import InputError
 from knee.kineto.blocks import CutOff, blocks
-from knee.kineto.decode import NotJson, decode, decode_object, event_of, repaired, scan
+from knee.kineto.decode import EventDecoder, NotJson, decode_object, event_of, repaired, scan
 
 ReportBytes = Callable[[int], None]
 """Called with the number of unpacked bytes that were just read."""
@@ -25,7 +25,7 @@ GUESSES = 4
 LONGEST_EVENT_BYTES = 1 << 24
 """More text without a whole event is no trace."""
 LONGEST_HEAD_BYTES = 1 << 26
-NEAR_BYTES = 1 << 12
+NEAR_BYTES = 1 << 10
 """Where the end of an event is looked for first."""
 SPACE = b" \t\r\n"
 NOTHING = memoryview(b"")
@@ -52,6 +52,10 @@ class EventStream:
     """Whether the document is nothing but its events."""
     closed: bool = False
     """Whether the end of the events was seen."""
+    decoder: EventDecoder = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.decoder = EventDecoder(all_args=self.all_args)
 
     def events(self) -> Iterator[list[Any]]:
         """Lists of events, in the file's order."""
@@ -151,7 +155,7 @@ class EventStream:
         if at is None:
             return []
         try:
-            events = decode(b"".join((b"[", buffer.before, buffer.block[: at[0] + 1], b"]")), all_args=self.all_args)
+            events = self.decoder.decode(b"".join((b"[", buffer.before, buffer.block[: at[0] + 1], b"]")))
         except NotJson:
             return []
         buffer.text = bytes(buffer.block[at[1] :])
@@ -163,7 +167,7 @@ class EventStream:
             if repair and changed == text:
                 return None
             try:
-                events = decode(b"[" + changed + b"]", all_args=self.all_args)
+                events = self.decoder.decode(b"[" + changed + b"]")
             except NotJson:
                 continue
             self.repairs += repair

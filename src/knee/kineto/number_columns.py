@@ -1,4 +1,4 @@
-"""Columns of numbers, read from their text all at once and exactly: a float64 does not hold microseconds since 1970."""
+"""Columns of times, read from their text all at once and exactly: a float64 does not hold microseconds since 1970."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from knee.arrays import Bools
 from knee.kineto.decode import as_text, raw
 
 Int64 = npt.NDArray[np.int64]
-_COMMA, _MINUS, _POINT, _ZERO = b",-.0"
+_COMMA, _POINT, _ZERO = b",.0"
+DECIMALS = 3
+"""Of a microsecond: nanoseconds. Further ones are cut off."""
 _TENS = 10 ** np.arange(19, dtype=np.int64)
 
 
@@ -56,85 +58,69 @@ class NumberText:
         return found
 
 
-def whole_column(numbers: NumberText) -> tuple[Int64, Int64]:
-    """Whole numbers as they stand in the file, and the rows of those that are written in another way."""
-    found, read = _column(numbers, decimals=0)
+def nanosecond_column(times: NumberText) -> tuple[Int64, Int64]:
+    """``nanoseconds`` of all at once, and the rows of those that are not plain digits with a point among them."""
+    text = np.frombuffer(times.text(), dtype=np.uint8)
+    alike = _alike(text, len(times))
+    if alike is not None:
+        return alike, np.array([], dtype=np.int64)
+    found, read = _ragged(text)
     return found, np.flatnonzero(~read)
 
 
-def nanosecond_column(times: NumberText) -> tuple[Int64, Int64]:
-    """``nanoseconds`` of all at once, and the rows of those that are not plain digits with a point among them."""
-    found, read = _column(times, decimals=3)
-    return found, np.flatnonzero(~read | (found < 0))
-
-
-def _column(numbers: NumberText, *, decimals: int) -> tuple[Int64, Bools]:
-    """Numbers times ten to the ``decimals``, further ones cut off, and which were read."""
-    text = np.frombuffer(numbers.text(), dtype=np.uint8)
-    alike = _alike(text, len(numbers), decimals)
-    if alike is not None:
-        return alike, np.ones(len(alike), dtype=np.bool_)
-    return _ragged(text, decimals)
-
-
-def _alike(text: npt.NDArray[np.uint8], count: int, decimals: int) -> Int64 | None:
-    """The same of numbers with as many digits before and after the point, as times have them; None for others."""
+def _alike(text: npt.NDArray[np.uint8], count: int) -> Int64 | None:
+    """Nanoseconds of times with as many digits before and after the point, as most have them; None for others."""
     width = len(text) // count
     if width * count != len(text) or text[width - 1] != _COMMA:
         return None
-    table = text.reshape(count, width)
-    first = table[0, :-1].tobytes()
-    before, _, after = first.partition(b".")
-    if not before.isdigit() or len(before) >= len(_TENS) - decimals or (b"." in first and not (after and decimals)):
+    letters = np.ascontiguousarray(text.reshape(count, width).T)
+    before, point, after = letters[:-1, 0].tobytes().partition(b".")
+    if (letters[-1] != _COMMA).any() or (point and (not after or (letters[len(before)] != _POINT).any())):
         return None
-    places = [i for i in range(width - 1) if first[i] != _POINT]
-    if (table[:, -1] != _COMMA).any() or (b"." in first and (table[:, len(before)] != _POINT).any()):
+    digits = np.delete(letters[:-1], len(before), axis=0) if point else letters[:-1]
+    digits = digits - np.uint8(_ZERO)  # what stands before 0 comes out large
+    widest = len(_TENS) - DECIMALS
+    if digits.max(initial=0) > 9 or not 0 < len(before) <= widest or (len(before) == widest and digits[0].max() == 9):
         return None
     found = np.zeros(count, dtype=np.int64)
-    for i, place in enumerate(places):
-        digit = table[:, place] - np.uint8(_ZERO)
-        if digit.max() > 9:
-            return None
-        power = len(before) + decimals - 1 - i
-        if power >= 0:
-            found += digit * _TENS[power]
+    for digit in digits[: len(before) + DECIMALS]:
+        found *= 10
+        found += digit
+    found *= _TENS[DECIMALS - min(len(after), DECIMALS)]
     return found
 
 
-def _ragged(text: npt.NDArray[np.uint8], decimals: int) -> tuple[Int64, Bools]:
-    """Digit by digit for all numbers of one width together: no expression has to guess where a number ends, so that the
-    time does not depend on how they are written."""
+def _ragged(text: npt.NDArray[np.uint8]) -> tuple[Int64, Bools]:
+    """Nanoseconds, and which were read. Digit by digit for all numbers of one width together: no expression has to
+    guess where a number ends, so that the time does not depend on how they are written."""
     digit = text - np.uint8(_ZERO)  # what stands before 0 comes out large
     marks = np.flatnonzero(digit > 9)
     end = marks[text[marks] == _COMMA]
     start = np.concatenate(([0], end[:-1] + 1))
-    point, minus, other = _signs(text, marks, start, end)
-    start += minus
+    point, other = _points(text, marks, end)
     width, after = point - start, end - point - 1  # -1 after no point
-    widest = len(_TENS) - decimals
+    widest = len(_TENS) - DECIMALS
     fits = (width < widest) | ((width == widest) & (digit[start] < 9))  # int64 ends between 9 and 10 times 10^18
-    read = (other == 0) & (width > 0) & fits & ((after < 0) | ((after > 0) & (decimals > 0)))
+    read = (other == 0) & (width > 0) & fits & (after != 0)
     found = np.zeros(len(end), dtype=np.int64)
     for digits in np.flatnonzero(np.bincount(width[read])).tolist():
         rows = np.flatnonzero(read & (width == digits))
         at, number = point[rows], np.zeros(len(rows), dtype=np.int64)
         for place in range(1, digits + 1):
-            number += digit[at - place] * _TENS[place - 1 + decimals]
+            number += digit[at - place] * _TENS[place - 1 + DECIMALS]
         found[rows] = number
-    for place in range(1, decimals + 1):
+    for place in range(1, DECIMALS + 1):
         rows = np.flatnonzero(read & (after >= place))
-        found[rows] += digit[point[rows] + place] * _TENS[decimals - place]
-    return np.where(minus, -found, found), read
+        found[rows] += digit[point[rows] + place] * _TENS[DECIMALS - place]
+    return found, read
 
 
-def _signs(text: npt.NDArray[np.uint8], marks: Int64, start: Int64, end: Int64) -> tuple[Int64, Bools, Int64]:
-    """Where each number's point stands, its end where it has none; whether it begins with a minus; and how many other
-    letters it has that are no digits."""
+def _points(text: npt.NDArray[np.uint8], marks: Int64, end: Int64) -> tuple[Int64, Int64]:
+    """Where each number's point stands, its end where it has none; and how many other letters it has that are no
+    digits."""
     if len(marks) == len(end):
-        return end, np.zeros(len(end), dtype=np.bool_), np.zeros(len(end), dtype=np.int64)
-    minus = text[start] == _MINUS
+        return end, np.zeros(len(end), dtype=np.int64)
     points = marks[text[marks] == _POINT]
     point = end.copy()
     point[np.searchsorted(end, points)] = points
-    others = np.diff(np.searchsorted(marks, end), prepend=-1) - 1 - minus - (point < end)
-    return point, minus, others
+    return point, np.diff(np.searchsorted(marks, end), prepend=-1) - 1 - (point < end)

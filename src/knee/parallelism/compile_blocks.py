@@ -7,12 +7,17 @@ from typing import Any
 
 import torch
 
+SHAPES = 64
+"""Most shapes for which a function is compiled."""
+
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function, compiled for the shapes it meets; blocks are alike and share one program.
 
     On a GPU, block sizes of memory-bound kernels are tuned: some seconds at the start, some milliseconds of each step.
     """
+    # a model with experts and latent attention has more shapes of weights than torch compiles by default
+    torch._dynamo.config.recompile_limit = SHAPES
     options = {"coordinate_descent_tuning": True} if torch.cuda.is_available() else None
     made: Callable[..., Any] = torch.compile(function, dynamic=False, options=options)
     return made

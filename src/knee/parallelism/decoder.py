@@ -1,13 +1,15 @@
-"""A Llama decoder, or a pipeline stage's part of one, from the same spec that is simulated.
+"""A decoder, or a pipeline stage's part of one, from the same spec that is simulated.
 
 Weights have the names and shapes of ``workload.parameters``. Query, key and value (and gate and up) are weights of
 their own: a tensor-parallel rank then holds whole heads by cutting rows, and FSDP2 pads what the simulator pads.
+Experts, latent attention and norms of queries and keys are parts of a block where the model has them.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,29 +17,60 @@ from torch import nn
 from torch.nn import functional
 
 from knee.parallelism.context_parallel import causal_attention
+from knee.parallelism.expert_parallel import Here
+from knee.parallelism.experts import MixtureOfExperts, RoutingRules
+from knee.parallelism.latent_attention import LatentProjections
+from knee.parallelism.layer_functions import linear, rms_norm, rope
 from knee.parallelism.loss import cross_entropy
 from knee.parallelism.tensor_parallel import CUT_DIM, Whole
 from knee.specs.model import Model
 
-EPS = 1e-5
 STD = 0.02
+LAST = ("wo", "w2", "shared_w2", "expert_out")
+"""Weights whose results are added to the residual stream."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a block's parts work with."""
+
+    tp: Whole = field(default_factory=Whole)
+    attend: Callable[..., Any] = causal_attention
+    pads_values: bool = True
+    """Values of latent attention are padded to the width of its keys."""
+    exchange: Here = field(default_factory=Here)
+    """How rows come to their experts."""
+    routing: RoutingRules = field(default_factory=RoutingRules)
+    state_dtype: Any = torch.float32
 
 
 class DecoderBlock(nn.Module):
     """One decoder layer on one tensor-parallel rank."""
 
-    def __init__(self, model: Model, tp: Whole, attend: Callable[..., Any], dtype: Any) -> None:
+    def __init__(self, model: Model, layer: int, parts: Parts) -> None:
         super().__init__()
-        self.head_dim, self.tp, self.attend = model.head_dim, tp, attend
+        tp, dtype = parts.tp, parts.state_dtype
+        self.head_dim, self.tp, self.attend = model.head_dim, tp, parts.attend
         h, f = model.hidden, model.ffn // tp.size
-        q, kv = model.q_width // tp.size, model.kv_width // tp.size
 
         def weight(*shape: int) -> Any:
             return nn.Parameter(torch.empty(shape, dtype=dtype))
 
         self.attention_norm, self.mlp_norm = weight(h), weight(h)
-        self.wq, self.wk, self.wv, self.wo = weight(q, h), weight(kv, h), weight(kv, h), weight(h, q)
-        self.w1, self.w3, self.w2 = weight(f, h), weight(f, h), weight(h, f)
+        self.latent = self.moe = self.q_norm = self.k_norm = None
+        if model.latent_attention is not None:
+            value = model.heads * model.latent_attention.value_size // tp.size
+            self.latent = LatentProjections(model, tp, parts.attend, pads_values=parts.pads_values, dtype=dtype)
+            self.wo = weight(h, value)
+        else:
+            q, kv = model.q_width // tp.size, model.kv_width // tp.size
+            self.wq, self.wk, self.wv, self.wo = weight(q, h), weight(kv, h), weight(kv, h), weight(h, q)
+        if model.qk_norm == "head":
+            self.q_norm, self.k_norm = weight(self.head_dim), weight(self.head_dim)
+        if model.experts is not None and model.experts.has_experts(layer):
+            self.moe = MixtureOfExperts(model, tp, parts.exchange, parts.routing, dtype)
+        else:
+            self.w1, self.w3, self.w2 = weight(f, h), weight(f, h), weight(h, f)
         self.run: Callable[..., Any] = self.body
         """``body``, or what recomputation and compilation made of it."""
 
@@ -47,13 +80,22 @@ class DecoderBlock(nn.Module):
 
     def body(self, x: Any, cos: Any, sin: Any) -> Any:
         """Attention and MLP, each with a norm before and a residual around it."""
-        y = self.tp.enter(rms_norm(x, self.attention_norm))
+        y = rms_norm(x, self.attention_norm)
+        a = self.latent(y, cos, sin) if self.latent is not None else self._attention(y, cos, sin)
+        x = x + self.tp.leave(linear(a, self.wo))
+        y = rms_norm(x, self.mlp_norm)
+        if self.moe is not None:
+            return x + self.moe(y)
+        y = self.tp.enter(y)
+        return x + self.tp.leave(linear(functional.silu(linear(y, self.w1)) * linear(y, self.w3), self.w2))
+
+    def _attention(self, y: Any, cos: Any, sin: Any) -> Any:
+        y = self.tp.enter(y)
         batch, tokens, _ = y.shape
         q, k, v = (linear(y, w).view(batch, tokens, -1, self.head_dim) for w in (self.wq, self.wk, self.wv))
-        a = self.attend(rope(q, cos, sin), rope(k, cos, sin), v)
-        x = x + self.tp.leave(linear(a.reshape(batch, tokens, -1), self.wo))
-        y = self.tp.enter(rms_norm(x, self.mlp_norm))
-        return x + self.tp.leave(linear(functional.silu(linear(y, self.w1)) * linear(y, self.w3), self.w2))
+        if self.q_norm is not None:
+            q, k = rms_norm(q, self.q_norm), rms_norm(k, self.k_norm)
+        return self.attend(rope(q, cos, sin), rope(k, cos, sin), v).reshape(batch, tokens, -1)
 
 
 class Decoder(nn.Module):
@@ -64,18 +106,17 @@ class Decoder(nn.Module):
         model: Model,
         *,
         layers: range,
-        tp: Whole | None = None,
-        attend: Callable[..., Any] = causal_attention,
-        state_dtype: Any = torch.float32,
+        parts: Parts,
         compute_dtype: Any = torch.float32,
     ) -> None:
         super().__init__()
-        self.model, self.tp, self.compute_dtype = model, tp or Whole(), compute_dtype
+        state_dtype = parts.state_dtype
+        self.model, self.tp, self.compute_dtype = model, parts.tp, compute_dtype
         self.first, self.last = layers.start == 0, layers.stop == model.layers
         rows = model.vocab // self.tp.size
         if self.first:
             self.embedding = nn.Parameter(torch.empty(rows, model.hidden, dtype=state_dtype))
-        self.blocks = nn.ModuleDict({str(i): DecoderBlock(model, self.tp, attend, state_dtype) for i in layers})
+        self.blocks = nn.ModuleDict({str(i): DecoderBlock(model, i, parts) for i in layers})
         if self.last:
             self.norm = nn.Parameter(torch.empty(model.hidden, dtype=state_dtype))
             if not model.tied_embeddings:
@@ -97,59 +138,6 @@ class Decoder(nn.Module):
         return self.loss(linear(y, head), labels, self.tp.vocabulary)
 
 
-def linear(x: Any, weight: Any) -> Any:
-    """A product in x's type: weights that are kept in another (and that FSDP has not cast) are cast here."""
-    return functional.linear(x, weight.to(x.dtype))
-
-
-def rms_norm(x: Any, weight: Any) -> Any:
-    """torch's own kernel; inside it computes in fp32."""
-    return functional.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), EPS)
-
-
-def rope_table(positions: Any, model: Model, device: Any, dtype: Any) -> tuple[Any, Any]:
-    """Cosines and sines, (1, sequence, 1, head_dim / 2)."""
-    head_dim = model.head_dim
-    frequencies = model.rope_base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-    angles = torch.outer(positions.double(), frequencies)[None, :, None, :]
-    return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
-
-
-def rope(x: Any, cos: Any, sin: Any) -> Any:
-    """Turn pairs of features (i, i + head_dim / 2) by their position's angle."""
-    return turned(x, cos, sin) if torch.compiler.is_compiling() else _Turn.apply(x, cos, sin)
-
-
-def turned(x: Any, cos: Any, sin: Any) -> Any:
-    """The formula, which compiled code fuses into one kernel."""
-    a, b = x.float().chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
-
-
-class _Turn(torch.autograd.Function):
-    """The formula in four kernels; backward turns the other way."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, cos: Any, sin: Any) -> Any:
-        ctx.save_for_backward(cos, sin)
-        return _turn(x, cos, sin, 1.0)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        cos, sin = ctx.saved_tensors
-        return _turn(grad, cos, sin, -1.0), None, None
-
-
-def _turn(x: Any, cos: Any, sin: Any, way: float) -> Any:
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    (a, b), (left, right) = x.chunk(2, dim=-1), out.chunk(2, dim=-1)
-    torch.mul(a, cos, out=left)
-    torch.mul(b, cos, out=right)
-    left.addcmul_(b, sin, value=-way)
-    right.addcmul_(a, sin, value=way)
-    return out
-
-
 def full_shape(name: str, shape: torch.Size, tp: int) -> list[int]:
     """A weight's shape before tensor parallelism cut it."""
     whole = list(shape)
@@ -164,6 +152,8 @@ def initial(name: str, shape: list[int], *, layers: int, seed: int, device: Any)
     leaf = name.rsplit(".", 1)[-1]
     if leaf.endswith("norm"):
         return torch.ones(shape, device=device)
-    std = STD / (2 * layers) ** 0.5 if leaf in ("wo", "w2") else STD
+    if leaf.endswith("bias"):
+        return torch.zeros(shape, device=device)
+    std = STD / (2 * layers) ** 0.5 if leaf in LAST else STD
     generator = torch.Generator(device).manual_seed((seed << 32) + zlib.crc32(name.encode()))
     return torch.empty(shape, device=device).normal_(0.0, std, generator=generator)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from knee.parallelism.decoder import Decoder
 from knee.parallelism.mesh import Mesh
@@ -23,10 +23,22 @@ def shard(decoder: Decoder, job: TrainJob, mesh: Mesh) -> None:
         cast_forward_inputs=False,
     )
     reshards = job.plan.sharding in ("fsdp", "hsdp")
+    local: set[Any] = set()
+    for experts in experts_apart(decoder, mesh):
+        if mesh.experts.sharded is None:
+            local.update(experts.parameters())
+        else:
+            fully_shard(experts, mesh=mesh.experts.sharded, reshard_after_forward=reshards, mp_policy=policy)
     for block in decoder.blocks.values():
-        fully_shard(block, mesh=mesh.sharded, reshard_after_forward=reshards, mp_policy=policy)
-    fully_shard(decoder, mesh=mesh.sharded, reshard_after_forward=False, mp_policy=policy)
+        fully_shard(block, mesh=mesh.sharded, reshard_after_forward=reshards, mp_policy=policy, ignored_params=local)
+    fully_shard(decoder, mesh=mesh.sharded, reshard_after_forward=False, mp_policy=policy, ignored_params=local)
     _prefetch(decoder, job.plan.prefetch)
+
+
+def experts_apart(decoder: Decoder, mesh: Mesh) -> list[Any]:
+    """The experts of all blocks, where they are spread over other ranks than the rest."""
+    blocks = decoder.blocks.values() if mesh.experts.apart else ()
+    return [block.moe.experts for block in blocks if block.moe is not None]
 
 
 def _prefetch(decoder: Any, ahead: int) -> None:
@@ -40,11 +52,21 @@ def _prefetch(decoder: Any, ahead: int) -> None:
     for i, module in enumerate(order):
         later, earlier = order[i + 1 : i + 1 + ahead], order[max(1, i - ahead) : i][::-1]
         if later:
-            module.set_modules_to_forward_prefetch(later)
+            module.set_modules_to_forward_prefetch(_with_experts(later))
         if earlier or not ahead:
-            module.set_modules_to_backward_prefetch(earlier or [module])
+            module.set_modules_to_backward_prefetch(_with_experts(earlier) or [module])
     if ahead:
-        decoder.set_modules_to_backward_prefetch(blocks[::-1][:ahead])
+        decoder.set_modules_to_backward_prefetch(_with_experts(blocks[::-1][:ahead]))
+
+
+def _with_experts(blocks: list[Any]) -> list[Any]:
+    """Blocks, each with the experts that are gathered over another mesh."""
+    found = []
+    for block in blocks:
+        found.append(block)
+        if block.moe is not None and isinstance(block.moe.experts, FSDPModule):
+            found.append(block.moe.experts)
+    return found
 
 
 def before_microbatch(decoder: Any, job: TrainJob, *, last: bool) -> None:
@@ -61,10 +83,10 @@ def before_microbatch(decoder: Any, job: TrainJob, *, last: bool) -> None:
         decoder.set_reshard_after_backward(last)
 
 
-def place(local: Any, whole: Any, mesh: Mesh) -> None:
+def place(local: Any, whole: Any, sharded: Any) -> None:
     """Copy this rank's rows of a weight into its shard."""
-    last = mesh.sharded.ndim - 1  # a flattened mesh of torch 2.11 knows no dimension -1
-    ranks, rank = mesh.sharded.size(last), mesh.sharded.get_local_rank(last)
+    last = sharded.ndim - 1  # a flattened mesh of torch 2.11 knows no dimension -1
+    ranks, rank = sharded.size(last), sharded.get_local_rank(last)
     rows = -(-whole.shape[0] // ranks)
     local.copy_(whole[rank * rows : (rank + 1) * rows])
 

@@ -4,20 +4,36 @@ from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from math import prod
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from knee.errors import SpecError
 from knee.parallelism.torch_internals import NamedGroup
 from knee.parallelism.trainer_job import TrainJob
 from knee.specs.plan import Plan
 from knee.workload.layers_per_stage import chunk_layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertMesh:
+    """This rank's place among the ranks of its stage, folded for experts: edp * ep * etp."""
+
+    ep: NamedGroup | None = None
+    """Ranks that hold different experts."""
+    etp: NamedGroup | None = None
+    """Ranks that hold different columns of the same experts."""
+    sharded: Any = None
+    """DeviceMesh over which FSDP2 shards the experts; None where they are not."""
+    copies: Any = None
+    """Process group over which their gradients are averaged (ddp); None where there is none."""
+    apart: bool = False
+    """Whether experts are spread over other ranks than a block's other weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +50,7 @@ class Mesh:
     """DeviceMesh over which FSDP2 works: (dp_replicate,) dp_shard x cp; None where nothing is sharded."""
     copies: Any
     """Process group over which unsharded gradients are averaged (ddp); None where there is none."""
+    experts: ExpertMesh = field(default_factory=ExpertMesh)
     fake: bool = False
     """Fake ranks: no values, no weights to be set."""
 
@@ -68,14 +85,16 @@ def make_mesh(plan: Plan, device: Any, *, fake: bool = False) -> Mesh:
     if prod(shape) != dist.get_world_size():
         raise SpecError(f"the plan fills {prod(shape)} processes, but {dist.get_world_size()} were started")
     root = init_device_mesh(device.type, shape, mesh_dim_names=tuple(axes))
+    sharded, copies = _sharded(plan, root, axes), _copies(plan, root, axes)
     return Mesh(
         plan=plan,
         rank=dist.get_rank(),
         world=dist.get_world_size(),
         device=device,
         root=root,
-        sharded=_sharded(plan, root, axes),
-        copies=_copies(plan, root, axes),
+        sharded=sharded,
+        copies=copies,
+        experts=_expert_mesh(plan, device, root, sharded, copies),
         fake=fake,
     )
 
@@ -106,6 +125,47 @@ def _copies(plan: Plan, root: Any, axes: list[str]) -> Any:
         return None
     copies = _flat(root, axes, ("dp_replicate", "cp"), "copies")
     return None if copies is None else copies.get_group()
+
+
+def _expert_mesh(plan: Plan, device: Any, root: Any, sharded: Any, copies: Any) -> ExpertMesh:
+    """Experts with tp as their etp, and nothing else, lie where the rest of their block lies."""
+    if plan.ep == 1 and plan.etp == plan.tp:
+        etp = NamedGroup.of(root.get_group("tp")) if plan.etp > 1 else None
+        return ExpertMesh(etp=etp, sharded=sharded, copies=copies)
+    folded = folded_ranks(plan)
+    # replicas of shards are a dimension of FSDP2's mesh, and it has one of shards even if that is of one rank
+    replicated = plan.sharding != "ddp" and plan.dp_replicate > 1
+    kept = [name for name, size in folded.items() if size > 1 or (name == "edp" and replicated)]
+    ranks = torch.tensor(_order_of_ranks(plan)).view([folded[name] for name in kept])
+    mesh = DeviceMesh(device.type, ranks, mesh_dim_names=tuple(kept))
+
+    def group(name: str) -> NamedGroup | None:
+        return NamedGroup.of(mesh.get_group(name)) if name in kept else None
+
+    ddp, shards = plan.sharding == "ddp", mesh["edp"] if "edp" in kept else None
+    return ExpertMesh(
+        ep=group("ep"),
+        etp=group("etp"),
+        sharded=None if ddp else mesh["edp_replicate", "edp"] if replicated else shards,
+        copies=shards.get_group() if ddp and shards is not None else None,
+        apart=True,
+    )
+
+
+def folded_ranks(plan: Plan) -> dict[str, int]:
+    """Axes of a stage's ranks as its experts have them, outermost first. tp is innermost, so that etp may be tp."""
+    replicas = 1 if plan.sharding == "ddp" else plan.dp_replicate
+    edp = plan.dp * plan.cp * plan.tp // (replicas * plan.ep * plan.etp)
+    return {"pp": plan.pp, "edp_replicate": replicas, "edp": edp, "ep": plan.ep, "etp": plan.etp}
+
+
+def _order_of_ranks(plan: Plan) -> list[int]:
+    """All ranks, in the order in which they are folded."""
+    placed = list(reversed(plan.placement))
+    first = ["pp"] if plan.sharding == "ddp" else ["pp", "dp_replicate"]
+    order = [*first, *(axis for axis in placed if axis not in (*first, "tp")), "tp"]
+    ranks = torch.arange(plan.gpus).view([getattr(plan, axis) for axis in placed])
+    return [int(rank) for rank in ranks.permute([placed.index(axis) for axis in order]).flatten()]
 
 
 def chunks_here(job: TrainJob, mesh: Mesh) -> list[tuple[int, range]]:

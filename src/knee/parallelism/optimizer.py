@@ -8,11 +8,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from knee.parallelism.experts import EXPERT_WEIGHTS
 from knee.parallelism.fsdp import local_part
 from knee.parallelism.mesh import Mesh
-from knee.parallelism.tensor_parallel import CUT_DIM
+from knee.parallelism.tensor_parallel import CUT_DIM, OF_HEADS
 from knee.parallelism.torch_internals import all_reduce, scaled_fused_step
 from knee.parallelism.trainer_job import TrainJob
+from knee.specs.plan import Plan
 
 BETAS, WEIGHT_DECAY, EPS = (0.9, 0.95), 0.1, 1e-8
 
@@ -26,12 +28,15 @@ class Optimizer:
         named = [(name, p) for decoder in decoders for name, p in decoder.named_parameters()]
         self.parameters = [p for _, p in named]
         self.locals = [local_part(p).detach() for p in self.parameters]
-        whole = [name.rsplit(".", 1)[-1] not in CUT_DIM for name, _ in named]
-        self._cut = [i for i, x in enumerate(self.locals) if x.numel() and not whole[i]]
-        self._whole = [i for i, x in enumerate(self.locals) if x.numel() and whole[i]]
-        # norms see a part of the tokens where the sequence is split
-        self._partial = self._whole if mesh.size("tp") > 1 and job.plan.sequence_parallel else []
-        some = [self.locals[i] for i in sorted(self._cut + self._whole)]
+        leaves = [name.rsplit(".", 1)[-1] for name, _ in named]
+        full = [i for i, x in enumerate(self.locals) if x.numel()]
+        self._experts = [i for i in full if leaves[i] in EXPERT_WEIGHTS]
+        self._cut = [i for i in full if leaves[i] in CUT_DIM]
+        self._whole = [i for i in full if i not in {*self._experts, *self._cut}]
+        # norms and routers see a part of the tokens where the sequence is split, norms of heads some heads
+        seen = self._whole if job.plan.sequence_parallel else [i for i in self._whole if leaves[i] in OF_HEADS]
+        self._partial = seen if mesh.size("tp") > 1 else []
+        some = [self.locals[i] for i in full]
         self.adamw = CompiledAdamW(some, job.lr, compiled) if compiled else FusedAdamW(some, job.lr)
         self._squared = compiled(sum_of_squares) if compiled else None
 
@@ -47,14 +52,20 @@ class Optimizer:
             sums = flat.split([g.numel() for g in parts])
             torch._foreach_copy_(parts, [s.view_as(g) for s, g in zip(sums, parts, strict=True)])
 
+        scale = expert_gradient_scale(self.mesh.plan)
+        if self._experts and scale != 1:
+            torch._foreach_mul_([self.locals[i].grad for i in self._experts], scale)
+
     def norm_and(self, loss: Any) -> tuple[Any, Any]:
         """The norm of the whole gradient, and ``loss`` summed over ranks: one small message for both.
 
         Every rank adds the squares of its parts, over how many ranks have the same part.
         """
-        copies = self.mesh.world / self._ranks_of_one_part()
-        squares = self._squares(self._cut) / copies + self._squares(self._whole) / (copies * self.mesh.size("tp"))
-        both = torch.stack((squares, loss.float()))
+        tp, plan = self.mesh.size("tp"), self.mesh.plan
+        ranks = self.mesh.world / (plan.pp * _shards(self.mesh.sharded))
+        expert_ranks = self.mesh.world / (plan.pp * _shards(self.mesh.experts.sharded) * plan.ep * plan.etp)
+        squares = self._squares(self._cut) / (ranks / tp) + self._squares(self._whole) / ranks
+        both = torch.stack((squares + self._squares(self._experts) / expert_ranks, loss.float()))
         if self.mesh.world > 1:
             dist.all_reduce(both)
         return both[0].sqrt(), both[1]
@@ -72,11 +83,6 @@ class Optimizer:
         for x, p in zip(self.locals, self.parameters, strict=True):
             x.grad = p.grad = None
 
-    def _ranks_of_one_part(self) -> int:
-        """Ranks over which cut weights are spread: stages, tensor-parallel ranks and shards."""
-        shards = self.mesh.sharded.size(self.mesh.sharded.ndim - 1) if self.mesh.sharded is not None else 1
-        return self.mesh.size("pp") * self.mesh.size("tp") * shards
-
     def _squares(self, which: list[int]) -> Any:
         grads = [self.locals[i].grad for i in which]
         if not grads:
@@ -84,6 +90,19 @@ class Optimizer:
         if self._squared:
             return torch.stack([self._squared(g.view(-1)) for g in grads]).sum()
         return torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float32)).square().sum()
+
+
+def expert_gradient_scale(plan: Plan) -> float:
+    """What makes gradients of experts those of the mean loss.
+
+    A rank's experts sum over the tokens of ep * etp / tp data-parallel ranks; the rest of the ranks is averaged over.
+    """
+    return plan.tp / (plan.ep * plan.etp)
+
+
+def _shards(sharded: Any) -> int:
+    """Ranks over which FSDP2 cuts a weight."""
+    return int(sharded.size(sharded.ndim - 1)) if sharded is not None else 1
 
 
 class FusedAdamW:

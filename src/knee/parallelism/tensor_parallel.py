@@ -16,7 +16,10 @@ from torch.nn import functional
 from knee.parallelism.torch_internals import NamedGroup, all_gather, all_reduce, reduce_scatter
 
 CUT_DIM = {"wq": 0, "wk": 0, "wv": 0, "wo": 1, "w1": 0, "w3": 0, "w2": 1, "embedding": 0, "output": 0}
-"""Which dim of a weight the group cuts, by its name; the others (norms) are whole on every rank."""
+CUT_DIM |= {"wq_b": 0, "wkv_b": 0, "shared_w1": 0, "shared_w3": 0, "shared_w2": 1}
+"""Which dim of a weight the group cuts, by its name; the others (norms, routers) are whole on every rank."""
+OF_HEADS = ("q_norm", "k_norm")
+"""Whole weights of which a rank sees only its heads."""
 
 
 class Whole:

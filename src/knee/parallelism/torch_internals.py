@@ -47,6 +47,53 @@ def all_reduce(x: Any, group: NamedGroup, op: str = "sum") -> Any:
     return ops.wait_tensor(ops.all_reduce(x.contiguous(), op, group.name))
 
 
+def all_to_all(x: Any, group: NamedGroup, sent: list[int] | None = None, got: list[int] | None = None) -> Any:
+    """Rows that every rank sends here, one rank after the other; ``sent`` and ``got`` are rows by rank, equal parts if
+    left out."""
+    ops = torch.ops._c10d_functional
+    parts = [x.shape[0] // group.size] * group.size
+    return ops.wait_tensor(ops.all_to_all_single(x.contiguous(), got or parts, sent or parts, group.name))
+
+
+def grouped(a: Any, b: Any, offsets: Any, *, clears_empty: bool = False) -> Any:
+    """Products of groups of rows, (rows, k) x (groups, k, n) -> (rows, n), or of groups of columns, (m, rows) x
+    (rows, n) -> (groups, m, n). ``offsets`` (groups,) says where each group ends.
+
+    torch has one kernel for it in bf16 on GPUs, and a loop over groups for the rest, which it cannot trace. The kernel
+    refuses tensors without rows (pytorch issue 192497).
+    """
+    if not (len(a) if b.ndim == 3 else len(b)):
+        return _groups_of(a, b, offsets).zero_()
+    if a.dtype != torch.bfloat16:
+        return _looped_groups(a, b, offsets)
+    out = torch.nn.functional.grouped_mm(a, b, offs=offsets)
+    if b.ndim == 2 and clears_empty:
+        empty = offsets.diff(prepend=offsets.new_zeros(1)) == 0
+        out = out.masked_fill(empty.view(-1, 1, 1), 0)
+    return out
+
+
+def leaves_empty_groups_unset(device: Any) -> bool:
+    """Whether products of groups of no columns are not 0 on this device: Blackwell (pytorch issue 172439)."""
+    return bool(device.type == "cuda" and torch.cuda.get_device_capability(device) >= (10, 0))
+
+
+def _groups_of(a: Any, b: Any, offsets: Any) -> Any:
+    """What the products are written into."""
+    return a.new_empty((a.shape[0], b.shape[2]) if b.ndim == 3 else (len(offsets), a.shape[0], b.shape[1]))
+
+
+@torch.library.custom_op("knee::looped_groups", mutates_args=())  # type: ignore[untyped-decorator]
+def _looped_groups(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.grouped_mm(a, b, offs=offsets)
+
+
+@_looped_groups.register_fake  # type: ignore[untyped-decorator]
+def _(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = _groups_of(a, b, offsets)
+    return out
+
+
 def flash_lower_right(q: Any, k: Any, v: Any) -> Any:
     """The CUDA flash kernel, heads second. Called directly, its causal mask ends at the last key (lower right);
     ``scaled_dot_product_attention`` would begin it at the first one (as torch.nn.attention.bias does)."""
@@ -133,7 +180,7 @@ class IssuedCollective:
     """Ours (TP, CP); else called by FSDP2, the pipeline, or through torch.distributed."""
     group_size: int
     message_bytes: int
-    """Of the whole message: all that is gathered, or one rank's input of a reduction."""
+    """Of the whole message: all that is gathered, or one rank's input of a reduction or an all-to-all."""
     dtype: Any
 
 
@@ -146,6 +193,7 @@ _COLLECTIVES = {
     "all_gather_into_tensor": "all_gather",
     "reduce_scatter_tensor": "reduce_scatter",
     "all_reduce": "all_reduce",
+    "all_to_all_single": "all_to_all",
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,13 +14,18 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from knee.parallelism.compile_blocks import compiled
 from knee.parallelism.context_parallel import GatheredAttention, causal_attention, positions
 from knee.parallelism.ddp import Replicas
-from knee.parallelism.decoder import Decoder, full_shape, initial, rope_table
+from knee.parallelism.decoder import Decoder, Parts, full_shape, initial
+from knee.parallelism.expert_balance import LoadBalancer
+from knee.parallelism.expert_parallel import Exchange, Here
+from knee.parallelism.experts import EXPERT_WEIGHTS, RoutingRules, expert_part, expert_shape
 from knee.parallelism.fsdp import before_microbatch, local_part, place, shard
+from knee.parallelism.layer_functions import rope_table
 from knee.parallelism.mesh import Mesh, chunks_here
 from knee.parallelism.optimizer import Optimizer
 from knee.parallelism.precision import TYPES, LossScale
 from knee.parallelism.recompute import recomputed
 from knee.parallelism.tensor_parallel import CUT_DIM, Split, Whole
+from knee.parallelism.torch_internals import leaves_empty_groups_unset
 from knee.parallelism.trainer_job import TrainJob
 from knee.workload.layers_per_stage import blocks_recomputed
 
@@ -50,10 +56,11 @@ class Trainer:
         self.scale = LossScale(mesh.device) if job.dtype == "fp16" else None
         self.optimizer = Optimizer(self.decoders, job, mesh, compiled if job.compile else None)
         self.replicas = (
-            Replicas(self.decoders, mesh.copies, job.microbatches, TYPES[job.plan.reduce_dtype])
+            Replicas(self.decoders, mesh, job.microbatches, TYPES[job.plan.reduce_dtype])
             if mesh.copies is not None
             else None
         )
+        self.balancer = LoadBalancer(self.decoders, job, mesh)
         self.pipeline = self._pipeline() if job.plan.pp > 1 else None
         self._here = positions(job.seq_len, mesh.group("cp")).to(mesh.device) if job.plan.cp > 1 else None
 
@@ -61,6 +68,7 @@ class Trainer:
         """One optimizer step. ``tokens`` are this data-parallel rank's rows, (sequences, seq_len + 1)."""
         tokens = tokens.to(self.mesh.device, non_blocking=True)
         inputs, target = self._cut(tokens[:, :-1]), self._cut(tokens[:, 1:])
+        self.balancer.before_step(self._start(torch.ones((), device=self.mesh.device)))
         with _attention(self.job):
             loss = self.pipeline.step(inputs, target) if self.pipeline else self._microbatches(inputs, target)
         if self.replicas:
@@ -70,6 +78,7 @@ class Trainer:
         plan = self.job.plan
         norm, loss = self.optimizer.norm_and(loss / (scale * plan.dp * plan.cp * plan.tp))
         overflow = self.optimizer.step(norm, scale)
+        self.balancer.after_step()
         if self.scale:
             self.scale.update(overflow)
         self.optimizer.clear()
@@ -113,24 +122,34 @@ def _attention(job: TrainJob) -> AbstractContextManager[Any]:
 def _decoder(job: TrainJob, mesh: Mesh, layers: range) -> Decoder:
     """A chunk of the model as this rank has it: cut, sharded, with its first weights."""
     model, plan = job.model, job.plan
-    tp, cp = mesh.group("tp"), mesh.group("cp")
+    tp, cp, etp = mesh.group("tp"), mesh.group("cp"), mesh.experts.etp
     attend: Callable[..., Any] = GatheredAttention(cp) if cp else causal_attention
     if plan.recompute == "attention":
         attend = recomputed(attend)
+    parts = Parts(
+        tp=Split(tp, sequence_parallel=plan.sequence_parallel) if tp else Whole(),
+        attend=attend,
+        # only flash kernels want it, and those of CPUs
+        pads_values=job.device == "cpu" or job.attention == "flash" or cp is not None,
+        exchange=Exchange(mesh.experts.ep, etp) if mesh.experts.ep or etp else Here(),
+        routing=RoutingRules(
+            balanced=job.routing == "balanced",
+            capacity_factor=job.capacity_factor,
+            balance_loss=job.balance_loss,
+            sequence_groups=tuple(group for group in (tp, cp) if group),
+            averaged=plan.cp,
+        ),
+        state_dtype=TYPES[plan.state_dtype],
+    )
     # sharded weights are made after they are cut; fake ones hold nothing and are made at once
     with torch.device("meta" if mesh.sharded is not None and not mesh.fake else mesh.device):
-        decoder = Decoder(
-            model,
-            layers=layers,
-            tp=Split(tp, sequence_parallel=plan.sequence_parallel) if tp else Whole(),
-            attend=attend,
-            state_dtype=TYPES[plan.state_dtype],
-            compute_dtype=TYPES[job.dtype],
-        )
+        decoder = Decoder(model, layers=layers, parts=parts, compute_dtype=TYPES[job.dtype])
     again = blocks_recomputed(plan.recompute_frac if plan.recompute in ("blocks", "full") else 0.0, model.layers)
     for number, block in decoder.blocks.items():
         run = compiled(block.body) if job.compile else block.body
         block.run = recomputed(run) if again[int(number)] else run
+        if block.moe is not None:
+            block.moe.experts.clears_empty = leaves_empty_groups_unset(mesh.device)
     if job.compile:
         decoder.loss = compiled(decoder.loss)
     if mesh.sharded is not None:
@@ -147,14 +166,25 @@ def _decoder(job: TrainJob, mesh: Mesh, layers: range) -> Decoder:
 
 def _set_weights(decoder: Decoder, job: TrainJob, mesh: Mesh) -> None:
     """Each weight is drawn whole and cut, so that every layout starts from the same values."""
-    tp, rank = mesh.size("tp"), mesh.index("tp")
-    for name, parameter in decoder.named_parameters():
-        shape = full_shape(name, parameter.shape, tp)
-        with torch.no_grad():
-            whole = initial(name, shape, layers=job.model.layers, seed=job.seed, device=mesh.device)
-            cut = CUT_DIM.get(name.rsplit(".", 1)[-1])
-            part = whole if cut is None else whole.chunk(tp, dim=cut)[rank]
-            if mesh.sharded is None:
+    tp, rank, experts = mesh.size("tp"), mesh.index("tp"), job.model.experts
+    draw = partial(initial, layers=job.model.layers, seed=job.seed, device=mesh.device)
+    with torch.no_grad():
+        for name, parameter in decoder.named_parameters():
+            leaf, sharded = name.rsplit(".", 1)[-1], mesh.sharded
+            if leaf in EXPERT_WEIGHTS:
+                assert experts is not None
+                whole = draw(name, expert_shape(leaf, experts, job.model.hidden))
+                part, sharded = (
+                    expert_part(leaf, whole, experts, mesh.experts.ep, mesh.experts.etp),
+                    mesh.experts.sharded,
+                )
+            else:
+                whole = draw(name, full_shape(name, parameter.shape, tp))
+                cut = CUT_DIM.get(leaf)
+                part = whole if cut is None else whole.chunk(tp, dim=cut)[rank]
+            if sharded is None:
                 parameter.copy_(part)
             else:
-                place(local_part(parameter), part, mesh)
+                place(local_part(parameter), part, sharded)
+        for buffer in decoder.buffers():
+            buffer.zero_()

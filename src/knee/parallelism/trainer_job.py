@@ -10,11 +10,12 @@ from typing import Any, Literal, get_args
 from knee.errors import SpecError, argument, out_of_range
 from knee.specs.choices import Device
 from knee.specs.defaults import LEARNING_RATE, TIMEOUT_S
-from knee.specs.model import Model
+from knee.specs.model import Experts, LatentAttention, Model
 from knee.specs.model.departures import departures
 from knee.specs.plan import Plan
 from knee.specs.split_rules import (
     check_divided,
+    check_experts,
     check_fills,
     check_interleaved,
     check_reduce_dtype,
@@ -25,10 +26,13 @@ from knee.specs.split_rules import (
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 AttentionChoice = Literal["auto", "flash", "cudnn", "math"]
+Routing = Literal["learned", "balanced"]
 
 MOST_STEPS = 10**9
 """More than anybody trains; what is beyond it no longer multiplies with a time."""
 LONGEST_TIMEOUT_S = 1e6
+WIDTHS = 8
+"""Rows of torch's grouped products start at multiples of 16 bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +60,14 @@ class TrainJob:
     lr: float = LEARNING_RATE
     clip_norm: float = 1.0
     """Largest norm of the gradient; 0 does not clip (the norm is reported all the same)."""
+    routing: Routing = "learned"
+    """``balanced`` sends tokens to experts in turn, whatever the router says."""
+    capacity_factor: float = 0.0
+    """Most tokens of a sequence that an expert takes, over those of balanced routing; 0 drops no token."""
+    balance_loss: float = 0.0
+    """Coefficient of the loss for unequal use of the experts; the reported loss is without it."""
+    balance_rate: float = 1e-3
+    """How far a router's bias moves per step, where the model has one that balances its experts."""
     trace_steps: int = 0
     """Steps after the last reported one that run under the profiler."""
     data: dict[str, Any] = field(default_factory=dict)
@@ -99,7 +111,11 @@ class TrainJob:
     def from_json(cls, plain: Mapping[str, Any]) -> TrainJob:
         """A job from plain data; unknown and missing keys are refused by name."""
         rest = {k: v for k, v in plain.items() if k not in ("model", "plan")}
-        model = _made(Model, "model", plain.get("model", {}))
+        model_of = dict(plain.get("model", {}))
+        for name, kind in (("experts", Experts), ("latent_attention", LatentAttention)):
+            if model_of.get(name) is not None:
+                model_of[name] = _made(kind, f"model.{name}", model_of[name])
+        model = _made(Model, "model", model_of)
         plan_of = dict(plain.get("plan", {}))
         if "placement" in plan_of:
             plan_of["placement"] = tuple(plan_of["placement"])
@@ -113,10 +129,10 @@ class TrainJob:
         for name in ("steps", "trace_steps"):
             if getattr(self, name) > MOST_STEPS:
                 raise out_of_range(name, getattr(self, name), f"it must be at most {MOST_STEPS:,}")
-        for name in ("lr", "clip_norm", "trace_steps", "seed"):
+        for name in ("lr", "clip_norm", "capacity_factor", "balance_loss", "balance_rate", "trace_steps", "seed"):
             if getattr(self, name) < 0:
                 raise out_of_range(name, getattr(self, name), "it cannot be negative")
-        for name in ("lr", "clip_norm"):
+        for name in ("lr", "clip_norm", "capacity_factor", "balance_loss", "balance_rate"):
             if not math.isfinite(getattr(self, name)):
                 raise out_of_range(name, getattr(self, name), "it must be a finite number")
         if self.seed >= 1 << 31:
@@ -131,7 +147,7 @@ class TrainJob:
                 code="contradiction",
                 field="warmup",
             )
-        for name, known in (("device", Device), ("dtype", Dtype), ("attention", AttentionChoice)):
+        for name, known in (("device", Device), ("dtype", Dtype), ("attention", AttentionChoice), ("routing", Routing)):
             if getattr(self, name) not in get_args(known):
                 text = f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(get_args(known))}"
                 raise SpecError(text, code="unknown-choice", field=name)
@@ -139,11 +155,19 @@ class TrainJob:
     def _check_trainable(self) -> None:
         model, plan = self.model, self.plan
         other = departures(model, self.seq_len)
+        trained = ("experts", "latent_attention", *(["qk_norm"] if model.qk_norm == "head" else []))
+        other = {name: shown for name, shown in other.items() if name not in trained}
+        if model.mtp_layers:
+            raise _not_trained(
+                "model.mtp_layers",
+                f"{model.name} has {model.mtp_layers} layers that predict further tokens, which the trainer lacks",
+                f"use {argument('overrides')} model.mtp_layers=0",
+            )
         if other:
             raise _not_trained(
                 f"model.{next(iter(other))}",
                 f"{model.name} has {', '.join(other.values())}: the trainer trains Llama decoders (swiglu, rmsnorm, "
-                "rope, no biases, no windows, no other norms)",
+                "rope, no biases, no windows), also with experts, latent attention or norms of heads",
                 "simulate it, or train a Llama model of its size",
             )
         if self.device == "cpu" and self.attention in ("flash", "cudnn"):
@@ -203,9 +227,12 @@ class TrainJob:
             ("heads", model.heads),
             ("key-value heads", model.kv_heads),
             ("MLP columns", model.ffn),
+            ("columns of shared experts", model.experts.shared_ffn if model.experts else 0),
             ("tokens in its vocabulary", model.vocab),
         ):
             check_divided(model, size, what, plan.tp)
+        check_experts(model, plan)
+        self._check_experts()
         check_stages(model, plan, own_stages=0)
         check_sequence(self.seq_len, plan.cp)
         if not splits_tokens(self.seq_len, plan.cp, plan.tp):
@@ -214,6 +241,35 @@ class TrainJob:
                 hint="use a sequence length that tp x cp divides",
                 code="does-not-divide",
                 field="plan.tp",
+            )
+
+    def _check_experts(self) -> None:
+        experts, plan = self.model.experts, self.plan
+        if experts is None:
+            return
+        if plan.ep * plan.etp % plan.tp:
+            raise _not_trained(
+                "plan.etp",
+                f"ep {plan.ep} * etp {plan.etp} is not a multiple of tp {plan.tp}: tensor-parallel ranks would hold "
+                "copies of the same experts",
+                f"use {argument('etp')} {plan.tp}, or an ep that is a multiple of {plan.tp}",
+            )
+        for what, width in (("hidden", self.model.hidden), ("experts.ffn", experts.ffn)):
+            own = width // (plan.etp if what == "experts.ffn" else 1)
+            if own % WIDTHS:
+                raise _not_trained(
+                    f"model.{what}",
+                    f"grouped products need widths that are multiples of {WIDTHS}, but {what} is {own} on each rank",
+                    f"change {what} to a multiple of {WIDTHS * (plan.etp if what == 'experts.ffn' else 1)}",
+                )
+        rows = plan.micro_batch * self.seq_len // (plan.cp * plan.tp) * experts.top_k
+        if self.routing == "balanced" and not self.capacity_factor and rows % experts.count:
+            raise SpecError(
+                f"balanced routing deals {rows:,} rows of a rank's microbatch (tokens * top_k) to {experts.count} "
+                "experts, which does not divide evenly",
+                hint="change the sequence length or the microbatch",
+                code="does-not-divide",
+                field="routing",
             )
 
     def _check_batch(self) -> None:

@@ -11,6 +11,7 @@ from typing import get_args
 from knee.record.probe_points import (
     AttentionPoint,
     GemmPoint,
+    GroupedPoint,
     HostPoint,
     Layout,
     Point,
@@ -41,6 +42,8 @@ class Scale:
     """The number of heads that a quick look, and whole squares, are measured at."""
     streams: tuple[tuple[int, int], ...]
     """Tokens and hidden size; the first is that of a quick look."""
+    experts: tuple[tuple[int, int, int], ...]
+    """hidden, inner width and number of the experts of a rank; the first is that of a quick look."""
     compiled: bool
     """Memory-bound kernels are measured compiled as well."""
 
@@ -62,6 +65,16 @@ GPU = Scale(
     heads=(4, 8, 16, 32),
     middle_heads=16,
     streams=((8192, 4096), (2048, 4096), (8192, 2048), (16384, 4096), (8192, 8192)),
+    # Qwen3-30B-A3B and 235B-A22B, DeepSeek-V3, Mixtral 8x7B; whole and with expert parallelism
+    experts=(
+        (2048, 768, 128),
+        (2048, 768, 16),
+        (4096, 1536, 16),
+        (7168, 2048, 32),
+        (7168, 2048, 4),
+        (4096, 14336, 8),
+        (4096, 14336, 1),
+    ),
     compiled=True,
 )
 """Llama-family members of 1B to 405B."""
@@ -76,6 +89,7 @@ CPU = Scale(
     heads=(2, 4, 8),
     middle_heads=4,
     streams=((1024, 1024), (512, 1024), (1024, 512), (2048, 1024), (1024, 2048)),
+    experts=((256, 96, 16), (256, 96, 4), (512, 1408, 4)),
     compiled=False,
 )
 """What a processor does in seconds; compiling for it needs a compiler that may not be there."""
@@ -86,7 +100,11 @@ ATTENTION = {"cuda": ("flash2", "cudnn", "cutlass"), "cpu": ("flash2",)}
 
 def device_points(device: str, dtypes: Sequence[str], *, quick: bool = False) -> list[Point]:
     """The grid of a GPU or of a processor."""
-    return kernel_points(GPU if device == "cuda" else CPU, dtypes, ATTENTION[device], quick=quick)
+    scale = GPU if device == "cuda" else CPU
+    return [
+        *kernel_points(scale, dtypes, ATTENTION[device], quick=quick),
+        *grouped_points(scale, dtypes[0], quick=quick),
+    ]
 
 
 def kernel_points(scale: Scale, dtypes: Sequence[str], attention: Sequence[str], *, quick: bool = False) -> list[Point]:
@@ -129,6 +147,23 @@ def gemm_points(scale: Scale, dtypes: Sequence[str], *, quick: bool = False) -> 
     for dtype in dtypes[1:]:
         wanted = [p for p in draw.sample(main, min(60, len(main))) if dtype != "fp8" or p.layout == "forward"]
         points += [GemmPoint(**(asdict(p) | {"dtype": dtype})) for p in wanted]
+    return points
+
+
+def grouped_points(scale: Scale, dtype: str, *, quick: bool = False) -> list[GroupedPoint]:
+    """Both products of the experts on a rank, at a few numbers of rows, and one uneven division of them."""
+    draw = random.Random(SEED)
+    points = []
+    for hidden, ffn, experts in scale.experts[:1] if quick else scale.experts:
+        weights = [(2 * ffn, hidden), (hidden, ffn)]
+        sizes = [(scale.tokens[-1], False), *((rows, True) for rows in scale.tokens[-1 if quick else -3 :])]
+        points += [
+            GroupedPoint(rows=rows, experts=experts, n=n, k=k, layout=layout, even=even, dtype=dtype)
+            for n, k in weights
+            for rows, even in sizes
+            for layout in get_args(Layout)
+        ]
+    draw.shuffle(points)
     return points
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from knee.probe.timing import Timing, Work, time_device
-from knee.record.probe_points import AttentionPoint, GemmPoint, StreamPoint
+from knee.record.probe_points import AttentionPoint, GemmPoint, GroupedPoint, StreamPoint
 
 CACHE_BYTES = 200e6
 """Data is rotated over more than this, so that no kernel finds it in the last-level cache."""
@@ -26,10 +26,12 @@ def types_of(device: str) -> tuple[str, ...]:
     return tuple(name for name in TYPES["cuda"] if chip >= OLDEST.get(name, (0, 0)))
 
 
-def measure(point: GemmPoint | AttentionPoint | StreamPoint, device: str) -> Timing:
+def measure(point: GemmPoint | GroupedPoint | AttentionPoint | StreamPoint, device: str) -> Timing:
     """Time one point; torch's own errors (out of memory, unsupported) go to the caller."""
     if isinstance(point, GemmPoint):
         return time_device(lambda: _gemm(point, device), device)
+    if isinstance(point, GroupedPoint):
+        return time_device(lambda: _grouped(point, device), device)
     if isinstance(point, AttentionPoint):
         return time_device(lambda: _attention(point, device), device)
     return time_device(lambda: _stream(point, device), device)
@@ -81,6 +83,26 @@ def _gemm(p: GemmPoint, device: str) -> Work:
             run=lambda i: torch._scaled_mm(*eighths[i], scale_a=one, scale_b=one, out_dtype=torch.bfloat16), copies=n
         )
     return Work(run=lambda i: torch.mm(*pairs[i]), copies=n)
+
+
+def _grouped(p: GroupedPoint, device: str) -> Work:
+    """Operands lie as the trainer's experts have them (``knee.parallelism.experts``)."""
+    import torch
+    from torch.nn.functional import grouped_mm
+
+    n = _copies(2.0 * (p.rows * (p.k + p.n) + p.experts * p.k * p.n))
+    offsets = torch.tensor(p.counts, device=device).cumsum(0).to(torch.int32)
+
+    def normal(*shape: int) -> Any:
+        return torch.randn(shape, device=device, dtype=torch.float32).to(dtype_of(p.dtype))
+
+    if p.layout == "forward":
+        pairs = [(normal(p.rows, p.k), normal(p.experts, p.n, p.k).transpose(1, 2)) for _ in range(n)]
+    elif p.layout == "dgrad":
+        pairs = [(normal(p.rows, p.n), normal(p.experts, p.n, p.k)) for _ in range(n)]
+    else:
+        pairs = [(normal(p.rows, p.n).t(), normal(p.rows, p.k)) for _ in range(n)]
+    return Work(run=lambda i: grouped_mm(*pairs[i], offs=offsets), copies=n)
 
 
 def _attention(p: AttentionPoint, device: str) -> Work:

@@ -10,12 +10,13 @@ class Collective(NamedTuple):
     """A message as one rank issues it."""
 
     collective: str
-    """all_gather, reduce_scatter, all_reduce, send or recv."""
+    """all_gather, reduce_scatter, all_reduce, all_to_all, send or recv."""
     group: str
-    """The mesh axes it runs over: dp_shard (with cp), dp_replicate, tp, cp, pp or world."""
+    """The mesh axes it runs over: dp_shard (with cp), dp_replicate, tp, cp, pp or world; of experts ep, etp, edp and
+    edp_replicate."""
     group_size: int
     message_bytes: int
-    """Of one full (gathered or unreduced) message."""
+    """Of one full (gathered or unreduced) message, or all that a rank sends in an all-to-all."""
     dtype: str
 
 

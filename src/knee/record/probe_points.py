@@ -34,6 +34,38 @@ class GemmPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedPoint:
+    """The products of experts as one: each of ``experts`` groups of rows with a weight of its own, (n x k)."""
+
+    kind: str = "grouped"
+    rows: int
+    """Of all experts together."""
+    experts: int
+    n: int
+    k: int
+    layout: Layout
+    even: bool = True
+    """Whether experts have equally many rows; else one of them has half of what is left, and so on."""
+    dtype: str = "bf16"
+
+    @property
+    def flop(self) -> float:
+        """Multiplications and additions."""
+        return 2.0 * self.rows * self.n * self.k
+
+    @property
+    def counts(self) -> list[int]:
+        """Rows of each expert."""
+        if self.even:
+            return [(i + 1) * self.rows // self.experts - i * self.rows // self.experts for i in range(self.experts)]
+        left, counts = self.rows, []
+        for _ in range(self.experts - 1):
+            counts.append((left + 1) // 2)
+            left -= counts[-1]
+        return [*counts, left]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionPoint:
     """An attention kernel on (batch, heads, seq_len, head_dim)."""
 
@@ -130,7 +162,7 @@ class CollectivePoint:
     """What runs at the same time: "nothing" or "gemm"."""
 
 
-Point = GemmPoint | AttentionPoint | StreamPoint | HostPoint | StepPoint | PowerPoint | CollectivePoint
+Point = GemmPoint | GroupedPoint | AttentionPoint | StreamPoint | HostPoint | StepPoint | PowerPoint | CollectivePoint
 
 KINDS: dict[str, type[Point]] = {str(fields(point)[0].default): point for point in get_args(Point)}
 """By their ``kind``, which is the first field of each."""

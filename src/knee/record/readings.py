@@ -112,6 +112,7 @@ def _not_a_reading(path: Path, line: int, why: str, hint: str | None = WRITTEN) 
 
 NUMBERS = {
     "gemm": ("median_s", "spread_frac"),
+    "grouped": ("median_s", "spread_frac"),
     "attention": ("median_s", "spread_frac"),
     "stream": ("median_s", "spread_frac"),
     "host": ("median_s", "spread_frac"),

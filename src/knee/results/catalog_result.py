@@ -82,8 +82,11 @@ class CatalogEntry(Result):
         if self.kind != "model":
             return {}
         model = self.spec
-        counts = {"total": parameter_count, "active": active_parameter_count, "mtp": mtp_parameter_count}
-        return {name: count(model) for name, count in counts.items()}
+        return {
+            "total": parameter_count(model),
+            "active": active_parameter_count(model),
+            "mtp": mtp_parameter_count(model),
+        }
 
     def to_toml(self) -> str:
         """A complete TOML file of the model, GPU, cluster or profile, which knee can load."""

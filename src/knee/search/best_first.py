@@ -14,7 +14,7 @@ import numpy as np
 
 from knee.arrays import Bools, ByValue, Floats, Ints
 from knee.search.bound import by_chunk, least_step, least_unsharded_step
-from knee.search.memory_fit import least_memory_bytes, memory_bytes, partly_recomputed
+from knee.search.memory_fit import fitting, least_memory_bytes
 from knee.search.pareto_front import FRONT_STEP, Merits, pareto
 from knee.search.space import Space, joined, sharded_table, unsharded_table
 from knee.simulator import joined_results, simulate_table
@@ -23,8 +23,8 @@ from knee.specs.hardware import Cluster
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
 
-OPENED = 1024
-"""Unsharded plans whose shardings are priced together."""
+OPENED_FIRST, OPENED = 128, 2048
+"""Unsharded plans whose shardings are priced together, at first and at most."""
 FIRST, MOST = 64, 1024
 """Plans simulated together at first, and at most: each call costs, and so does a plan that need not have been."""
 
@@ -110,20 +110,26 @@ class BestFirst:
         self.results = simulate_table(start.space.model, start.cluster, start.profile, none)
         self._waiting = _Waiting(table=none, step_s=nothing, energy_j=nothing, memory_bytes=nothing)
         self._closed = np.ones(len(start.table), dtype=np.bool_)
-        self._next = 0
+        self._next, self._opened = 0, OPENED_FIRST
         self._together = FIRST
 
     def rank(self, keep: int) -> None:
         """Simulate until the best ``keep`` plans are certain."""
         while True:
             # a plan is simulated once no closed one has a smaller bound than so many
-            while self._next < len(self.start.cost) and self.start.cost[self._next] <= self._last(keep, waiting=True):
-                self._open(np.arange(self._next, min(self._next + OPENED, len(self.start.cost))))
-                self._next += OPENED
+            while len(unsharded := self._openable(self._last(keep, waiting=True))):
+                self._open(unsharded)
             left = np.flatnonzero(self._bounds() <= self._last(keep))
             if not len(left):
                 return
             self._simulate(left)
+
+    def _openable(self, cost: float) -> Ints:
+        """The next closed plans that may be as good as this cost: few at first, as most searches end with them."""
+        end = int(np.searchsorted(self.start.cost, cost, side="right"))
+        first, self._next = self._next, max(self._next, min(self._next + self._opened, end))
+        self._opened = min(4 * self._opened, OPENED)
+        return np.arange(first, self._next)
 
     def find_front(self) -> None:
         """Simulate until the plans that no other beats in speed, energy and memory are certain."""
@@ -167,18 +173,18 @@ class BestFirst:
         some = start.table.rows(unsharded)
         least = least_memory_bytes(start.space, start.profile, some)
         table = sharded_table(start.space, some.rows(np.flatnonzero(least <= self.hbm_bytes)))
-        fits = np.asarray(memory_bytes(start.space, start.profile, table) <= self.hbm_bytes)
-        partly = partly_recomputed(start.space, start.profile, table, fits, self.hbm_bytes)
-        table = joined(table.rows(np.flatnonzero(fits)), partly)
+        fit = fitting(start.space, start.profile, table, self.hbm_bytes)
+        table, needs = fit.table, fit.memory_bytes
         if self.wanted is not None:
-            table = table.rows(np.flatnonzero(self.wanted(table)))
+            rows = np.flatnonzero(self.wanted(table))
+            table, needs = table.rows(rows), needs[rows]
         bounds = by_chunk(least_step, start.space.model, start.cluster, start.profile, table)
         self._waiting = self._waiting.plus(
             _Waiting(
                 table=table,
                 step_s=bounds.step_s,
                 energy_j=bounds.energy_j,
-                memory_bytes=memory_bytes(start.space, start.profile, table),
+                memory_bytes=needs,
             )
         )
 

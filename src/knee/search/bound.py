@@ -42,6 +42,16 @@ class LeastStep:
     energy_j: Floats
     """Of one GPU."""
 
+    def rows(self, index: Ints) -> LeastStep:
+        """Of some of the plans."""
+        return LeastStep(step_s=self.step_s[index], energy_j=self.energy_j[index])
+
+    def plus(self, other: LeastStep) -> LeastStep:
+        """Of these plans and those."""
+        both = ((self.step_s, other.step_s), (self.energy_j, other.energy_j))
+        step_s, energy_j = (np.concatenate(pair) for pair in both)
+        return LeastStep(step_s=step_s, energy_j=energy_j)
+
 
 def least_step(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> LeastStep:
     """From all that is priced: compute, messages, bubble, optimizer."""
@@ -89,10 +99,10 @@ def by_chunk(
 ) -> LeastStep:
     """One of the two for a table of any length."""
     pieces = [table.rows(slice(i, i + CHUNK)) for i in range(0, len(table), CHUNK)]
-    found = [bound(model, cluster, profile, piece) for piece in pieces]
-    return LeastStep(
-        **{f.name: np.concatenate([np.zeros(0), *(getattr(one, f.name) for one in found)]) for f in fields(LeastStep)}
-    )
+    found = LeastStep(step_s=np.zeros(0), energy_j=np.zeros(0))
+    for piece in pieces:
+        found = found.plus(bound(model, cluster, profile, piece))
+    return found
 
 
 def _least(cluster: Cluster, step_s: Floats, flop: Floats, moved: Floats, comm_s: Floats) -> LeastStep:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from knee.arrays import Bools, Floats
+from knee.arrays import Floats, Ints
 from knee.cost.step_parts import shapes_of
 from knee.search.space import Space, joined
 from knee.simulator import CHUNK
@@ -61,22 +61,49 @@ def with_share(table: PlanTable, share: float) -> PlanTable:
     return replace(table, recompute=blocks, recompute_frac=np.full(len(table), share))
 
 
-def partly_recomputed(space: Space, profile: Profile, table: PlanTable, fits: Bools, hbm_bytes: float) -> PlanTable:
-    """Plans that do not fit without recomputation, with the least share of layers recomputed that makes them fit.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitting:
+    """Plans that fit."""
+
+    table: PlanTable
+    memory_bytes: Floats
+    row: Ints
+    """Of each: its row among the plans in question."""
+
+    def rows(self, index: Ints) -> Fitting:
+        """Some of them."""
+        return Fitting(table=self.table.rows(index), memory_bytes=self.memory_bytes[index], row=self.row[index])
+
+    def plus(self, other: Fitting) -> Fitting:
+        """Both."""
+        return Fitting(
+            table=joined(self.table, other.table),
+            memory_bytes=np.concatenate((self.memory_bytes, other.memory_bytes)),
+            row=np.concatenate((self.row, other.row)),
+        )
+
+
+def fitting(space: Space, profile: Profile, table: PlanTable, hbm_bytes: float) -> Fitting:
+    """Plans that fit: first those that do as they are, then those without recomputation that do with a share of their
+    layers recomputed, each with the least share.
 
     More than that share only costs time, and a plan that fits without needs none.
     """
+
+    def of(some: PlanTable, row: Ints) -> Fitting:
+        needs = memory_bytes(space, profile, some)
+        return Fitting(table=some, memory_bytes=needs, row=row).rows(np.flatnonzero(needs <= hbm_bytes))
+
+    found = of(table, np.arange(len(table)))
+    fits = np.zeros(len(table), dtype=np.bool_)
+    fits[found.row] = True
     open_ = np.flatnonzero(~fits & (table.recompute == RECOMPUTES.index("none")) & recomputes_shares(space))
-
-    def fit(share: float) -> Bools:
-        some = with_share(table.rows(open_), share)
-        return np.asarray(memory_bytes(space, profile, some) <= hbm_bytes)
-
     # what does not fit with most of its layers recomputed need not be asked again
-    open_ = open_[fit(max(SHARES))]
-    found = [table.rows(open_[:0])]
-    for share in SHARES:
-        now = fit(share)
-        found.append(with_share(table.rows(open_[now]), share))
-        open_ = open_[~now]
-    return joined(*found)
+    *less, most = SHARES
+    left = of(with_share(table.rows(open_), most), open_)
+    for share in less:
+        some = of(with_share(left.table, share), left.row)
+        found = found.plus(some)
+        fits[some.row] = True
+        left = left.rows(np.flatnonzero(~fits[left.row]))
+    return found.plus(left)

@@ -9,7 +9,7 @@ import numpy as np
 
 from knee.arrays import ByValue, Floats
 from knee.search.plan_search import SearchResult, score
-from knee.simulator import simulate_table
+from knee.simulator import simulate_variants
 from knee.specs.hardware import Cluster
 from knee.specs.profile import Profile
 from knee.specs.profile_parameters import PARAMETERS, Parameter, applied, value_of
@@ -60,12 +60,11 @@ def robust(found: SearchResult, *, draws: int = DRAWS, seed: int = 0) -> Robust:
     table = found.table.rows(slice(0, count))
     parameters = drawn(found.cluster, found.profile)
     random = np.random.default_rng(seed)
-    got, fit = np.empty((draws, count)), np.empty((draws, count), dtype=np.bool_)
-    for i in range(draws):
-        values = {p.path: _draw(p, value_of(found.cluster, found.profile, p.path), random) for p in parameters}
-        cluster, profile = applied(found.cluster, found.profile, values)
-        results = simulate_table(found.space.model, cluster, profile, table)
-        got[i], fit[i] = score(results, found.objective), results.fits
+    fitted = {p: value_of(found.cluster, found.profile, p.path) for p in parameters}
+    drawn_values = [{p.path: _draw(p, value, random) for p, value in fitted.items()} for _ in range(draws)]
+    variants = [applied(found.cluster, found.profile, values) for values in drawn_values]
+    results = simulate_variants(found.space.model, variants, table)
+    got, fit = score(results, found.objective).reshape(draws, count), results.fits.reshape(draws, count)
     # a plan that does not fit is worth nothing in that draw
     usable = np.where(fit, got, -np.inf)
     top = usable.max(axis=1, keepdims=True)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from knee.arrays import Floats
 from knee.search.bound import least_step
 from knee.search.plan_search import SearchResult
-from knee.simulator import simulate_table
+from knee.simulator import evaluate
 from knee.specs.hardware import Cluster, Gpu
 from knee.specs.plan_table import PlanTable
+from knee.specs.variants import side_by_side
 
 CHANGE = 0.25
 AGAIN, SIMULATED = 192, 32
@@ -78,29 +80,26 @@ def sensitivity(found: SearchResult) -> list[Bar]:
     best = float(found.results.tokens_per_s.max())
     fastest = np.argsort(-found.results.tokens_per_s, kind="stable")[:AGAIN]
     table = found.table.rows(fastest)
-
-    def speed(cluster: Cluster) -> float:
-        return _fastest(found, cluster, table)
-
+    changed = [change(found.cluster, factor) for _, change in PARTS.values() for factor in (1 + CHANGE, 1 - CHANGE)]
+    speeds = iter((_fastest(found, changed, table) / best - 1).tolist())
     bars = [
-        Bar(
-            name=name,
-            title=title,
-            better_frac=speed(change(found.cluster, 1 + CHANGE)) / best - 1,
-            worse_frac=speed(change(found.cluster, 1 - CHANGE)) / best - 1,
-        )
-        for name, (title, change) in PARTS.items()
+        Bar(name=name, title=title, better_frac=next(speeds), worse_frac=next(speeds))
+        for name, (title, _) in PARTS.items()
     ]
     bars.append(_memory(found, best))
     return sorted(bars, key=lambda bar: -bar.better_frac)
 
 
-def _fastest(found: SearchResult, cluster: Cluster, table: PlanTable) -> float:
-    """Tokens/s of the fastest of these plans on other hardware; those with the least bounds are simulated."""
+def _fastest(found: SearchResult, clusters: Sequence[Cluster], table: PlanTable) -> Floats:
+    """Tokens/s of the fastest of these plans on each cluster; those with the least bounds are simulated."""
     model, profile = found.space.model, found.profile
-    least = least_step(model, cluster, profile, table).step_s
-    rows = np.sort(np.argsort(least, kind="stable")[:SIMULATED])
-    return float(simulate_table(model, cluster, profile, table.rows(rows)).tokens_per_s.max())
+    which, plan = np.indices((len(clusters), len(table)))
+    every = side_by_side(clusters, which.ravel())
+    least = least_step(model, every, profile, table.rows(plan.ravel())).step_s.reshape(which.shape)
+    near = np.argsort(least, axis=1, kind="stable")[:, :SIMULATED]
+    some = side_by_side(clusters, np.repeat(np.arange(len(clusters)), near.shape[1]))
+    speeds = evaluate(model, some, profile, table.rows(near.ravel())).results.tokens_per_s
+    return np.asarray(speeds.reshape(near.shape).max(axis=1), dtype=np.float64)
 
 
 def _memory(found: SearchResult, best: float) -> Bar:

@@ -8,7 +8,7 @@ plan is in the space twice. What no plan could be is not generated: the rules ar
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
@@ -32,7 +32,7 @@ from knee.specs.plan import (
     RecomputeModule,
     Sharding,
 )
-from knee.specs.plan_table import PlanTable
+from knee.specs.plan_table import COLUMNS, PlanTable
 from knee.specs.split_rules import OWN_STAGES, splits_heads, splits_sequence, splits_tokens
 
 
@@ -200,16 +200,16 @@ def count_plans(space: Space, unsharded: PlanTable) -> int:
 
 def joined(*tables: PlanTable) -> PlanTable:
     """Tables one after the other."""
-    columns = {
-        f.name: np.concatenate([getattr(t, f.name) for t in tables]) for f in fields(PlanTable) if f.name != "placement"
-    }
+    columns = {name: np.concatenate([getattr(t, name) for t in tables]) for name in COLUMNS}
     return PlanTable(placement=tables[0].placement, **columns)
+
+
+_REDUCES = np.array([name in REDUCING for name in SHARDINGS])
 
 
 def _can_be(mode: Ints, schedule: Ints, pp: Ints | int) -> Bools:
     """Nothing is gathered or reduced between the halves of a split backward."""
-    reduces = np.isin(mode, [SHARDINGS.index(name) for name in REDUCING])
-    return np.asarray(~(reduces & (schedule == SCHEDULES.index("zero_bubble")) & (pp > 1)), dtype=np.bool_)
+    return np.asarray(~(_REDUCES[mode] & (schedule == SCHEDULES.index("zero_bubble")) & (pp > 1)), dtype=np.bool_)
 
 
 def _stage_ranks(mode: Ints, shard: Ints | int, copies: Ints | int, tp: Ints | int, cp: Ints | int) -> Ints:

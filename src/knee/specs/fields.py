@@ -27,6 +27,8 @@ class Field:
     path: str
     type: Any
     default: Any = None
+    optional: bool = False
+    """Whether it is in a table that a file may leave out."""
 
 
 def unit_of(path: str) -> str | None:
@@ -37,8 +39,8 @@ def unit_of(path: str) -> str | None:
 
 @cache
 def fields_of(kind: str) -> dict[str, Field]:
-    """Dotted path -> field of a spec, tables opened; keys of a mapping stand for all of its entries."""
-    return {field.path: field for field in _open(SPECS[kind], "") if "*" not in field.path}
+    """Dotted path -> field of a spec, tables opened that it always has; keys of a mapping stand for all its entries."""
+    return {field.path: field for field in _open(SPECS[kind], "") if "*" not in field.path and not field.optional}
 
 
 def field_at(kind: str, path: str) -> Field | None:

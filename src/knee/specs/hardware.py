@@ -192,10 +192,15 @@ class Gpu:
             )
         return rate
 
+    @property
+    def half_flop_per_s(self) -> float:
+        """Dense peak in 16 bit: of bf16, or of fp16 on chips without it."""
+        return self.fp16_flop_per_s if self.bf16_flop_per_s is None else self.bf16_flop_per_s
+
     def gemm_rate(self, kind: GemmType) -> tuple[float, GemmRate]:
         """Dense peak of a type of products, and what they reach: what 16 bit does where nobody has measured it."""
         rates = {"fp8": self.fp8_flop_per_s, "fp8_block": self.fp8_flop_per_s, "nvfp4": self.fp4_flop_per_s}
-        peak = self.bf16_flop_per_s or self.fp16_flop_per_s if kind == "bf16" else rates[kind]
+        peak = self.half_flop_per_s if kind == "bf16" else rates[kind]
         if peak is None:
             raise SpecError(f"{self.name} has no {kind} tensor cores", code="no-rate", field=f"gpu.gemm.{kind}")
         return peak, self.gemm.get(kind, self.gemm["bf16"])

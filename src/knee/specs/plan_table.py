@@ -111,7 +111,7 @@ class PlanTable(ByValue):
 
     def rows(self, index: slice | Ints) -> PlanTable:
         """Some of the rows."""
-        columns = {f.name: getattr(self, f.name)[index] for f in fields(self) if f.name != "placement"}
+        columns = {name: getattr(self, name)[index] for name in COLUMNS}
         return PlanTable(placement=self.placement, **columns)
 
     def plan(self, row: int) -> Plan:
@@ -146,6 +146,9 @@ class PlanTable(ByValue):
             sync_every=int(self.sync_every[row]),
             placement=self.placement,
         )
+
+
+COLUMNS = tuple(f.name for f in fields(PlanTable) if f.name != "placement")
 
 
 def _optional(value: float) -> float | None:

@@ -124,6 +124,13 @@ def check_experts(model: Model, plan: Plan) -> None:
             code="does-not-divide",
             field="plan.ep",
         )
+    if plan.etp not in (1, plan.tp):
+        raise SpecError(
+            f"etp is {plan.etp}; it must be 1 (whole experts) or the tp of {plan.tp}",
+            hint=f"leave {argument('etp')} out, or use {argument('etp')} {plan.tp}",
+            code="out-of-range",
+            field="plan.etp",
+        )
     if experts.ffn % plan.etp:
         raise SpecError(
             f"the experts of {model.name} have {experts.ffn} columns, which etp {plan.etp} does not divide",

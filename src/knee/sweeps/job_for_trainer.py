@@ -80,7 +80,7 @@ def facts_of(
     }
 
 
-def _flop_per_token(model: Model, seq_len: int, convention: str) -> float:
+def _flop_per_token(model: Model, seq_len: int, convention: str) -> float | None:
     import numpy as np
 
     from knee.workload.flop import model_flop_per_token

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
-from knee.arrays import Bools, Floats, Ints, distinct
+from knee.arrays import Bools, Floats, Ints, distinct, names_of
 from knee.specs.plan_table import PlanTable
 from knee.workload.layers_per_stage import chunk_layers
 
@@ -43,7 +43,7 @@ class ChunkRows:
 
     def some(self, index: Ints) -> ChunkRows:
         """Some of the rows."""
-        return ChunkRows(**{f.name: getattr(self, f.name)[index] for f in fields(ChunkRows)})
+        return ChunkRows(**{name: getattr(self, name)[index] for name in names_of(ChunkRows)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

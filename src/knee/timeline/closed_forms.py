@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
 import numpy as np
 
 from knee.arrays import Bools, Floats, Ints
-from knee.timeline.passes import Pass, Sums
+from knee.timeline.passes import Pass, Sums, joined
 from knee.timeline.walk import drain, run_layer, run_passes
 from knee.timeline.walk_state import LOADS, Walk, is_late, sums_of
 
@@ -31,6 +34,19 @@ def run(p: Pass, gamma: float) -> Sums:
     return sums
 
 
+TOGETHER = 4096
+"""Passes that are worth putting side by side: a walk costs hundreds of NumPy calls, whatever their number."""
+
+
+def run_together(passes: Sequence[Pass], gamma: float) -> list[Sums]:
+    """Passes of several actions, each list in its own sums; few of them are walked at once."""
+    ends = list(accumulate(len(p.layers) for p in passes))
+    if ends[-1] > TOGETHER:
+        return [run(p, gamma) for p in passes]
+    sums = run(joined(*passes), gamma)
+    return [sums.rows(slice(start, end)) for start, end in pairwise((0, *ends))]
+
+
 def _queued(p: Pass) -> Bools:
     """Passes that gather or reduce anything."""
     gathers = p.root_gather_s + p.gather_s
@@ -41,11 +57,11 @@ def _queued(p: Pass) -> Bools:
 
 def run_repeated(p: Pass, gamma: float) -> Sums:
     """Passes without a queue: every layer is like the first, so one stands for all."""
-    walks = [Walk.start(p, gamma, None) for _ in range(3)]
-    for walk, name in zip(walks, ("lead", "layer", "tail"), strict=True):
+    lead = Walk.start(p, gamma, None)
+    layer, tail = lead.again(), lead.again()
+    for walk, name in ((lead, "lead"), (layer, "layer"), (tail, "tail")):
         walk.place = (name, 0)
         walk.run(getattr(p, name), 0.0)
-    lead, layer, tail = walks
     for name in LOADS:
         setattr(lead, name, getattr(lead, name) + p.layers * getattr(layer, name) + getattr(tail, name))
     return sums_of(lead)

@@ -77,21 +77,22 @@ class Pass:
         return Pass(**cut)
 
 
-def joined(a: Pass, b: Pass) -> Pass:
-    """The columns of both, side by side."""
+def joined(*passes: Pass) -> Pass:
+    """The columns of all, side by side."""
     columns: dict[str, Any] = {}
     for name in PASS_NAMES:
-        x, y = getattr(a, name), getattr(b, name)
-        if isinstance(x, Segment):
-            pairs = {f.name: (getattr(x, f.name), getattr(y, f.name)) for f in fields(Segment)}
-            columns[name] = Segment(**{n: np.concatenate(pair) for n, pair in pairs.items()})
+        own = [getattr(p, name) for p in passes]
+        if isinstance(own[0], Segment):
+            parts = {n: [getattr(segment, n) for segment in own] for n in SEGMENT_NAMES}
+            columns[name] = Segment(**{n: np.concatenate(part) for n, part in parts.items()})
         else:
-            columns[name] = np.concatenate([x, y])
+            columns[name] = np.concatenate(own)
     return Pass(**columns)
 
 
 # looked up once: dataclasses.fields is slow enough to show in a single simulation
 PASS_NAMES = tuple(f.name for f in fields(Pass))
+SEGMENT_NAMES = tuple(f.name for f in fields(Segment))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,6 +119,10 @@ class Sums:
     def zeros(cls, n: int) -> Sums:
         """Nothing yet."""
         return cls(**{name: np.zeros(n) for name in SUM_NAMES})
+
+    def rows(self, index: slice) -> Sums:
+        """The sums of some of the passes."""
+        return Sums(**{name: getattr(self, name)[index] for name in SUM_NAMES})
 
     def put(self, rows: Ints, some: Sums) -> None:
         """Take over the sums of some of the passes."""

@@ -71,8 +71,10 @@ class Graph:
     """Slot of each rank's last action."""
     slots: int
     """Ends that are kept at once; the first ones stand for the ranks' starts."""
-    steps: tuple[tuple[int, int, int], ...]
-    """(slot before, slot needed, slot) of every action: what one plan alone is walked by."""
+    before: Ints
+    """Slot of the action before each one on its rank."""
+    needed: Ints
+    """Slot of the action that each one waits for: one of another rank, or the one before it."""
     size: int
 
 
@@ -97,9 +99,11 @@ def graph(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> Gra
     a = _actions(schedule, ranks, chunks, microbatches)
     size = len(a.rank)
     before, needs = _links(a, ranks, chunks)
-    level = _levels(before, needs, size)
-    order = np.argsort(level, kind="stable")
-    place = np.concatenate([np.argsort(order, kind="stable"), np.arange(size, size + ranks + 1)])
+    fronts = _fronts(before, needs)
+    order = np.concatenate(fronts)
+    edges = [0, *np.cumsum([len(front) for front in fronts]).tolist()]
+    place = np.arange(size + ranks + 1)
+    place[order] = np.arange(size)
     rank_of, chunk_of = a.rank[order], a.chunk[order]
     ends = np.where(a.kind == F, a.micro == 0, a.micro == microbatches - 1)
     between = ROWS_BETWEEN[a.kind]
@@ -110,12 +114,11 @@ def graph(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> Gra
     kind_of = np.where(ends, ROWS_AT_ENDS[a.kind], between)[order]
     before, needs = place[before[order]], place[needs[order]]
     rows = (rank_of * chunks + chunk_of) * len(KINDS) + kind_of
-    edges = [0, *(np.flatnonzero(np.diff(level[order])) + 1).tolist(), size]
     repeats = [Repeat(*place[list(r)].tolist()) for r in _repeats(schedule, ranks, microbatches, a.number)]
     # an output of the same rank is there before the rank is free: only what others send is waited for
     waits = (needs < size) & (np.append(rank_of, np.full(ranks + 1, -1))[needs] != rank_of)
     needed = np.where(waits, needs, before)
-    last = np.array([np.flatnonzero(rank_of == rank)[-1] for rank in range(ranks)])
+    last = place[np.flatnonzero(np.diff(a.rank, append=ranks))]
     watched = sorted({action for repeat in repeats for action in repeat})
     slot, slots = _slots(before, needed, edges, ranks, keep=[*last.tolist(), *watched])
     return Graph(
@@ -132,7 +135,8 @@ def graph(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> Gra
         slot=slot[:size],
         last=slot[last],
         slots=slots,
-        steps=tuple(zip(slot[before].tolist(), slot[needed].tolist(), slot[:size].tolist(), strict=True)),
+        before=slot[before],
+        needed=slot[needed],
         size=size,
     )
 
@@ -141,27 +145,26 @@ def _wavefronts(
     slot: Ints, before: Ints, needed: Ints, waits: NDArray[np.bool_], edges: list[int]
 ) -> tuple[Wavefront, ...]:
     """Cut the actions at the edges."""
-    own, befores, needs = slot.tolist(), slot[before], slot[needed]
-    listed = befores.tolist(), needs.tolist()
+    own = slot[edges[:-1]].tolist()
     is_waiting = np.logical_or.reduceat(waits, edges[:-1]).tolist()
+    befores, needs = _pieces(slot[before], edges), _pieces(slot[needed], edges)
     return tuple(
-        Wavefront(
-            start=i,
-            stop=j,
-            slots=slice(own[i], own[i] + j - i),
-            before=_as_slice(listed[0][i:j]) or befores[i:j],
-            needs=(_as_slice(listed[1][i:j]) or needs[i:j]) if waiting else None,
-        )
-        for (i, j), waiting in zip(pairwise(edges), is_waiting, strict=True)
+        Wavefront(i, j, slice(at, at + j - i), befores[k], needs[k] if is_waiting[k] else None)
+        for k, (at, (i, j)) in enumerate(zip(own, pairwise(edges), strict=True))
     )
 
 
-def _as_slice(rows: list[int]) -> slice | None:
-    """Rows at equal distances as a slice, which needs no copy."""
-    step = rows[1] - rows[0] if len(rows) > 1 else 1
-    if step > 0 and rows == list(range(rows[0], rows[-1] + 1, step)):
-        return slice(rows[0], rows[-1] + 1, step)
-    return None
+def _pieces(rows: Ints, edges: list[int]) -> list[Ints | slice]:
+    """Rows cut at the edges; a piece at equal distances is a slice, which needs no copy."""
+    starts = np.array(edges[:-1])
+    lengths = np.diff(edges)
+    apart = np.append(np.diff(rows), 1)
+    step = np.where(lengths > 1, apart[starts], 1)
+    uneven = apart != np.repeat(step, lengths)
+    uneven[starts + lengths - 1] = False
+    step[np.logical_or.reduceat(uneven, starts) | (step < 0)] = 0
+    ends = zip(rows[starts].tolist(), rows[starts + lengths - 1].tolist(), step.tolist(), pairwise(edges), strict=True)
+    return [slice(low, high + 1, by) if by else rows[i:j] for low, high, by, (i, j) in ends]
 
 
 ROWS_AT_ENDS = np.array([_ROW["F_first"], _ROW["B_last"], _ROW["W_last"]])
@@ -242,25 +245,27 @@ def _links(a: _Actions, ranks: int, chunks: int) -> tuple[Ints, Ints]:
     return before, needs
 
 
-def _levels(before: Ints, needs: Ints, size: int) -> Ints:
-    """Longest-path level of each action: one more than those of the action before it and of the one that it needs."""
-    level = [-1] * size + [0] * (int(needs.max(initial=size)) + 1 - size)
-    befores, needed = before.tolist(), needs.tolist()
-    heads = np.flatnonzero(before >= size).tolist()
-    ends, left = [*heads[1:], size], size
+def _fronts(before: Ints, needs: Ints) -> list[Ints]:
+    """The wavefronts: each rank's next action stands in the first one after that of the action whose output it
+    needs."""
+    size = len(before)
+    none = int(needs.max(initial=size)) + 1  # what follows a rank's last action, and is never there
+    heads = np.flatnonzero(before >= size)
+    needs, following = np.append(needs, np.full(none + 1 - size, none)), np.arange(1, none + 2)
+    following[np.append(heads[1:], size) - 1] = none
+    is_done = np.zeros(none + 1, dtype=np.bool_)
+    is_done[size:none] = True
+    fronts, left = [], size
     while left:
-        left_before = left
-        # each rank goes as far as others have got
-        for rank, (action, end) in enumerate(zip(heads, ends, strict=True)):
-            while action < end and level[needed[action]] >= 0:
-                free, there = level[befores[action]], level[needed[action]]
-                level[action] = (free if free > there else there) + 1
-                action += 1
-            left -= action - heads[rank]
-            heads[rank] = action
-        if left == left_before:
+        goes = is_done[needs[heads]]
+        front = heads[goes]
+        if not len(front):
             raise AssertionError("the schedule deadlocks")  # an order that cannot run is a bug here, not an input
-    return np.array(level[:size])
+        fronts.append(front)
+        is_done[front] = True
+        heads[goes] = following[front]
+        left -= len(front)
+    return fronts
 
 
 def _repeats(schedule: Schedule, ranks: int, microbatches: int, number: Ints) -> tuple[Repeat, ...]:
@@ -356,7 +361,8 @@ def _run_one(
     sent = kept.copy()
     lasts, leaves = durations[:, 0].tolist(), drains[:, 0].tolist()
     all_ends = []
-    for (before, needs, slot), row in zip(g.steps, rows.tolist(), strict=True):
+    steps = zip(g.before.tolist(), g.needed.tolist(), g.slot.tolist(), rows.tolist(), strict=True)
+    for before, needs, slot, row in steps:
         free, needed = kept[before], sent[needs]
         end = (free if free > needed else needed) + lasts[row]
         kept[slot] = end

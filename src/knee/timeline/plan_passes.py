@@ -6,12 +6,12 @@ once: rows whose passes are equal in all columns have one kind.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 
-from knee.arrays import Bools, Floats, Ints, equal_rows
+from knee.arrays import Bools, Floats, Ints, equal_rows, names_of
 from knee.cost.kernel_cost import Cost, attention_launches
 from knee.timeline.actions import LocalComm, StepParts
 from knee.timeline.chunks import ChunkRows
@@ -31,11 +31,11 @@ class Messages:
     @classmethod
     def of(cls, parts: StepParts, name: str, where: Bools) -> Messages:
         """Those of ``CommCosts`` with that name; nothing elsewhere."""
-        return cls(**{f.name: np.where(where, getattr(parts.comm, f"{name}_{f.name}"), 0.0) for f in fields(cls)})
+        return cls(**{of: np.where(where, getattr(parts.comm, f"{name}_{of}"), 0.0) for of in names_of(cls)})
 
     def plus(self, other: Messages) -> Messages:
         """Both, one after the other."""
-        return Messages(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(Messages)})
+        return Messages(**{name: getattr(self, name) + getattr(other, name) for name in names_of(Messages)})
 
     def of_layers(self, rows: ChunkRows) -> Floats:
         """One layer's, of chunks that have layers."""
@@ -75,8 +75,8 @@ class PlanPass:
     def columns(self) -> list[Floats | Ints | Bools]:
         """All of them: passes with equal ones are equal."""
         groups = [self.embedding, self.layer, self.head, self.gather, self.reduce, self.replicate]
-        nested = [getattr(group, f.name) for group in groups if group is not None for f in fields(group)]
-        return [*nested, *(x for f in fields(self) if isinstance(x := getattr(self, f.name), np.ndarray))]
+        nested = [getattr(group, name) for group in groups if group is not None for name in names_of(type(group))]
+        return [*nested, *(x for name in names_of(PlanPass) if isinstance(x := getattr(self, name), np.ndarray))]
 
     def where(self, there: Bools, other: PlanPass) -> PlanPass:
         """This one there, the other elsewhere."""
@@ -92,12 +92,16 @@ def _where(there: Bools, a: Any, b: Any) -> Any:
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
         return np.where(there, 0.0 if a is None else a, 0.0 if b is None else b)
     kind = type(b if a is None else a)
-    return kind(**{f.name: _where(there, getattr(a, f.name, None), getattr(b, f.name, None)) for f in fields(kind)})
+    return kind(**{name: _where(there, getattr(a, name, None), getattr(b, name, None)) for name in names_of(kind)})
+
+
+FEW_PLANS = 64
+"""Plans whose passes are quicker walked than compared."""
 
 
 def kinds_of_rows(p: PlanPass, rows: ChunkRows, only: Bools | None = None) -> tuple[Ints, Ints]:
     """Rows whose passes differ, and the kind of each row: its place among them. Plans outside of ``only`` have one."""
-    _, plan = equal_rows(*p.columns())
+    _, plan = equal_rows(*p.columns(), few=FEW_PLANS)
     if only is not None:
         plan = np.where(only, plan, -1)
     chunk = (rows.layers * 2 + rows.embedding) * 2 + rows.head

@@ -14,7 +14,7 @@ from knee.arrays import Bools, Floats, Ints
 from knee.timeline.actions import StepParts, is_zero_bubble
 from knee.timeline.chunk_queues import carrying, per_rank, spread
 from knee.timeline.chunks import ChunkRows, chunk_rows
-from knee.timeline.closed_forms import run
+from knee.timeline.closed_forms import run_together
 from knee.timeline.passes import SUM_NAMES, Sums, WalkedPass
 from knee.timeline.plan_passes import (
     PlanPass,
@@ -66,52 +66,61 @@ def run_actions(parts: StepParts, layers: int, head_layers: float = 0.0) -> Acti
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """One action to be walked."""
+
+    plan_pass: PlanPass
+    alike: tuple[str, Bools] | None = None
+    """An action before it that is the same for some plans, and which."""
+    only: Bools | None = None
+    """Plans that have it."""
+
+
 def _walk_rows(parts: StepParts, rows: ChunkRows, filling_s: Floats) -> tuple[dict[str, WalkedPass], Floats]:
     """The walked actions, and what the gathers of upper chunks leave exposed, per plan."""
-    modes, gamma = parts.modes, parts.profile.comm_slowdown
+    modes = parts.modes
     every = np.ones(len(parts.table), dtype=np.bool_)
     split = is_zero_bubble(parts.table)
     overlaps = modes.zero1 & parts.profile.gather_overlap
-    walked = {"F_first": _walk(parts, rows, forward_pass(parts, gathers=modes.gathers | overlaps))}
-    # middle microbatches of plans that gather and reduce in each are like the first and the last one
-    alike = walked["F_first"], modes.reshards
-    walked["F"] = _walk(parts, rows, forward_pass(parts, gathers=modes.reshards), alike=alike)
     last = backward_pass(parts, reduces=every)
     middle = backward_pass(parts, reduces=modes.reduces_often, replicates=False)
     if split.any():
         half = backward_pass(parts, reduces=~every, what="input")
         last, middle = half.where(split, last), half.where(split, middle)
-    walked["B_last"] = _walk(parts, rows, last)
-    # but for replicas, which add their gradients in the last one alone
-    alike = walked["B_last"], modes.reduces_often & (parts.table.dp_replicate == 1)
-    walked["B"] = _walk(parts, rows, middle, alike=alike)
+    asked = {
+        "F_first": _Asked(plan_pass=forward_pass(parts, gathers=modes.gathers | overlaps)),
+        # middle microbatches of plans that gather and reduce in each are like the first and the last one
+        "F": _Asked(plan_pass=forward_pass(parts, gathers=modes.reshards), alike=("F_first", modes.reshards)),
+        "B_last": _Asked(plan_pass=last),
+        # but for replicas, which add their gradients in the last one alone
+        "B": _Asked(plan_pass=middle, alike=("B_last", modes.reduces_often & (parts.table.dp_replicate == 1))),
+    }
     if split.any():
-        walked["W_last"] = _walk(parts, rows, backward_pass(parts, reduces=every, what="weight"), only=split)
-        walked["W"] = _walk(parts, rows, backward_pass(parts, reduces=~every, what="weight"), only=split)
+        asked["W_last"] = _Asked(plan_pass=backward_pass(parts, reduces=every, what="weight"), only=split)
+        asked["W"] = _Asked(plan_pass=backward_pass(parts, reduces=~every, what="weight"), only=split)
+    walked = _walk(parts, rows, asked)
     if not rows.early.any():
         return walked, np.zeros(len(parts.table))
-    return _carry(parts, rows, walked, filling_s, gamma)
+    return _carry(parts, rows, walked, filling_s, parts.profile.comm_slowdown)
 
 
-def _walk(
-    parts: StepParts,
-    rows: ChunkRows,
-    p: PlanPass,
-    *,
-    alike: tuple[WalkedPass, Bools] | None = None,
-    only: Bools | None = None,
-) -> WalkedPass:
-    """Walk one row of each kind; ``alike`` names a walked pass that is the same for some plans, and which."""
-    first, kind = kinds_of_rows(p, rows, only)
-    few = rows.some(first)
-    passes, gamma = passes_of(parts, p, few), parts.profile.comm_slowdown
-    if alike is None:
-        return WalkedPass(kind=kind, passes=passes, sums=run(passes, gamma))
-    other, where = alike
-    new = np.flatnonzero(~where[few.plan])
-    sums = Sums(**{name: other.column(name)[first] for name in SUM_NAMES})
-    sums.put(new, run(passes.rows(new), gamma))
-    return WalkedPass(kind=kind, passes=passes, sums=sums)
+def _walk(parts: StepParts, rows: ChunkRows, asked: dict[str, _Asked]) -> dict[str, WalkedPass]:
+    """Walk one row of each kind of every action."""
+    kinds = {name: kinds_of_rows(one.plan_pass, rows, one.only) for name, one in asked.items()}
+    few = {name: rows.some(first) for name, (first, _) in kinds.items()}
+    passes = {name: passes_of(parts, one.plan_pass, few[name]) for name, one in asked.items()}
+    new = {name: np.flatnonzero(~one.alike[1][few[name].plan]) for name, one in asked.items() if one.alike is not None}
+    walks = [passes[name].rows(new[name]) if name in new else passes[name] for name in asked]
+    found: dict[str, WalkedPass] = {}
+    for (name, one), sums in zip(asked.items(), run_together(walks, parts.profile.comm_slowdown), strict=True):
+        first, kind = kinds[name]
+        if one.alike is not None:
+            other, own = found[one.alike[0]], sums
+            sums = Sums(**{field: other.column(field)[first] for field in SUM_NAMES})
+            sums.put(new[name], own)
+        found[name] = WalkedPass(kind=kind, passes=passes[name], sums=sums)
+    return found
 
 
 def _carry(

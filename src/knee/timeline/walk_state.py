@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -67,7 +67,7 @@ def is_late(segment: Segment) -> Bools:
 
 
 def _any(*columns: NDArray[Any]) -> bool:
-    return any(bool(column.any()) for column in columns)
+    return any(np.count_nonzero(column) for column in columns)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,6 +115,11 @@ class Walk:
             record=record,
             **zeros,
         )
+
+    def again(self) -> Walk:
+        """The same passes from their start."""
+        zeros: dict[str, Any] = {name: np.zeros(len(self.lead_s)) for name in (*STATE, *LOADS)}
+        return replace(self, **zeros)
 
     def head(self, n: int) -> Walk:
         """The first n columns, as views: what is added there is added here."""

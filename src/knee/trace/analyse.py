@@ -55,6 +55,8 @@ class RankAnalysis:
     steps: tuple[TracedStep, ...]
     step_s: float
     """Mean time of a step, by the host's or the device's clock, whichever is longer."""
+    step_times: Times
+    """Mean over its steps; of the whole window where it has none."""
     collectives: tuple[CollectiveLoad, ...]
     kernels: tuple[KernelLoad, ...]
     audit: Audit
@@ -239,7 +241,9 @@ def _rank(trace: Trace, which: slice | None) -> RankAnalysis:
     if windows and window.start_ns < windows[0].start_ns:
         windows.insert(0, Window(start_ns=window.start_ns, end_ns=windows[0].start_ns))
         numbers.insert(0, None)
-    times, *each = times_in(trace, [window, *windows])
+    stepped = [w for number, w in zip(numbers, windows, strict=True) if number is not None] or [window]
+    together = Window(start_ns=stepped[0].start_ns, end_ns=stepped[-1].end_ns)
+    times, of_steps, *each = times_in(trace, [window, together, *windows])
     parts = [TracedStep(step=number, window=w, times=t) for number, w, t in zip(numbers, windows, each, strict=True)]
     device_s = sum(part.times.window_s for part in parts if part.step is not None)
     host_s = sum(step.end_ns - step.start_ns for step in chosen) / 1e9
@@ -251,6 +255,7 @@ def _rank(trace: Trace, which: slice | None) -> RankAnalysis:
         times=times,
         steps=tuple(parts),
         step_s=max(device_s, host_s) / len(chosen) if chosen else times.window_s,
+        step_times=of_steps.over(len(stepped)),
         collectives=tuple(collective_loads(trace, window)),
         kernels=tuple(kernel_loads(trace, window)),
         audit=audit(trace),

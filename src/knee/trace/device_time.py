@@ -81,14 +81,9 @@ def exposed_ns(start: Int64, end: Int64, compute: tuple[Int64, Int64]) -> Int64:
     return np.asarray(end - start - inside, dtype=np.int64)
 
 
-def times_of(trace: Trace, window: Window) -> Times:
-    """Loads and unions within a window."""
-    return times_in(trace, [window])[0]
-
-
 def times_in(trace: Trace, windows: Sequence[Window]) -> list[Times]:
-    """The same of many windows: a look at the trace for all, and a look at its sums for each, since a trace may have as
-    many steps as kernels, and one kernel may last through all of them."""
+    """Loads and unions within each window: a look at the trace for all, and a look at its sums for each, since a trace
+    may have as many steps as kernels, and one kernel may last through all of them."""
     c, of = trace.columns, trace.classified
     edges = np.array([[w.start_ns for w in windows], [w.end_ns for w in windows]], dtype=np.int64)
 
@@ -134,7 +129,7 @@ def _sum_ns(edges: Int64, start: Int64, end: Int64) -> Int64:
 def _since(edges: Int64, times: Int64) -> Int64:
     """Of all times before each edge, how long before, summed. Beyond int64 it wraps around, and differences are right
     all the same."""
-    before = np.sort(times)
+    before = np.sort(times, kind="stable")  # quick where they are almost in order, as those of a trace are
     count = np.searchsorted(before, edges)
     return np.asarray(count * edges - np.concatenate(([0], np.cumsum(before)))[count], dtype=np.int64)
 

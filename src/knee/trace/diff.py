@@ -10,7 +10,6 @@ from statistics import fmean, variance
 from typing import Any
 
 from knee.trace.analyse import Analysis, RankAnalysis
-from knee.trace.device_time import times_of
 from knee.trace.loads import UNKNOWN, CollectiveLoad, KernelLoad, class_loads, collective_loads, kernel_loads
 from knee.units import show
 
@@ -177,7 +176,7 @@ Sums = dict[Any, tuple[float, ...]]
 def _of_rank(rank: RankAnalysis) -> tuple[dict[str, float], int, list[CollectiveLoad], list[KernelLoad]]:
     """Times of its mean step, its number of steps, and loads of all of them together."""
     window, count = rank.step_window
-    t = times_of(rank.trace, window).over(count)
+    t = rank.step_times
     times = {
         "step_s": rank.step_s,
         "compute_s": t.compute_s,

@@ -23,7 +23,7 @@ class Exposed:
 
 
 def exposed_intervals(trace: Trace, window: Window) -> list[Exposed]:
-    """In order and apart from each other; their lengths add up to ``times_of(trace, window).exposed_comm_s``."""
+    """In order and apart from each other; their lengths add up to ``exposed_comm_s`` of the window."""
     start, end = clipped(trace, window)
     of = trace.classified
     begin, finish = _beside((start[of.is_comm], end[of.is_comm]), (start[of.is_compute], end[of.is_compute]))

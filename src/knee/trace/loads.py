@@ -96,7 +96,8 @@ def kernel_loads(trace: Trace, window: Window) -> list[KernelLoad]:
     key = c.name_id[kernels] * 2 + of.is_comm[kernels]
     load, calls = np.zeros(2 * len(c.names), dtype=np.int64), np.bincount(key, minlength=2 * len(c.names))
     np.add.at(load, key, (end - start)[kernels])
-    class_of = dict(zip(c.name_id[kernels].tolist(), of.class_id[kernels].tolist(), strict=True))
+    class_of = np.zeros(len(c.names), dtype=np.int64)
+    class_of[c.name_id[kernels]] = of.class_id[kernels]
     return [
         KernelLoad(
             name=c.names[i // 2],

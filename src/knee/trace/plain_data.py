@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import Any
 
 from knee.trace.analyse import Analysis, RankAnalysis
-from knee.trace.device_time import times_of
 from knee.trace.loads import CollectiveLoad, class_loads, collective_loads, kernel_loads
 
 SCHEMA_VERSION = 1
@@ -123,7 +122,7 @@ def step_of(rank: RankAnalysis) -> dict[str, Any]:
     in no load.
     """
     window, count = rank.step_window
-    times = times_of(rank.trace, window).over(count)
+    times = rank.step_times
     return {
         "steps": count,
         "step_s": rank.step_s,

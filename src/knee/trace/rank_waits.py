@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from knee.errors import InputError
+from knee.kineto.event_columns import Int64
 from knee.kineto.process_groups import MOST_RANKS
 from knee.trace.device_time import NS, Window
 from knee.trace.read_trace import Trace
@@ -110,12 +111,12 @@ def _share_time(traces: Sequence[Trace]) -> bool:
 
 def across_ranks(traces: Sequence[Trace], windows: Sequence[Window]) -> AcrossRanks:
     """Match the calls of all ranks."""
-    seen: dict[Key, list[tuple[int, int]]] = {}
-    calls, unnamed = zip(*(_calls(trace, window) for trace, window in zip(traces, windows, strict=True)), strict=True)
-    for number, found in enumerate(calls):
-        for key, lasted in found.items():
-            seen.setdefault(key, []).append((number, lasted))
+    rows, unnamed = zip(*map(_comparable, traces, windows), strict=True)
     count = len(traces)
+    seen: dict[Key, list[tuple[int, int]]] = {}
+    for number in range(count if count > 1 else 0):
+        for key, lasted in _calls(traces[number], rows[number]).items():
+            seen.setdefault(key, []).append((number, lasted))
     matched, transfer, waiting, waited_for, last = (np.zeros(count, dtype=np.int64) for _ in range(5))
     for entries in seen.values():
         if len(entries) < 2:
@@ -134,7 +135,7 @@ def across_ranks(traces: Sequence[Trace], windows: Sequence[Window]) -> AcrossRa
         Waiting(
             rank=trace.columns.rank,
             matched=int(matched[i]),
-            unmatched=len(calls[i]) - int(matched[i]),
+            unmatched=len(rows[i]) - int(matched[i]),
             unnamed=unnamed[i],
             transfer_s=int(transfer[i]) / NS,
             waiting_s=int(waiting[i]) / NS,
@@ -163,28 +164,30 @@ def missing_ranks(traces: Sequence[Trace]) -> tuple[int, ...]:
     return tuple(np.flatnonzero(wanted).tolist())
 
 
-def _calls(trace: Trace, window: Window) -> tuple[dict[Key, int], int]:
-    """Every call that other ranks may have too, by what tells it from others -> how long it lasted; and the number of
-    those of which nothing tells the ranks."""
+def _comparable(trace: Trace, window: Window) -> tuple[Int64, int]:
+    """Rows of the calls that other ranks may have too, and the number of calls of which nothing tells the ranks."""
+    rows = np.array(sorted(trace.calls), dtype=np.int64)
+    start = trace.columns.start_ns[rows]
+    inside = rows[(window.start_ns <= start) & (start < window.end_ns)].tolist()
+    calls = [(row, trace.calls[row]) for row in inside]
+    # a send is between two ranks, each with its own
+    shared = [(row, call) for row, call in calls if call.collective != "send_recv" or call.group is None]
+    known = [row for row, call in shared if call.ranks_known]
+    return np.array(known, dtype=np.int64), len(shared) - len(known)
+
+
+def _calls(trace: Trace, rows: Int64) -> dict[Key, int]:
+    """The calls in these rows, by what tells each from others -> how long it lasted."""
     c = trace.columns
     found: dict[Key, int] = {}
     counts: dict[tuple[str, int], int] = {}
     equal: dict[tuple[str, int, int, str, float], int] = {}
-    unnamed = 0
-    rows = np.array(sorted(trace.calls), dtype=np.int64)
     start = c.start_ns[rows]
     step_of = np.searchsorted(trace.border_ns[:-1], start, side="right") - 1 if trace.steps else np.full(len(rows), -1)
-    columns = rows, start, c.end_ns[rows] - start, c.stream[rows], step_of
+    columns = rows, c.end_ns[rows] - start, c.stream[rows], step_of
     # Python's own numbers: NumPy's are slow one by one
-    for row, begins, lasted, stream, which in zip(*(column.tolist() for column in columns), strict=True):
+    for row, lasted, stream, which in zip(*(column.tolist() for column in columns), strict=True):
         call = trace.calls[row]
-        if not window.start_ns <= begins < window.end_ns:
-            continue
-        if call.collective == "send_recv" and call.group is not None:
-            continue  # between two ranks, each with its own
-        if not call.ranks_known:
-            unnamed += 1
-            continue
         step = trace.steps[which].number if which >= 0 else -1
         # without the group's name calls are told apart by stream: each group has its own
         group = call.key or f"stream {stream}"
@@ -194,7 +197,7 @@ def _calls(trace: Trace, window: Window) -> tuple[dict[Key, int], int]:
         # calls that are issued as one have one number: they are told apart by their order
         equal[key] = equal.get(key, -1) + 1
         found[*key, equal[key]] = lasted
-    return found, unnamed
+    return found
 
 
 def _notes(traces: Sequence[Trace], ranks: Sequence[Waiting]) -> tuple[str, ...]:

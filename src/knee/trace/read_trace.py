@@ -111,7 +111,7 @@ def _launched(columns: RankTrace) -> Int64:
 
 def _busy_steps(columns: RankTrace, launched: Int64) -> tuple[tuple[Step, ...], tuple[int, ...]]:
     """Steps in which something was launched or, where launches are not known, ran; and the numbers of the others."""
-    times = np.sort(launched[launched >= 0]) if (launched >= 0).any() else columns.start_ns
+    times = np.sort(launched[launched >= 0], kind="stable") if (launched >= 0).any() else columns.start_ns
     busy: list[Step] = []
     empty: list[Step] = []
     for step in columns.steps:

@@ -12,6 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from math import prod
 from multiprocessing import get_context
 from typing import Any
@@ -20,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from knee.parallelism.mesh import Mesh, make_mesh
+from knee.parallelism.mesh import ExpertMesh, Mesh, make_mesh
 from knee.parallelism.precision import TYPES
 from knee.parallelism.torch_internals import (
     collective_of,
@@ -32,9 +33,12 @@ from knee.parallelism.torch_internals import (
 from knee.parallelism.trainer import Trainer
 from knee.parallelism.trainer_job import TrainJob
 from knee.record.issued_messages import Collective, StageWork
+from knee.specs.model import Model
 from knee.specs.plan import Plan
 from knee.workload.layers_per_stage import chunk_layers
 
+REPLICAS = "edp_replicate"
+"""Copies of the shards of experts."""
 TYPE_NAMES = {dtype: name for name, dtype in TYPES.items()} | {torch.int64: "int64"}
 
 
@@ -45,9 +49,13 @@ Names = dict[tuple[bool, str], str]
 class Log(TorchDispatchMode):
     """Counts the collectives and the FLOP of every operation of this rank, at local shapes."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: Names, model: Model) -> None:
         super().__init__()
         self.names = names
+        self.padding = 0
+        """Columns of values that are only there for a CPU's kernel, which wants values as wide as keys."""
+        if model.latent_attention is not None:
+            self.padding = max(0, model.head_dim - model.latent_attention.value_size)
         self.place: str | None = None
         """A group that is known from where its collective was called."""
         self.collectives: Counter[Collective] = Counter()
@@ -59,17 +67,18 @@ class Log(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         name = func._overloadpacket.__name__
         if name in _FLOP:
-            flop = _FLOP[name](*args)
             if name in _PRODUCTS:
-                self.product_flop += flop
+                self.product_flop += _FLOP[name](*args)
             else:
-                self.attention_flop += flop
+                self.attention_flop += _FLOP[name](self.padding, *args)
         else:
             # a product that would silently count as nothing
             assert not is_counted_product(func), name
         sent = collective_of(func, args)
         if sent is not None:
-            group = self.place or self.names[sent.functional, sent.group]
+            # one group may be both the ep and the tp group
+            place = "ep" if sent.collective == "all_to_all" else self.place
+            group = place or self.names[sent.functional, sent.group]
             dtype = TYPE_NAMES[sent.dtype]
             self.collectives[Collective(sent.collective, group, sent.group_size, sent.message_bytes, dtype)] += 1
         return out
@@ -101,9 +110,12 @@ def stage_kinds(job: TrainJob) -> list[list[int]]:
     """Stages that hold alike parts of the model, and so do the same but for the order of it."""
     plan = job.plan
     counts = chunk_layers(job.model.layers, plan.pp * plan.virtual_stages)
+    ends, experts = list(accumulate(counts)), job.model.experts
     kinds: dict[Any, list[int]] = {}
     for stage in range(plan.pp):
-        kinds.setdefault((stage == 0, stage == plan.pp - 1, counts[stage :: plan.pp]), []).append(stage)
+        layers = tuple(range(ends[n] - counts[n], ends[n]) for n in range(stage, len(counts), plan.pp))
+        alike = tuple(tuple(experts is not None and experts.has_experts(i) for i in some) for some in layers)
+        kinds.setdefault((stage == 0, stage == plan.pp - 1, alike), []).append(stage)
     return list(kinds.values())
 
 
@@ -113,7 +125,7 @@ def trace_stage(job: TrainJob, stage: int) -> StageWork:
     with fake_world(rank, job.gpus), ExitStack() as stack:
         mesh = make_mesh(job.plan, torch.device("cpu"), fake=True)
         stack.enter_context(fake_tensors())
-        trainer, log = Trainer(job, mesh), Log(group_names(mesh))
+        trainer, log = Trainer(job, mesh), Log(group_names(mesh), job.model)
         tokens = torch.zeros(job.local_sequences, job.seq_len + 1, dtype=torch.int64)
         trainer.step(tokens)
         logged_step(trainer, log, tokens)
@@ -162,6 +174,16 @@ def group_names(mesh: Mesh) -> Names:
         names[False, mesh.sharded.get_group(mesh.sharded.ndim - 1).group_name] = "dp_shard"
     if mesh.copies is not None:
         names[False, mesh.copies.group_name] = "dp_replicate"
+    return names | (_names_of_experts(mesh.experts) if mesh.experts.apart else {})
+
+
+def _names_of_experts(experts: ExpertMesh) -> Names:
+    names = {(True, group.name): name for name, group in (("ep", experts.ep), ("etp", experts.etp)) if group}
+    if experts.sharded is not None:
+        for dim, name in enumerate(("edp", REPLICAS)[experts.sharded.ndim - 1 :: -1]):
+            names[False, experts.sharded.get_group(dim).group_name] = name
+    if experts.copies is not None:
+        names[False, experts.copies.group_name] = REPLICAS
     return names
 
 
@@ -176,20 +198,21 @@ def _pairs(q: Any, k: Any) -> int:
     return int(q.shape[0] * q.shape[1] * (2 * queries * keys - queries * queries) // 2)
 
 
-def _attention(q: Any, k: Any, v: Any, *_: Any) -> int:
+def _attention(padding: int, q: Any, k: Any, v: Any, *_: Any) -> int:
     """Scores and their product with the values."""
-    return int(2 * _pairs(q, k) * (q.shape[-1] + v.shape[-1]))
+    return int(2 * _pairs(q, k) * (q.shape[-1] + v.shape[-1] - padding))
 
 
-def _attention_backward(_: Any, q: Any, k: Any, v: Any, *__: Any) -> int:
+def _attention_backward(padding: int, _: Any, q: Any, k: Any, v: Any, *__: Any) -> int:
     """Scores again, and the gradients of queries, keys, scores and values: five products of the forward's size."""
-    return int(2 * _pairs(q, k) * (3 * q.shape[-1] + 2 * v.shape[-1]))
+    return int(2 * _pairs(q, k) * (3 * q.shape[-1] + 2 * (v.shape[-1] - padding)))
 
 
-_PRODUCTS = ("mm", "addmm")
+_PRODUCTS = ("mm", "addmm", "_grouped_mm", "looped_groups")
 _FLOP: dict[str, Callable[..., int]] = {
     "mm": _product,
     "addmm": lambda _, a, b: _product(a, b),
+    **dict.fromkeys(("_grouped_mm", "looped_groups"), lambda a, b, *_: _product(a, b)),
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
 }

@@ -194,14 +194,16 @@ def _loss_in_two(job: Job, work: StageWork) -> StageWork:
 
 def _norm_gradients(job: Job, work: StageWork) -> StageWork:
     plan = job.plan
-    if plan.tp == 1 or not plan.sequence_parallel:
+    of_heads = 2 if job.model.qk_norm == "head" else 0
+    if plan.tp == 1 or not (plan.sequence_parallel or of_heads):
         return work
-    norms = 2 * stage_layers(job.model.layers, plan.pp, plan.virtual_stages)[work.stage]
-    norms += work.stage == plan.pp - 1
+    layers = stage_layers(job.model.layers, plan.pp, plan.virtual_stages)[work.stage]
+    norms = 2 * layers + (work.stage == plan.pp - 1) if plan.sequence_parallel else 0
     shards = 1 if plan.sharding == "ddp" else plan.dp_shard * plan.cp
-    own = -(-job.model.hidden // shards)  # of the stage's first rank
+    # of the stage's first rank
+    own = norms * -(-job.model.hidden // shards) + of_heads * layers * -(-job.model.head_dim // shards)
     width = DTYPE_BYTES[plan.state_dtype]
-    return _with(work, {Collective("all_reduce", "tp", plan.tp, norms * own * width, plan.state_dtype): 1})
+    return _with(work, {Collective("all_reduce", "tp", plan.tp, own * width, plan.state_dtype): 1})
 
 
 def _recomputed_here(job: Job, stage: int) -> list[tuple[int, int]]:
@@ -270,7 +272,7 @@ RULES = (
     ),
     Rule(
         why="with sequence parallelism, the trainer also reduces the gradients of the norms over the tp "
-        "group, in one small message per step",
+        "group, in one small message per step; those of norms of heads always",
         change=_norm_gradients,
     ),
     Rule(

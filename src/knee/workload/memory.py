@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from knee.arrays import Floats, distinct
+from knee.arrays import Floats, Ints, equal_rows
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, PRECISIONS, RECOMPUTE_MODULES, RECOMPUTES, SCHEDULES
 from knee.specs.plan_table import PlanTable
@@ -38,7 +40,10 @@ class MemoryColumns:
     @property
     def total_bytes(self) -> Floats:
         """All parts together."""
-        return np.asarray(np.sum([getattr(self, f.name) for f in fields(self)], axis=0), dtype=np.float64)
+        return np.asarray(np.sum([getattr(self, name) for name in _PARTS], axis=0), dtype=np.float64)
+
+
+_PARTS = tuple(f.name for f in fields(MemoryColumns))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,18 +77,52 @@ def in_flight(table: PlanTable, rank: NDArray[np.int64]) -> Floats:
     return np.where(p > 1, chosen, 1).astype(np.float64)
 
 
-def _stage(model: Model, profile: Profile, table: PlanTable, rank: NDArray[np.int64]) -> _Stage:
+@cache
+def _held(layers: int, stages: int, virtual: int, head: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Layers of each rank, and layers of its largest chunk."""
+    chunks = chunk_layers(layers, stages * virtual, head)
+    return stage_layers(layers, stages, virtual, head), tuple(max(chunks[r::stages]) for r in range(stages))
+
+
+def _stages(model: Model, profile: Profile, table: PlanTable, ranks: Sequence[Ints]) -> list[_Stage]:
+    """Some ranks of every plan."""
     head = head_layers(model) if profile.deals_by_cost else 0.0
-    layers, chunk = np.empty(len(table)), np.empty(len(table))
-    cuts = table.pp * 1_000_000 + table.virtual_stages * 1_000 + np.minimum(rank, 999)
-    for cut in distinct(cuts):
-        rows = np.flatnonzero(cuts == cut)
-        p, v, r = (int(x[rows[0]]) for x in (table.pp, table.virtual_stages, rank))
-        layers[rows] = stage_layers(model.walked_layers, p, v, head)[r]
-        chunk[rows] = max(chunk_layers(model.walked_layers, p * v, head)[r::p])
-    return _Stage(
-        layers=layers, chunk=chunk, in_flight=in_flight(table, rank), first=rank == 0, last=rank == table.pp - 1
-    )
+    first, kind = equal_rows(table.pp, table.virtual_stages)
+    held = np.zeros((2, len(first), int(table.pp.max(initial=1))))
+    for i, (p, v) in enumerate(zip(table.pp[first].tolist(), table.virtual_stages[first].tolist(), strict=True)):
+        held[:, i, :p] = _held(model.walked_layers, p, v, head)
+    return [
+        _Stage(
+            layers=held[0, kind, rank],
+            chunk=held[1, kind, rank],
+            in_flight=in_flight(table, rank),
+            first=rank == 0,
+            last=rank == table.pp - 1,
+        )
+        for rank in ranks
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """What forward keeps for backward, the same on every rank."""
+
+    saved: Floats
+    """Per layer and microbatch."""
+    working: Floats
+    """What is run again stands beside what was kept, for one layer at a time."""
+    logits: Floats
+
+
+def _kept(model: Model, profile: Profile, table: PlanTable, s: Shapes) -> _Kept:
+    recompute = table.recompute.astype(np.float64)
+    full = table.recompute >= RECOMPUTES.index("blocks")
+    kept = layer_saved_bytes(model, s, profile, 0.0 * recompute)
+    named = {m: table.recomputes_module(m) for m in RECOMPUTE_MODULES} if table.modules.any() else {}
+    saved = layer_saved_bytes(model, s, profile, recompute, named) if recompute.any() else kept
+    saved = np.where(full, table.recompute_frac * saved + (1.0 - table.recompute_frac) * kept, saved)
+    working = np.where(full, kept, (table.recomputes("ops") + table.recomputes("modules")) * (kept - saved))
+    return _Kept(saved=saved, working=working, logits=logits_bytes(model, s, profile))
 
 
 def _gradient_bytes(profile: Profile, table: PlanTable, modes: Modes, t: Traffic) -> tuple[Floats, Floats]:
@@ -100,7 +139,7 @@ def _gradient_bytes(profile: Profile, table: PlanTable, modes: Modes, t: Traffic
 
 
 def _stage_memory(
-    model: Model, profile: Profile, table: PlanTable, s: Shapes, modes: Modes, t: Traffic, stage: _Stage
+    profile: Profile, table: PlanTable, s: Shapes, modes: Modes, t: Traffic, stage: _Stage, kept: _Kept
 ) -> MemoryColumns:
     """The parts on one pipeline rank."""
     shards = table.dp_shard * np.where(modes.ddp, 1, table.cp).astype(np.float64)
@@ -132,16 +171,8 @@ def _stage_memory(
     outer_bytes = np.where(table.sync_every > 1, OUTER_STATES * OUTER_STATE_BYTES, 0.0)
     optimizer = (MOMENTS * table.state_bytes + copied_bytes + outer_bytes) * sharded
 
-    recompute = table.recompute.astype(np.float64)
-    full = table.recompute >= RECOMPUTES.index("blocks")
-    kept = layer_saved_bytes(model, s, profile, 0.0 * recompute)
-    named = {m: table.recomputes_module(m) for m in RECOMPUTE_MODULES} if table.modules.any() else {}
-    saved = layer_saved_bytes(model, s, profile, recompute, named)
-    saved = np.where(full, table.recompute_frac * saved + (1.0 - table.recompute_frac) * kept, saved)
-    # what is run again stands beside what was kept, for one layer at a time
-    working = np.where(full, kept, (table.recomputes("ops") + table.recomputes("modules")) * (kept - saved))
-    activations = stage.in_flight * stage.chunk * saved + working
-    logits = stage.last * logits_bytes(model, s, profile)
+    activations = stage.in_flight * stage.chunk * kept.saved + kept.working
+    logits = stage.last * kept.logits
     # gradients that are freed after each step come as activations go: of the two, the larger stands at the worst moment
     frees = (modes.gathers | (table.dp == 1)) & (table.microbatches == 1) & (table.pp == 1)
     gradients = np.where(frees, np.maximum(gradients - activations - logits, 0.0), gradients)
@@ -173,14 +204,14 @@ def _stage_memory(
 def memory_of(model: Model, profile: Profile, table: PlanTable, s: Shapes, modes: Modes, t: Traffic) -> MemoryColumns:
     """The fullest GPU of each plan: the first rank (embedding, most microbatches), the second (no layer short) or the
     last (logits)."""
-    zero = np.zeros(len(table), dtype=np.int64)
-    best = _stage_memory(model, profile, table, s, modes, t, _stage(model, profile, table, zero))
-    if not (table.pp > 1).any():
-        return best
-    for rank in (np.minimum(zero + 1, table.pp - 1), table.pp - 1):
-        other = _stage_memory(model, profile, table, s, modes, t, _stage(model, profile, table, rank))
-        more = other.total_bytes > best.total_bytes
-        best = MemoryColumns(
-            **{f.name: np.where(more, getattr(other, f.name), getattr(best, f.name)) for f in fields(MemoryColumns)}
-        )
+    zero, kept = np.zeros(len(table), dtype=np.int64), _kept(model, profile, table, s)
+    ranks = [zero, np.minimum(zero + 1, table.pp - 1), table.pp - 1] if (table.pp > 1).any() else [zero]
+    stages = _stages(model, profile, table, ranks)
+    best, *others = (_stage_memory(profile, table, s, modes, t, stage, kept) for stage in stages)
+    most = best.total_bytes
+    for other in others:
+        total = other.total_bytes
+        more = total > most
+        most = np.where(more, total, most)
+        best = MemoryColumns(**{name: np.where(more, getattr(other, name), getattr(best, name)) for name in _PARTS})
     return best

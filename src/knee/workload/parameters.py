@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 
-from knee.arrays import Floats, Ints
+from knee.arrays import Floats, Ints, equal_rows
 from knee.specs.model import Model
 from knee.specs.plan_table import PlanTable
 from knee.workload.layer_weights import Tensor, layer_tensors, routed_tensors
@@ -38,6 +39,7 @@ def head_tensors(model: Model) -> tuple[Tensor, ...]:
     return tuple(tensors)
 
 
+@lru_cache(maxsize=1024)
 def parameter_count(model: Model) -> int:
     """Parameters of the whole model, as torch counts them, without the layers of multi-token prediction."""
     layers = (model.layers - model.expert_layers) * _elements(layer_tensors(model))
@@ -79,13 +81,18 @@ def _elements(tensors: tuple[Tensor, ...]) -> int:
     return sum(tensor.size for tensor in tensors)
 
 
+FEW_ROWS = 4096
+"""Rows that are quicker computed than compared."""
+
+
 def shard_elements(tensors: tuple[Tensor, ...], tp: Ints) -> Floats:
     """Elements of these tensors, which are not routed experts', on one tensor-parallel rank."""
-    total = np.zeros(len(tp))
+    first, kind = equal_rows(tp, few=FEW_ROWS)
+    tp, total = tp[first], np.zeros(len(first))
     for t in tensors:
         rows = np.maximum(t.rows / tp, float(t.least_rows)) if t.tp == "rows" else float(t.rows)
         total += rows * (t.cols / tp if t.tp == "cols" else float(t.cols))
-    return total
+    return total[kind]
 
 
 def gathered_elements(tensors: tuple[Tensor, ...], tp: Ints, ranks: Ints) -> Floats:
@@ -96,12 +103,13 @@ def gathered_elements(tensors: tuple[Tensor, ...], tp: Ints, ranks: Ints) -> Flo
     Source:  torch.distributed.fsdp.fully_shard, dim-0 sharding (torch 2.3 and later)
     Valid:   any group size; beyond the rows of a tensor every extra rank only adds padding
     """
-    total = np.zeros(len(tp))
+    first, kind = equal_rows(tp, ranks, few=FEW_ROWS)
+    tp, ranks, total = tp[first], ranks[first], np.zeros(len(first))
     for t in tensors:
         rows = np.ceil(np.maximum(t.rows / tp, float(t.least_rows))) if t.tp == "rows" else float(t.rows)
         cols = t.cols / tp if t.tp == "cols" else float(t.cols)
         total += ranks * np.ceil(rows / ranks) * cols
-    return total
+    return total[kind]
 
 
 def stage_elements(model: Model, table: PlanTable, layer: Floats, embedding: Floats, head: Floats) -> Floats:

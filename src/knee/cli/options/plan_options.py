@@ -128,10 +128,10 @@ OPTIONS = (
         "--ep",
         type=int,
         metavar="N",
-        help="Expert-parallel degree: ranks that share out the experts of a layer. They are ranks of the same stage as "
-        "those of tp, cp and dp.",
+        help="Expert-parallel degree: number of ranks that hold different experts. They are ranks of --dp-shard, --cp "
+        "and --tp; default: 1.",
     ),
-    _of_plan("--etp", type=int, metavar="N", help="Tensor-parallel degree of each expert; default: 1."),
+    _of_plan("--etp", type=int, metavar="N", help="Tensor-parallel degree of each expert: 1 (the default) or --tp."),
     _of_plan(
         "--dp-shard",
         type=int,

@@ -35,6 +35,11 @@ class Experts:
     """Of the layers after them, the last of each so many has experts and the others are dense (Llama 4 Maverick: 2)."""
     scores: Scores = "softmax"
     """How the router turns logits into weights."""
+    normalised_weights: bool = True
+    """Whether the weights of a token's experts add up to 1. It does not change the simulated time; real training needs
+    it."""
+    weight_scale: float = 1.0
+    """Factor of these weights (DeepSeek-V3: 2.5). It does not change the simulated time; real training needs it."""
     groups: int = 1
     """Groups of experts, of which a token uses a few (DeepSeek-V3: 8), so that it is sent to few nodes."""
     top_groups: int = 1
@@ -51,6 +56,9 @@ class Experts:
             if not 0 <= getattr(self, field) <= MOST:
                 rule = f"it must be between 0 and {MOST:,}"
                 raise out_of_range(f"model.experts.{field}", getattr(self, field), rule)
+        if not 0 < self.weight_scale <= MOST:
+            rule = f"it must be more than 0 and at most {MOST:,}"
+            raise out_of_range("model.experts.weight_scale", f"{self.weight_scale:g}", rule)
         if self.top_k > self.count:
             raise SpecError(
                 f"model.experts.top_k is {self.top_k}, but a layer has {self.count} experts",

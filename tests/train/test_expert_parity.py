@@ -1,0 +1,190 @@
+"""Experts and latent attention train as one process does, in every layout: losses and gradient norms, in fp32.
+
+Weights are drawn large, so that experts matter in losses and norms and routers choose unequally.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from knee.parallelism.trainer_job import TrainJob
+from knee.specs.model import Experts, LatentAttention, Model
+from knee.specs.plan import Plan
+from waiting import LIMIT_S
+
+pytest.importorskip("torch")
+
+TOLERANCE = 1e-5
+STEPS = 3
+SIZES = {"layers": 2, "hidden": 32, "ffn": 48, "heads": 8, "kv_heads": 8, "vocab": 64}
+QWEN = Model(name="qwen", qk_norm="head", experts=Experts(count=8, top_k=2, ffn=16), **SIZES)
+SHARED = Experts(
+    count=8,
+    top_k=3,
+    ffn=16,
+    shared_ffn=16,
+    shared_gate=True,
+    dense_layers=1,
+    scores="sigmoid",
+    router_bias=True,
+    groups=4,
+    top_groups=2,
+    weight_scale=1.5,
+)
+LATENT = LatentAttention(kv_rank=16, nope_size=8, rope_size=4, value_size=8, q_rank=12)
+DEEPSEEK = Model(name="deepseek", experts=SHARED, latent_attention=LATENT, **SIZES)
+LATENT_ONLY = Model(
+    name="latent", latent_attention=LatentAttention(kv_rank=16, nope_size=8, rope_size=4, value_size=8), **SIZES
+)
+SHORT = replace(QWEN, name="short", layers=1)
+MODELS = {"short": SHORT, "qwen": QWEN, "deepseek": DEEPSEEK, "latent": LATENT_ONLY}
+PP = {"pp": 2, "micro_batch": 2}
+BALANCE = {"balance_loss": 0.5}
+CAPPED = {"capacity_factor": 1.0}
+# model, name -> plan, and settings of the job that the reference shares
+CASES: dict[int, dict[str, tuple[str, dict, dict]]] = {
+    1: {
+        "accumulation": ("qwen", {"micro_batch": 2}, BALANCE),
+        "recompute": ("deepseek", {"recompute": "full"}, {}),
+        "compile and recompute": ("short", {"compile": True, "recompute": "full"}, {}),
+    },
+    2: {
+        "fsdp": ("qwen", {"dp_shard": 2}, BALANCE),
+        "ep": ("qwen", {"dp_shard": 2, "ep": 2}, BALANCE),
+        "ep fsdp": ("deepseek", {"dp_shard": 2, "ep": 2, "sharding": "fsdp"}, {}),
+        "ep accumulation": ("deepseek", {"dp_shard": 2, "ep": 2, "micro_batch": 1}, {}),
+        "ep ddp": ("deepseek", {"dp_replicate": 2, "ep": 2, "sharding": "ddp"}, {}),
+        "ep recompute": ("deepseek", {"dp_shard": 2, "ep": 2, "recompute": "full"}, {}),
+        "ep compile": ("short", {"dp_shard": 2, "ep": 2, "compile": True}, {}),
+        "ep skewed": ("qwen skewed", {"dp_shard": 2, "ep": 2}, {}),
+        "ep capacity": ("qwen", {"dp_shard": 2, "ep": 2}, CAPPED),
+        "ep balanced": ("qwen", {"dp_shard": 2, "ep": 2}, {"routing": "balanced"}),
+        "ep over cp": ("qwen", {"cp": 2, "ep": 2}, BALANCE),
+        "ep over tp": ("deepseek", {"tp": 2, "ep": 2}, {}),
+        "etp": ("deepseek", {"tp": 2, "etp": 2}, {}),
+        "latent tp": ("latent", {"tp": 2}, {}),
+        "latent tp without sp": ("latent", {"tp": 2, "sequence_parallel": False}, {}),
+        "latent cp": ("latent", {"cp": 2}, {}),
+        "pp": ("deepseek", PP, {}),
+    },
+    4: {
+        "ep x fsdp": ("deepseek", {"dp_shard": 4, "ep": 2, "sharding": "fsdp"}, {}),
+        "ep x fsdp accumulation, recompute": (
+            "qwen",
+            {"dp_shard": 4, "ep": 2, "sharding": "fsdp", "micro_batch": 1, "recompute": "full"},
+            BALANCE,
+        ),
+        "ep x hsdp": ("qwen", {"dp_shard": 2, "dp_replicate": 2, "ep": 2, "sharding": "hsdp"}, BALANCE),
+        "ep x ddp": ("qwen", {"dp_replicate": 4, "ep": 2, "sharding": "ddp"}, BALANCE),
+        "ep x tp": ("deepseek", {"dp_shard": 2, "tp": 2, "ep": 2}, {}),
+        "ep 4 x tp": ("qwen", {"dp_shard": 2, "tp": 2, "ep": 4}, BALANCE),
+        "ep x etp": ("deepseek", {"dp_shard": 2, "tp": 2, "ep": 2, "etp": 2}, {}),
+        "ep x etp skewed": ("qwen skewed", {"dp_shard": 2, "tp": 2, "ep": 2, "etp": 2}, {}),
+        "fsdp x etp": ("qwen", {"dp_shard": 2, "tp": 2, "etp": 2}, BALANCE),
+        "ep x cp": ("qwen", {"dp_shard": 2, "cp": 2, "ep": 2}, BALANCE),
+        "ep 4 x cp, cp outside": (
+            "qwen",
+            {"dp_shard": 2, "cp": 2, "ep": 4, "placement": ["tp", "dp_shard", "pp", "cp", "dp_replicate"]},
+            BALANCE,
+        ),
+        "ep x pp": ("deepseek", {"dp_shard": 2, "ep": 2, **PP}, {}),
+        "ep x pp zero_bubble": ("qwen", {"dp_shard": 2, "ep": 2, **PP, "schedule": "zero_bubble"}, BALANCE),
+        "ep x pp capacity": ("qwen", {"dp_shard": 2, "ep": 2, **PP}, CAPPED),
+        "ep x pp fsdp recompute": ("qwen", {"dp_shard": 2, "ep": 2, **PP, "sharding": "fsdp", "recompute": "full"}, {}),
+    },
+}
+BROKEN = {"ep all_to_all": {"dp_shard": 2, "ep": 2}, "experts' gradients": {"dp_shard": 2, "ep": 2}}
+
+
+def _case(name: str, model: str, plan: dict, settings: dict, ranks: int, **more: object) -> dict:
+    degrees = {k: tuple(v) if k == "placement" else v for k, v in plan.items() if k != "compile"}
+    chosen = Plan(**{"micro_batch": 8 // (degrees.get("dp_shard", 1) * degrees.get("dp_replicate", 1)), **degrees})
+    job = TrainJob(
+        model=MODELS[model.split()[0]],
+        plan=chosen,
+        gpus=ranks,
+        global_batch=8,
+        seq_len=16,
+        steps=STEPS,
+        warmup=0,
+        lr=3e-3,
+        clip_norm=0.3,
+        compile=plan.get("compile", False),
+        **settings,
+    )
+    skewed = {"skew": True} if "skewed" in model else {}
+    return {"name": name, "job": job.as_json(), "std": 0.15, **skewed, **more}
+
+
+def _reference(model: str, settings: dict) -> str:
+    return f"one {model} {settings}"
+
+
+def _all_cases() -> dict[int, list[dict]]:
+    cases = {n: [_case(name, *what, n) for name, what in some.items()] for n, some in CASES.items()}
+    kinds = {
+        _reference(model, settings): (model, settings)
+        for some in CASES.values()
+        for model, _, settings in some.values()
+    }
+    cases[1] += [_case(name, model, {}, settings, 1) for name, (model, settings) in kinds.items()]
+    cases[2] += [_case(f"broken {name}", "qwen", plan, BALANCE, 2, **{"break": name}) for name, plan in BROKEN.items()]
+    return cases
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, dict]]:
+    """What every case showed, by world size; all ranks say the same."""
+    folder = tmp_path_factory.mktemp("experts")
+    (folder / "cases.json").write_text(json.dumps(_all_cases()))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    worker = [sys.executable, str(Path(__file__).with_name("parity_worker.py")), "cases.json", str(folder)]
+    done = subprocess.run(
+        worker, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    found = {}
+    for ranks in CASES:
+        files = [folder / f"{ranks}.{rank}.json" for rank in range(ranks)]
+        by_rank = [json.loads(f.read_text()) for f in files if f.exists()]
+        errors = [x["error"] for one in by_rank for x in one.values() if "error" in x]
+        assert not errors, "\n".join(errors)
+        assert len(by_rank) == ranks, done.stderr
+        for name, first in by_rank[0].items():
+            assert all(x[name]["losses"] == first["losses"] for x in by_rank), f"{name}: ranks disagree"
+            assert all(x[name]["norms"] == first["norms"] for x in by_rank), f"{name}: ranks disagree"
+        found[ranks] = by_rank[0]
+    return found
+
+
+def _difference(a: dict, b: dict) -> float:
+    """Largest relative difference of losses and norms."""
+    pairs = zip(a["losses"] + a["norms"], b["losses"] + b["norms"], strict=True)
+    return max(abs(x - y) / abs(y) for x, y in pairs)
+
+
+@pytest.mark.parametrize("ranks", CASES)
+def test_every_layout_trains_as_one_process(ranks: int, seen: dict[int, dict[str, dict]]) -> None:
+    differences = {}
+    for name, (model, _, settings) in CASES[ranks].items():
+        differences[name] = _difference(seen[ranks][name], seen[1][_reference(model, settings)])
+        print(f"{ranks} {name:35} {differences[name]:8.1e} {seen[ranks][name]['seconds']:6.1f} s")
+    assert max(differences.values()) < TOLERANCE, {n: d for n, d in differences.items() if d >= TOLERANCE}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_part_shows(name: str, seen: dict[int, dict[str, dict]]) -> None:
+    assert _difference(seen[2][f"broken {name}"], seen[1][_reference("qwen", BALANCE)]) > 100 * TOLERANCE
+
+
+def test_what_routes_differently_differs(seen: dict[int, dict[str, dict]]) -> None:
+    """Else equality would say little."""
+    kinds = [("qwen", BALANCE), ("qwen", CAPPED), ("qwen", {"routing": "balanced"}), ("qwen skewed", {})]
+    first, *others = (seen[1][_reference(*kind)] for kind in kinds)
+    assert all(_difference(other, first) > 100 * TOLERANCE for other in others)
