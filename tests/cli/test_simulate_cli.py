@@ -186,7 +186,7 @@ def test_every_option_of_the_plan_reaches_it() -> None:
 
 def test_every_option_of_experts_reaches_the_plan() -> None:
     options = """
-        --global-batch 64 --ep 4 --etp 2 --dispatcher deepep --ep-overlap --routing dropless --imbalance 1.5
+        --global-batch 64 --ep 4 --tp 2 --etp 2 --dispatcher deepep --ep-overlap --routing dropless --imbalance 1.5
         --capacity-factor 2 --recompute modules --recompute-modules layernorm+moe_act
     """
     plan = answer("simulate", "qwen3-30b-a3b", "--cluster", "dgx-h200", "--gpus", "64", *options.split())["plan"]

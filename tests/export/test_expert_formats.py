@@ -66,7 +66,7 @@ def test_megatron_gets_the_shape_of_deepseek_v3() -> None:
 
 def test_an_expert_is_split_as_the_plan_says_and_not_over_tp() -> None:
     assert options(export(sparse(tp=4, ep=4), "megatron"))["--expert-tensor-parallel-size"] == "1"
-    assert options(export(sparse(tp=4, ep=4, etp=2), "megatron"))["--expert-tensor-parallel-size"] == "2"
+    assert options(export(sparse(tp=4, ep=4, etp=4), "megatron"))["--expert-tensor-parallel-size"] == "4"
 
 
 @pytest.mark.parametrize("dispatcher", ["deepep", "hybridep"])
@@ -162,7 +162,7 @@ def test_what_cannot_be_run_with_experts_is_refused(tool: str, asked: dict[str, 
 
 
 def test_plans_with_experts_come_back(tmp_path: Path) -> None:
-    more = [sparse(imbalance=1.5, routing="dropless"), sparse(etp=2, routing="power_law_1.2")]
+    more = [sparse(imbalance=1.5, routing="dropless"), sparse(tp=2, etp=2, routing="power_law_1.2")]
     for job in (*expert_jobs(), *more):
         path = tmp_path / "plan.toml"
         path.write_text(export(job, "knee"), encoding="utf-8")

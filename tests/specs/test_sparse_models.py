@@ -17,14 +17,12 @@ from typing import Any
 import pytest
 
 import knee
-from knee.parallelism.trainer_job import TrainJob
 from knee.results.catalog_result import file_entry
 from knee.specs.load import catalog_entries, load_model
 from knee.specs.model import Experts, LatentAttention, Model
 from knee.specs.model.departures import departures
-from knee.specs.plan import Plan
 from knee.workload.parameters import active_parameter_count, mtp_parameter_count, parameter_count
-from refusals import caught, kind, refused
+from refusals import caught, kind
 from tables import LLAMA_7B
 
 
@@ -98,7 +96,8 @@ def embeddings(model: Model) -> float:
 def test_enough_models_are_compared() -> None:
     sparse = [name for name in STATED if load_model(name).spec.experts is not None]
     assert len(STATED) >= 25
-    assert set(sparse) == {name for name in catalog_entries("model") if load_model(name).spec.experts is not None}
+    published = [name for name in catalog_entries("model") if name != "moe-tiny"]
+    assert set(sparse) == {name for name in published if load_model(name).spec.experts is not None}
     assert len(sparse) >= 18
 
 
@@ -240,13 +239,8 @@ def test_tables_with_values_that_no_model_has(tmp_path: Path, line: str, code: s
 def test_a_budget_is_not_that_of_a_dense_model() -> None:
     ask = {"cluster": "dgx-h100", "gpus": 64, "days": 30}
     assert kind(caught(lambda: knee.budget(model="mixtral-8x7b", **ask))) == ("not-modelled", "model.experts")
-    assert kind(refused("train", "mixtral-8x7b"))[0] == "not-trained"
 
 
-def test_the_trainer_and_the_exports_know_that_they_cannot_run_them() -> None:
-    """Also once such models are simulated: both ask what a model has beyond Llama's block."""
+def test_what_a_model_has_beyond_llamas_block_is_known() -> None:
     other = departures(load_model("deepseek-v3").spec, 4096)
     assert {"experts", "latent_attention", "mtp_layers"} <= other.keys()
-    model = replace(LLAMA_7B, experts=Experts(**EXPERTS))
-    error = caught(lambda: TrainJob(model=model, plan=Plan(), gpus=1, global_batch=1, seq_len=64))
-    assert kind(error) == ("not-trained", "model.experts")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from knee.errors import InputError, argument
+from knee.errors import InputError, argument, example
 from knee.inputs.arguments import require
 from knee.inputs.request import (
     ClusterLike,
