@@ -33,7 +33,8 @@ def carried(row: Mapping[str, str]) -> dict[str, str]:
     if "GPT OSS" in row["model"]:
         kept |= {"window": "128", "layer_pattern": "sf", "mlp_bias": "1"}
     if row["source"] == GUIDE:
-        kept["software"] = re.findall(r"cumulative step: ([^;(]+)", row["note"])[0].strip()
+        # it began with Megatron Core 0.13 (section 1)
+        kept["software"] = "0.13, " + re.findall(r"cumulative step: ([^;(]+)", row["note"])[0].strip()
         # two steps have the same words
         kept["deals_by_cost"] = "1"  # its layout has the loss in a stage of its own: Et|(tt|)*30L
         kept["software"] += ", again" if "HybridEP" in row["note"] and "CPU-side" in row["note"] else ""
