@@ -5,7 +5,8 @@
 Nobody chooses rows. What the sources state elsewhere than in a row becomes a column: the window and the biases of
 GPT-OSS (its config.json), the steps of a tuning guide, and what a release's recipes set where the page does not say it
 (github.com/NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs at 27dfb3df and 0fa501ac for 25.09 and 25.11;
-recipes/deepseek/deepseek_v3.py for the layout of pipeline stages).
+recipes/deepseek/deepseek_v3.py for the layout of pipeline stages). Those files are near the releases, and not proven to
+be what was run. Kimi K2 is taken to have DeepSeek's layout, and all steps of the guide the version that it began with.
 """
 
 from __future__ import annotations
