@@ -5,7 +5,8 @@
 Nobody chooses rows. What the sources state elsewhere than in a row becomes a column: the window and the biases of
 GPT-OSS (its config.json), the steps of a tuning guide, and what a release's recipes set where the page does not say it
 (github.com/NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs at 27dfb3df and 0fa501ac for 25.09 and 25.11;
-recipes/deepseek/deepseek_v3.py for the layout of pipeline stages).
+recipes/deepseek/deepseek_v3.py for the layout of pipeline stages). Those files are near the releases, and not proven to
+be what was run. Kimi K2 is taken to have DeepSeek's layout, and all steps of the guide the version that it began with.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def carried(row: Mapping[str, str]) -> dict[str, str]:
     if "GPT OSS" in row["model"]:
         kept |= {"window": "128", "layer_pattern": "sf", "mlp_bias": "1"}
     if row["source"] == GUIDE:
-        kept["software"] = re.findall(r"cumulative step: ([^;(]+)", row["note"])[0].strip()
+        # it began with Megatron Core 0.13 (section 1)
+        kept["software"] = "0.13, " + re.findall(r"cumulative step: ([^;(]+)", row["note"])[0].strip()
         # two steps have the same words
         kept["deals_by_cost"] = "1"  # its layout has the loss in a stage of its own: Et|(tt|)*30L
         kept["software"] += ", again" if "HybridEP" in row["note"] and "CPU-side" in row["note"] else ""

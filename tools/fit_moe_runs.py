@@ -3,8 +3,8 @@
     python tools/fit_moe_runs.py [--write]
 
 Four parameters of the profile ``fused``, from which ``nemo`` inherits them, are fitted on the runs of one release of
-one source (``RELEASE``), which has five GPUs. Nothing else of the profiles is changed. Of earlier releases of NeMo, the
-profile ``nemo-early-2025`` has the time of grouped products and of the host, fitted on runs before 25.09.
+one source (``RELEASE``), which has five GPUs. Nothing else of the profiles is changed. Of earlier releases, the
+profiles ``nemo-early-2025`` (before 25.09) and ``megatron-core-2025`` (0.13) have a host time of their own.
 
 Each run is then predicted three times: as shipped; with nothing of its source, and with nothing of its release, in any
 fit ("unseen"); and by the profile of the newest release ("release unknown").
@@ -35,7 +35,11 @@ from knee.validation.stacks import catalog_profile, profile_name
 CATALOG = Path(__file__).parent.parent / "src/knee/catalog"
 ERRORS = CATALOG / "validation/moe_errors.csv"
 SOURCE, RELEASE = "nvidia_megatron_bridge_perf_summary", "26.04.01"
-OLD, NEW = "nemo-early-2025", "nemo"
+OLD = ("nemo-early-2025", "megatron-core-2025")
+"""Profiles of earlier releases, which have a host time of their own."""
+HOST = "expert_host_s"
+HOSTS_S = (2e-3, 4e-3, 6e-3, 8e-3, 10e-3, 12e-3, 14e-3)
+"""Host times that are tried first: they say nothing until they are the longest."""
 START = {"expert_gemm_scale": 1.0, "expert_stream_scale": 2.0, "expert_kernel_s": 5e-6, "expert_host_s": 3e-3}
 """Where a fit begins, and the middle of the prior: dense products' rates, twice the traffic that is counted, a launch
 of CUDA per kernel, and the host time of some fifty launches of PyTorch per pass (all assumed)."""
@@ -47,7 +51,6 @@ STEPS = {"expert_gemm_scale": 1.1, "expert_stream_scale": 1.3, "expert_kernel_s"
 """First factor by which each is moved; its root in every later round."""
 BOUNDS = {"expert_gemm_scale": (0.5, 1.04), "expert_stream_scale": (1.0, 6.0)}
 """Of the rate of products as in ``specs.profile_parameters``; memory-bound kernels move at least what is counted."""
-OLD_NAMES = ("expert_gemm_scale", "expert_host_s")
 ROUNDS = 3
 DIGITS = 3
 LARGE_ERRORS = 0.3
@@ -62,17 +65,18 @@ def main(arguments: Sequence[str]) -> None:
     runs = [run for run in carried_moe_runs().runs if run.status == "ok"]
     newest = [run for run in runs if run.setting.source == SOURCE and run.setting.software == RELEASE]
     values = fitted(newest, START)
-    before = [run for run in runs if profile_name(run.setting) == OLD]
-    old = fitted(before, values, OLD_NAMES)
-    print(f"{RELEASE}, {len(newest)} runs: {values}\n{OLD}, {len(before)} runs: {old}")
+    before = {name: [run for run in runs if profile_name(run.setting) == name] for name in OLD}
+    old = {name: fitted(some, values, (HOST,))[HOST] for name, some in before.items()}
+    print(f"{RELEASE}, {len(newest)} runs: {values}\nearlier releases: {old}")
     shipped = errors_of(runs, values, old)
     print_errors("as shipped", shipped)
     unseen = unseen_errors(runs, values, shipped)
     print_errors("source and release left out", unseen)
-    print_errors("release unknown", errors_of(runs, values, values))
+    print_errors("release unknown", errors_of(runs, values))
     if "--write" in arguments:
         write_values("fused", values, f"on {len(newest)} runs of release {RELEASE}")
-        write_values(OLD, {name: old[name] for name in OLD_NAMES}, f"on {len(before)} runs of releases before 25.09")
+        for name, host_s in old.items():
+            write_values(name, {HOST: host_s}, f"on the {len(before[name])} runs of earlier releases")
         write_errors(runs, shipped, unseen)
 
 
@@ -82,8 +86,8 @@ def unseen_errors(runs: Sequence[PublishedRun], values: Values, shipped: Errors)
     others = [run for run in runs if run.setting.source != SOURCE]
     without = fitted(others, START)
     print(f"without {SOURCE}, {len(others)} runs: {without}")
-    by_others = errors_of([run for run in runs if run.setting.source == SOURCE], without, without)
-    by_newest = errors_of(others, values, values)
+    by_others = errors_of([run for run in runs if run.setting.source == SOURCE], without)
+    by_newest = errors_of(others, values)
     return {s: by_others[s] if s in by_others else by_newest[s] for s in shipped if s in by_others or s in by_newest}
 
 
@@ -91,6 +95,10 @@ def fitted(runs: Sequence[PublishedRun], start: Values, names: Sequence[str] = t
     """The values with the least errors, one moved after the other."""
     values, steps = dict(start), dict(STEPS)
     least = cost(runs, values)
+    for host_s in HOSTS_S:
+        found = cost(runs, values | {HOST: host_s})
+        if found < least:
+            values, least = values | {HOST: host_s}, found
     for _ in range(ROUNDS):
         for name in names:
             for way in (1.0, -1.0):
@@ -108,7 +116,7 @@ def fitted(runs: Sequence[PublishedRun], start: Values, names: Sequence[str] = t
 def cost(runs: Sequence[PublishedRun], values: Values) -> float:
     """Size of the errors' logarithms; each source counts once. Values far from the prior cost more."""
     far = sum((np.log(values[name] / START[name]) / spread) ** 2 for name, spread in SPREADS.items())
-    found = errors_of(runs, values, values)
+    found = errors_of(runs, values)
     sources: dict[str, list[float]] = {}
     for setting, (error, _) in found.items():
         if np.isfinite(error):
@@ -117,9 +125,9 @@ def cost(runs: Sequence[PublishedRun], values: Values) -> float:
     return float(np.mean(sizes) + PRIOR * far)
 
 
-def errors_of(runs: Sequence[PublishedRun], values: Values, old: Values) -> Errors:
+def errors_of(runs: Sequence[PublishedRun], values: Values, old: Mapping[str, float] | None = None) -> Errors:
     """Of throughput and memory."""
-    cases, _ = cases_of(runs, asking(values, old))
+    cases, _ = cases_of(runs, asking(values, old or {}))
     answer = predicted(cases)
     flat = [run for case in cases for run in case.runs]
     rate = answer.tokens_per_s_per_gpu / np.array([run.tokens_per_s_per_gpu or np.nan for run in flat]) - 1.0
@@ -127,12 +135,12 @@ def errors_of(runs: Sequence[PublishedRun], values: Values, old: Values) -> Erro
     return {run.setting: (float(a), float(b)) for run, a, b in zip(flat, rate, memory, strict=True)}
 
 
-def asking(values: Values, old: Values) -> Callable[[Setting], RunJob]:
-    """How a run is asked for, with these values of the newest and of earlier releases."""
+def asking(values: Values, old: Mapping[str, float]) -> Callable[[Setting], RunJob]:
+    """How a run is asked for, with these values of the newest release and the host times of earlier ones."""
 
     def ask(setting: Setting) -> RunJob:
         name = profile_name(setting)
-        changed = old if name == OLD else values
+        changed = values | {HOST: old.get(name, values[HOST])}
         return job_of(setting, profile=replace(catalog_profile(name), **changed))
 
     return ask

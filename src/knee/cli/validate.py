@@ -41,7 +41,7 @@ MANY = 2_000
     metavar="OUT.csv",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Also write the published value, the prediction and the error of each row, or why the row was skipped. "
-    "Without FILE, the bandwidth rows go to OUT.bandwidths.csv.",
+    "Without FILE, rows of mixtures of experts go to OUT.moe.csv, bandwidths to OUT.bandwidths.csv.",
 )
 def command(
     file: Path | None, profile: str | None, cluster: str | None, unseen: bool, as_json: bool, rows_path: Path | None

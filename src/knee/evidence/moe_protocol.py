@@ -20,9 +20,8 @@ STEPS: Mapping[str, str] = {
     "HybridEP": "dispatcher deepep to hybridep",
 }
 """Steps of the guide that a plan or a profile of knee can express -> what changes."""
-UNTUNED_HOST_S = 10e-3
-"""Host time per pass of a layer with experts at the guide's start, about four times the fitted one (assumed: its
-authors found the host unable to keep up, and a layer took 35 ms)."""
+NEWEST = "fused"
+"""The profile of today's releases; the guide began with an earlier one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +29,7 @@ class Check:
     """A published difference between two runs, or a reading, and its prediction."""
 
     part: str
-    """real routing, tuning step, tuning step with a slow host, or memory."""
+    """real routing, tuning step, tuning step with the release unknown, or memory."""
     what: str
     measured: float
     predicted: float
@@ -39,7 +38,7 @@ class Check:
 
 def moe_checks() -> list[Check]:
     """All of them."""
-    return [*routing_losses(), *tuning_steps(), *tuning_steps(UNTUNED_HOST_S), *memory_errors()]
+    return [*routing_losses(), *tuning_steps(), *tuning_steps(NEWEST), *memory_errors()]
 
 
 def routing_losses(within: float = 0.05) -> list[Check]:
@@ -59,24 +58,25 @@ def routing_losses(within: float = 0.05) -> list[Check]:
     return found
 
 
-def tuning_steps(host_s: float | None = None) -> list[Check]:
-    """Gain of each step that knee can express; it holds if its sign is right."""
+def tuning_steps(profile: str | None = None) -> list[Check]:
+    """Gain of each step that knee can express, by the profile of its release or by another one; it holds if its sign is
+    right."""
 
-    def slow(setting: Setting) -> RunJob:
-        profile = catalog_profile(profile_name(setting))
-        return job_of(setting, profile=profile if host_s is None else replace(profile, expert_host_s=host_s))
+    def ask(setting: Setting) -> RunJob:
+        return job_of(setting, profile=catalog_profile(profile or profile_name(setting)))
 
     runs = [run for run in carried_moe_runs().runs if run.setting.source == TUNED]
-    found, _ = predict(runs, slow)
+    found, _ = predict(runs, ask)
     ordered = sorted(found, key=lambda one: one.run.lines)
-    part = "tuning step" if host_s is None else f"tuning step, host {1e3 * host_s:g} ms per pass"
+    part = "tuning step" if profile is None else "tuning step, release unknown"
     checks = []
     for before, after in pairwise(ordered):
-        if after.run.setting.software in STEPS:
+        step = after.run.setting.software.partition(", ")[2]
+        if step in STEPS:
             measured = _measured(after.run) / _measured(before.run) - 1.0
             predicted = after.tokens_per_s_per_gpu / before.tokens_per_s_per_gpu - 1.0
-            what = STEPS[after.run.setting.software]
-            checks.append(Check(part=part, what=what, measured=measured, predicted=predicted, holds=predicted > 0.0))
+            holds = round(predicted, 3) > 0.0
+            checks.append(Check(part=part, what=STEPS[step], measured=measured, predicted=predicted, holds=holds))
     return checks
 
 

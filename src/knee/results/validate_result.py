@@ -127,10 +127,8 @@ class BandwidthsValidation(FileValidation):
     """Errors by source, operation, nodes and message size, and of each row."""
 
     def __repr__(self) -> str:
-        return (
-            f"BandwidthsValidation({str(self.path)!r}, rows={self.found.all.rows}, "
-            f"rows_used={self.found.all.rows_used}, large={self.found.all.large})"
-        )
+        of = self.found.all
+        return f"BandwidthsValidation({str(self.path)!r}, rows={of.rows}, rows_used={of.rows_used}, large={of.large})"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as ``knee validate --json`` prints it."""
@@ -162,9 +160,8 @@ class CarriedValidation(Result):
     """The validation set that knee ships: published runs, bandwidths, and the claims of the paper."""
 
     fidelity: CarriedFidelity
-    """Errors by source of dense models, also of runs that a fit did not see."""
+    """Errors by source of dense models, also of runs that a fit did not see; below, of mixtures of experts."""
     moe_fidelity: CarriedFidelity
-    """The same of mixtures of experts."""
     runs: RunsValidation
     moe_runs: RunsValidation
     bandwidths: BandwidthsValidation
@@ -197,22 +194,20 @@ class CarriedValidation(Result):
         return {
             **asdict(self.fidelity),
             "claims": {"tally": asdict(self.tally), "verdicts": [asdict(v) for v in self.verdicts]},
-            "mixtures_of_experts": asdict(self.moe_fidelity),
+            "mixtures_of_experts": asdict(self.moe_fidelity) | {"carried_runs": self.moe_runs.to_dict()},
             "carried_runs": self.runs.to_dict(),
-            "carried_moe_runs": self.moe_runs.to_dict(),
             "carried_bandwidths": self.bandwidths.to_dict(),
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """The sources of runs, one per row; ``runs.rows()`` and ``bandwidths.rows()`` have every run and every test."""
+        """The sources of dense runs, one per row; ``runs.rows()`` and the others have every run and every test."""
         return [asdict(source) for source in self.fidelity.sources]
 
     @checked_arguments
     def write_rows(self, path: str | Path) -> list[Path]:
-        """Write the rows of runs as a CSV file. Beside it, ``NAME.moe.csv`` has those of mixtures of experts, and
-        ``NAME.bandwidths.csv`` those of bandwidths."""
+        """Write the rows of runs as a CSV file, and beside it ``NAME.moe.csv`` and ``NAME.bandwidths.csv``."""
         path = Path(path)
-        moe, links = (path.with_name(f"{path.stem}.{part}{path.suffix}") for part in ("moe", "bandwidths"))
+        moe, links = (path.with_stem(f"{path.stem}.{part}") for part in ("moe", "bandwidths"))
         return [*self.runs.write_rows(path), *self.moe_runs.write_rows(moe), *self.bandwidths.write_rows(links)]
 
     def check_used(self) -> None:

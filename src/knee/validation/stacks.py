@@ -77,6 +77,7 @@ STACKS = (
         profile="fused",
         unfused_profile="megatron-lm-2022",
         compiled_profile="fused",
+        old_experts=("0.14", "megatron-core-2025"),
         cp_method="ring",
     ),
     Stack(
@@ -136,10 +137,12 @@ def profile_name(setting: Setting, stack: Stack | None = None) -> str:
 
 
 def is_before(software: str, release: str) -> bool:
-    """Whether a version, such as v25.05.05, is earlier than a release; never, if it is none."""
-    numbers = [re.findall(r"\d+", text) for text in (software, release)]
-    is_release = re.fullmatch(r"v?\d\d\.\d\d(\.\d+)*", software.strip()) is not None
-    return is_release and [int(n) for n in numbers[0]] < [int(n) for n in numbers[1]]
+    """Whether a version, such as v25.05.05, is earlier than a release; never, if it is none. Words may follow it."""
+    found = re.match(r"v?(\d+(?:\.\d+)+)(?:,|$)", software.strip())
+    if found is None:
+        return False
+    mine, other = ([int(n) for n in text.split(".")] for text in (found[1], release))
+    return mine < other
 
 
 def profile_of(setting: Setting, stack: Stack, gpu: Gpu, notes: list[str], given: Profile | None = None) -> Profile:

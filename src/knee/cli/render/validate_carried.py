@@ -37,23 +37,12 @@ def _print_runs(what: str, found: CarriedFidelity) -> None:
         f"{what}: the median error of tokens/s per GPU is {percent(found.unseen_frac)} for unseen sources and "
         f"{found.headline_frac:.1%} with the shipped constants (median over the medians of the sources)"
     )
-    errors = ["unseen median", "unseen p90", "shipped median", "shipped p90", "signed median", "memory median"]
-    cells = [["source", "runs", *errors, "stack", "GPUs"]]
-    cells += [
-        [
-            s.source,
-            f"{s.runs:,}",
-            percent(s.unseen_frac),
-            percent(s.unseen_p90_frac),
-            percent(s.median_frac),
-            percent(s.p90_frac),
-            f"{s.bias_frac:+.1%}",
-            percent(s.memory_median_frac),
-            s.stacks,
-            s.gpus,
-        ]
-        for s in found.sources
-    ]
+    errors = [f"{of} {what}" for of in ("unseen", "shipped") for what in ("median", "p90")]
+    cells = [["source", "runs", *errors, "signed median", "memory median", "stack", "GPUs"]]
+    for s in found.sources:
+        shares = [percent(share) for share in (s.unseen_frac, s.unseen_p90_frac, s.median_frac, s.p90_frac)]
+        last = [f"{s.bias_frac:+.1%}", percent(s.memory_median_frac), s.stacks, s.gpus]
+        cells.append([s.source, f"{s.runs:,}", *shares, *last])
     print_table("error of tokens/s per GPU, and of memory where it was measured", cells, right=range(1, 8))
 
 
@@ -68,10 +57,10 @@ def _why_they_differ(found: CarriedFidelity, runs: Validation) -> str:
     )
 
 
-def print_sources(found: CarriedFidelity) -> None:
+def print_sources(*found: CarriedFidelity) -> None:
     """Where the runs were published."""
     print_heading("sources:")
-    for s in found.sources:
+    for s in (source for one in found for source in one.sources):
         click.echo(f"  - {s.source}: {s.reference}")
 
 
@@ -86,6 +75,5 @@ def print_own(answer: CarriedValidation) -> None:
     click.echo(_why_they_differ(answer.moe_fidelity, answer.moe_runs.found))
     print_scores(answer.runs.found)
     print_links(answer.bandwidths.found)
-    print_sources(answer.fidelity)
-    print_sources(answer.moe_fidelity)
+    print_sources(answer.fidelity, answer.moe_fidelity)
     click.echo(f"claims of arXiv 2411.13055: {answer.tally} (`knee study` lists them)")
