@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from knee.cli.render import progress
+from knee.cli import progress_bar
 
 # The same cases in every run, and no deadline: how long a case takes says how busy the machine is.
 settings.register_profile("knee", derandomize=True, deadline=None, database=None, print_blob=True)
@@ -105,7 +105,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def no_progress() -> None:
     """Commands that take seconds say how far they are: on a busy machine that is any of them."""
-    progress.EVERY_S = progress.PATIENCE_S = math.inf
+    progress_bar.EVERY_S = progress_bar.PATIENCE_S = math.inf
 
 
 @pytest.fixture(scope="session")

@@ -93,7 +93,7 @@ def _routing_note(plan: Plan) -> str:
             f"({argument('routing')} dropless)"
         )
     return (
-        f"tokens spread over experts as {plan.routing} says; the busiest rank of Qwen3-235B with ep 8 had 1.6 times "
+        f"tokens spread over experts as {plan.routing} says; the busiest rank of Qwen3-235B with ep 8 had 1.5 times "
         "the mean, and other values of ep are an extrapolation"
     )
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from knee.cli import main
-from knee.cli.render import progress
+from knee.cli import main, progress_bar
 from knee.kineto.collect import read_columns
 from knee.studies.record_store import Store
 from knee.validation.run_errors import PIECE
@@ -188,7 +187,7 @@ def test_runs_are_predicted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_logs_say_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "LINES_S", 0.0)
+    monkeypatch.setattr(progress_bar, "LINES_S", 0.0)
     Path("mine.toml").write_text(GRID)
     monkeypatch.setattr("knee.cli.sweep.MANY", 1)
     said = knee("sweep", "mine.toml", "--out", "sweep", "--dry-run").stderr

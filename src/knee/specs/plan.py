@@ -81,7 +81,7 @@ class Plan:
     """Whether tokens travel beside the compute of another microbatch (Megatron's 1F1B overlap, DualPipe)."""
     routing: Routing = "balanced"
     """How tokens spread over experts: balanced (each expert has equally many, as benchmarks force it), dropless (as
-    measured on Qwen3-235B with ep 8: the busiest rank has 1.6 times the mean), or by a power law."""
+    measured on Qwen3-235B with ep 8: the busiest rank has 1.5 times the mean), or by a power law."""
     imbalance: float | None = None
     """Tokens of the busiest expert-parallel rank over the mean; overrides routing."""
     capacity_factor: float | None = None
