@@ -65,6 +65,15 @@ def settings_of(draw: st.DrawFn) -> tuple[Model, Cluster, Profile, tuple[str, ..
     return model(draw(st.sampled_from(MODELS))), where, stack, placement
 
 
+def modules_of(of: Model) -> list[str]:
+    """Parts of a block that the model has; parts of ``moe`` are left to it."""
+    lacks = {"moe_act", "shared_experts"}
+    lacks |= set() if of.latent_attention else {"mla_up_proj"}
+    lacks |= set() if of.experts else {"moe"}
+    lacks |= {"mlp"} if of.experts and of.expert_layers == of.layers else set()
+    return [module for module in RECOMPUTE_MODULES if module not in lacks]
+
+
 @st.composite
 def plans(draw: st.DrawFn, of: Model, placement: tuple[str, ...], most_microbatches: int = 12) -> tuple[Plan, int, int]:
     """A valid plan, its number of microbatches and its sequence length."""
@@ -84,7 +93,7 @@ def plans(draw: st.DrawFn, of: Model, placement: tuple[str, ...], most_microbatc
     rounds = draw(st.integers(1, most_microbatches))
     microbatches = rounds if schedule != "interleaved" else pp * max(1, rounds // pp)
     cp, recompute = draw(st.sampled_from((1, 1, 2, 4))), draw(st.sampled_from(RECOMPUTES))
-    named = st.lists(st.sampled_from(RECOMPUTE_MODULES), min_size=1, max_size=3, unique=True).map(tuple)
+    named = st.lists(st.sampled_from(modules_of(of)), min_size=1, max_size=3, unique=True).map(tuple)
     sparse = {}
     if of.experts is not None:
         ranks = (copies if sharding == "ddp" else shard) * cp * tp
