@@ -23,8 +23,8 @@ from refusals import refused
         ("moe-tiny --nproc 2 --ep 4", "does-not-divide", "plan.ep"),
         ("moe-tiny --nproc 4 --tp 4 --etp 2 --ep 2", "out-of-range", "plan.etp"),
         ("moe-tiny --nproc 2 --tp 2", "not-trained", "plan.etp"),
-        ("moe-tiny --nproc 2 --tp 2 --etp 2 --no-sequence-parallel", "not-trained", "plan.sequence_parallel"),
-        ("moe-tiny --nproc 4 --dp-replicate 2 --sharding hsdp --ep 4", "not-trained", "plan.ep"),
+        ("moe-tiny --nproc 2 --tp 2 --etp 2 --no-sequence-parallel", "contradiction", "plan.sequence_parallel"),
+        ("moe-tiny --nproc 4 --dp-replicate 2 --sharding hsdp --ep 4", "does-not-divide", "plan.ep"),
         ("moe-tiny --routing balanced --seq-len 3 --local-batch 1", "does-not-divide", "routing"),
         ("moe-tiny --set model.mtp_layers=1", "not-trained", "model.mtp_layers"),
         ("moe-tiny --ep 0", "out-of-range", "plan.ep"),
@@ -48,10 +48,3 @@ def test_experts_that_no_grouped_product_takes_are_refused(ffn: int, etp: int, c
     with pytest.raises(SpecError) as refusal:
         TrainJob(model=model, plan=Plan(tp=etp, etp=etp), gpus=etp, global_batch=1, seq_len=8)
     assert (refusal.value.code, refusal.value.field) == (code, field)
-
-
-@pytest.mark.parametrize("command", ["simulate", "plan", "scale"])
-def test_experts_are_trained_and_not_simulated(command: str) -> None:
-    words = {"plan": ["--gpus", "8"], "simulate": ["--gpus", "8"], "scale": ["--gpus", "8..16"]}[command]
-    error = refused(command, "moe-tiny", "--cluster", "dgx-h100", *words, "--local-batch", "1")
-    assert (error.code, error.field) == ("not-modelled", "model.experts")

@@ -104,7 +104,8 @@ class TrainJob:
     def as_json(self) -> dict[str, Any]:
         """Plain data; ``from_json`` makes the same job of it."""
         plain = asdict(self)
-        plain["plan"]["placement"] = list(self.plan.placement)
+        for name in ("placement", "recompute_modules"):
+            plain["plan"][name] = list(getattr(self.plan, name))
         return plain
 
     @classmethod
@@ -117,8 +118,9 @@ class TrainJob:
                 model_of[name] = _made(kind, f"model.{name}", model_of[name])
         model = _made(Model, "model", model_of)
         plan_of = dict(plain.get("plan", {}))
-        if "placement" in plan_of:
-            plan_of["placement"] = tuple(plan_of["placement"])
+        for name in ("placement", "recompute_modules"):
+            if name in plan_of:
+                plan_of[name] = tuple(plan_of[name])
         job: TrainJob = _made(cls, "job", {**rest, "model": model, "plan": _made(Plan, "plan", plan_of)})
         return job
 

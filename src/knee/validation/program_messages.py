@@ -89,10 +89,11 @@ def _messages(
     sparse = round(r.layers * w.parts.expert_share)
     for name, there in sent.items():
         group = w.groups.replicate if name == "replicate" else w.groups.shard
-        yield getattr(script, name), r.layers * there * (group.ranks[0] > 1 or bool(w.modes.ddp[0]))
+        alone = group.ranks[0] <= 1 and not w.modes.ddp[0]
+        yield getattr(script, name), 0 if alone else int(r.layers * there)
         message = script.experts.get(name)
         if message is not None and message.group.size > 1:
-            yield message, sparse * there
+            yield message, int(sparse * there)
     yield script.root_reduce, int(r.root_reduce_s > 0)
     yield script.root_replicate, int(r.root_replicate_s > 0 or (queued and r.root_reduce_s > 0))
     for segment, times in {"lead": 1, "layer": r.layers, "tail": 1}.items():

@@ -17,7 +17,7 @@ NARROWEST = 30
 LEAST_ROOM = 10
 """Characters that the last column keeps on any terminal; its lines are then longer than the terminal's."""
 BOLD, DIM, PLAIN = "\x1b[1m", "\x1b[2m", "\x1b[0m"
-_WORD = re.compile(r"\s*+\S++\s*+")
+_WORD = re.compile(r"\S++\s*+")
 _whole_tables = False
 
 
@@ -128,7 +128,10 @@ def _folded(text: str, width: int) -> list[str]:
         return [text]
     lines: list[str] = []
     line, filled = "", 0
-    for part in (part for word in _WORD.findall(text) for part in _parts(word, width)):
+    words = _WORD.findall(text)
+    if words:
+        words[0] = text[: len(text) - len(text.lstrip())] + words[0]
+    for part in (part for word in words for part in _parts(word, width)):
         if line and filled + _cells(part.rstrip()) > width:
             lines.append(line.rstrip())
             line, filled = "", 0
