@@ -226,9 +226,14 @@ def _norm_gradients(job: Job, work: StageWork) -> StageWork:
 def _router_weights(job: Job, work: StageWork) -> StageWork:
     """Of each microbatch and layer with experts, there and back again."""
     found = {c: n for c, n in work.collectives.items() if c.group in ("ep", "etp")}
-    width = job.model.hidden * DTYPE_BYTES["bf16"]
-    # all-to-alls go there and back in each pass; weights go there alone
-    weights = {c._replace(message_bytes=4 * c.message_bytes // width, dtype="fp32"): n // 2 for c, n in found.items()}
+    width, plan = job.model.hidden * DTYPE_BYTES["bf16"], job.plan
+    layers = stage_layers(job.model.layers, plan.pp, plan.virtual_stages)[work.stage]
+    backward = round(layers * expert_share(job.model)) * job.microbatches
+    # tokens go there and back in each pass, weights there alone; their gradients are reduced, never gathered
+    weights = {}
+    for c, n in found.items():
+        count = {"all_to_all": n // 2, "all_gather": n - backward, "reduce_scatter": backward}[c.collective]
+        weights[c._replace(message_bytes=4 * c.message_bytes // width, dtype="fp32")] = count
     return _with(work, weights)
 
 
