@@ -162,7 +162,7 @@ def test_what_cannot_be_run_with_experts_is_refused(tool: str, asked: dict[str, 
 
 
 def test_plans_with_experts_come_back(tmp_path: Path) -> None:
-    more = [sparse(imbalance=1.5, routing="dropless"), sparse(tp=2, etp=2, routing="power_law_1.2")]
+    more = [sparse(imbalance=1.5, routing="dropless"), sparse(tp=2, etp=2, routing="power_law:1.2")]
     for job in (*expert_jobs(), *more):
         path = tmp_path / "plan.toml"
         path.write_text(export(job, "knee"), encoding="utf-8")

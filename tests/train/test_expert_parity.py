@@ -5,19 +5,15 @@ Weights are drawn large, so that experts matter in losses and norms and routers 
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from knee.parallelism.trainer_job import TrainJob
 from knee.specs.model import Experts, LatentAttention, Model
 from knee.specs.plan import Plan
-from waiting import LIMIT_S
+
+from .parity_cases import apart, shown_by
 
 pytest.importorskip("torch")
 
@@ -142,49 +138,25 @@ def _all_cases() -> dict[int, list[dict]]:
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, dict]]:
     """What every case showed, by world size; all ranks say the same."""
-    folder = tmp_path_factory.mktemp("experts")
-    (folder / "cases.json").write_text(json.dumps(_all_cases()))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    worker = [sys.executable, str(Path(__file__).with_name("parity_worker.py")), "cases.json", str(folder)]
-    done = subprocess.run(
-        worker, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
-    found = {}
-    for ranks in CASES:
-        files = [folder / f"{ranks}.{rank}.json" for rank in range(ranks)]
-        by_rank = [json.loads(f.read_text()) for f in files if f.exists()]
-        errors = [x["error"] for one in by_rank for x in one.values() if "error" in x]
-        assert not errors, "\n".join(errors)
-        assert len(by_rank) == ranks, done.stderr
-        for name, first in by_rank[0].items():
-            assert all(x[name]["losses"] == first["losses"] for x in by_rank), f"{name}: ranks disagree"
-            assert all(x[name]["norms"] == first["norms"] for x in by_rank), f"{name}: ranks disagree"
-        found[ranks] = by_rank[0]
-    return found
-
-
-def _difference(a: dict, b: dict) -> float:
-    """Largest relative difference of losses and norms."""
-    pairs = zip(a["losses"] + a["norms"], b["losses"] + b["norms"], strict=True)
-    return max(abs(x - y) / abs(y) for x, y in pairs)
+    return shown_by(_all_cases(), tmp_path_factory.mktemp("experts"))
 
 
 @pytest.mark.parametrize("ranks", CASES)
 def test_every_layout_trains_as_one_process(ranks: int, seen: dict[int, dict[str, dict]]) -> None:
     differences = {}
     for name, (model, _, settings) in CASES[ranks].items():
-        differences[name] = _difference(seen[ranks][name], seen[1][_reference(model, settings)])
+        differences[name] = apart(seen[ranks][name], seen[1][_reference(model, settings)])
         print(f"{ranks} {name:35} {differences[name]:8.1e} {seen[ranks][name]['seconds']:6.1f} s")
     assert max(differences.values()) < TOLERANCE, {n: d for n, d in differences.items() if d >= TOLERANCE}
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_part_shows(name: str, seen: dict[int, dict[str, dict]]) -> None:
-    assert _difference(seen[2][f"broken {name}"], seen[1][_reference("qwen", BALANCE)]) > 100 * TOLERANCE
+    assert apart(seen[2][f"broken {name}"], seen[1][_reference("qwen", BALANCE)]) > 100 * TOLERANCE
 
 
 def test_what_routes_differently_differs(seen: dict[int, dict[str, dict]]) -> None:
     """Else equality would say little."""
     kinds = [("qwen", BALANCE), ("qwen", CAPPED), ("qwen", {"routing": "balanced"}), ("qwen skewed", {})]
     first, *others = (seen[1][_reference(*kind)] for kind in kinds)
-    assert all(_difference(other, first) > 100 * TOLERANCE for other in others)
+    assert all(apart(other, first) > 100 * TOLERANCE for other in others)

@@ -6,18 +6,13 @@ size serves all of its cases.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from knee.parallelism.trainer_job import TrainJob
 from knee.specs.model import Model
 from knee.specs.plan import Plan
-from waiting import LIMIT_S
+
+from .parity_cases import apart, shown_by
 
 pytest.importorskip("torch")
 
@@ -130,37 +125,13 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, dict]]
     cases = {ranks: [_case(name, plan, ranks) for name, plan in some.items()] for ranks, some in CASES.items()}
     cases[2] += [_case(f"broken {name}", plan, 2, **{"break": name}) for name, plan in BROKEN.items()]
     cases[2] += [_case(f"traced {kind}", {"dp_shard": 2, "sharding": kind}, 2, trace=True) for kind in TRACED]
-    folder = tmp_path_factory.mktemp("parity")
-    (folder / "cases.json").write_text(json.dumps(cases))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    worker = [sys.executable, str(Path(__file__).with_name("parity_worker.py")), "cases.json", str(folder)]
-    done = subprocess.run(
-        worker, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
-    found = {}
-    for ranks in CASES:
-        files = [folder / f"{ranks}.{rank}.json" for rank in range(ranks)]
-        by_rank = [json.loads(f.read_text()) for f in files if f.exists()]
-        errors = [x["error"] for one in by_rank for x in one.values() if "error" in x]
-        assert not errors, "\n".join(errors)
-        assert len(by_rank) == ranks, done.stderr
-        for name, first in by_rank[0].items():
-            assert all(x[name]["losses"] == first["losses"] for x in by_rank), f"{name}: ranks disagree"
-            assert all(x[name]["norms"] == first["norms"] for x in by_rank), f"{name}: ranks disagree"
-        found[ranks] = by_rank[0]
-    return found
-
-
-def _difference(a: dict, b: dict) -> float:
-    """Largest relative difference of losses and norms."""
-    pairs = zip(a["losses"] + a["norms"], b["losses"] + b["norms"], strict=True)
-    return max(abs(x - y) / abs(y) for x, y in pairs)
+    return shown_by(cases, tmp_path_factory.mktemp("parity"))
 
 
 @pytest.mark.parametrize("ranks", CASES)
 def test_every_layout_trains_as_one_process(ranks: int, seen: dict[int, dict[str, dict]]) -> None:
     reference = seen[1]["one"]
-    differences = {name: _difference(seen[ranks][name], reference) for name in CASES[ranks]}
+    differences = {name: apart(seen[ranks][name], reference) for name in CASES[ranks]}
     for name, difference in differences.items():
         print(f"{ranks} {name:35} {difference:8.1e} {seen[ranks][name]['seconds']:6.1f} s")
     assert max(differences.values()) < TOLERANCE, {n: d for n, d in differences.items() if d >= TOLERANCE}
@@ -174,7 +145,7 @@ def test_steps_differ(seen: dict[int, dict[str, dict]]) -> None:
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_collective_shows(name: str, seen: dict[int, dict[str, dict]]) -> None:
-    assert _difference(seen[2][f"broken {name}"], seen[1]["one"]) > 10 * TOLERANCE
+    assert apart(seen[2][f"broken {name}"], seen[1]["one"]) > 10 * TOLERANCE
 
 
 def test_fsdp_gathers_ahead_and_without_resharding_once(seen: dict[int, dict[str, dict]]) -> None:

@@ -14,7 +14,7 @@ from knee.specs.model import Experts, Model
 from knee.specs.plan import DISPATCHERS, ROUTINGS
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
-from knee.workload.operations import BYTES
+from knee.workload.shapes import BYTES
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 
 _EACH_PASS = 4.0  # there and back, read and written
@@ -34,7 +34,7 @@ def busiest_rank(model: Model, table: PlanTable) -> Floats:
         count = np.full(len(rows), float(model.experts.count))
         top_k = np.full(len(rows), float(model.experts.top_k))
         ep = table.ep[rows].astype(np.float64)
-        load[rows] = rank_loads(ROUTINGS[code].replace("law_", "law:"), tokens[rows] * ep, top_k, count, ep).imbalance
+        load[rows] = rank_loads(ROUTINGS[code], tokens[rows] * ep, top_k, count, ep).imbalance
     return np.fmin(np.where(np.isnan(table.imbalance), load, table.imbalance), table.capacity_factor)
 
 

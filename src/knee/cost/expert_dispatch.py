@@ -11,9 +11,9 @@ from knee.arrays import Floats, equal_rows
 from knee.cost.collective_cost import Links
 from knee.specs.constants import constant
 from knee.specs.hardware import Gpu
-from knee.workload.operations import BYTES
+from knee.specs.plan import Dispatcher
+from knee.workload.shapes import BYTES
 
-Dispatcher = Literal["alltoall", "deepep", "hybridep"]
 Direction = Literal["dispatch", "combine"]
 WIRE_RATES = ("base_s", "link_ratio", "nic_ratio")
 SM_RATES: dict[Direction, tuple[str, ...]] = {

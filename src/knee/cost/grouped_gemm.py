@@ -8,7 +8,7 @@ from knee.arrays import Floats
 from knee.cost.expert_loads import RankLoads
 from knee.cost.operand_bytes import OPERAND_BYTES
 from knee.specs.hardware import GemmType, Gpu
-from knee.workload.operations import BYTES
+from knee.workload.shapes import BYTES
 
 _TILES = ((1.0, 1.0), (1.0, 0.5), (0.5, 0.5), (0.25, 0.5))
 """Of the GPU's largest output tile, rows and columns: with few tokens per expert, libraries choose fewer rows."""

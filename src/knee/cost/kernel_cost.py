@@ -17,7 +17,8 @@ from knee.specs.constants import constant
 from knee.specs.hardware import AttentionKernel, GemmType, Gpu
 from knee.specs.profile import Profile
 from knee.specs.variants import variant_rows
-from knee.workload.operations import BYTES, Attention, Gemm, GroupedGemm, MemoryBound, Operation
+from knee.workload.operations import Attention, Gemm, GroupedGemm, MemoryBound, Operation
+from knee.workload.shapes import BYTES
 
 ALIGNED = 8
 """Elements that a tensor core loads at once."""

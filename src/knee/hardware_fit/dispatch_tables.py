@@ -17,12 +17,12 @@ from knee.cost.expert_dispatch import (
     SM_RATES,
     WIRE_RATES,
     Direction,
-    Dispatcher,
     Exchange,
     ExchangeRates,
     exchange_s,
 )
 from knee.hardware_fit.least_squares import minimum
+from knee.specs.plan import Dispatcher
 
 CONGESTED_DOMAINS = 8
 """Nodes from which DeepEP's table is not fitted: see data/moe/README.md."""

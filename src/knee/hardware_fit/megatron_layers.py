@@ -10,11 +10,12 @@ import numpy as np
 
 from knee.arrays import Floats
 from knee.cost.collective_cost import Links
-from knee.cost.expert_dispatch import Dispatcher, Exchange, combine_s, dispatch_s, permutation_bytes
+from knee.cost.expert_dispatch import Exchange, combine_s, dispatch_s, permutation_bytes
 from knee.cost.expert_loads import BALANCED, rank_loads
 from knee.cost.grouped_gemm import experts_backward_s, experts_forward_s
 from knee.specs.hardware import GemmType
-from knee.workload.operations import BYTES
+from knee.specs.plan import Dispatcher
+from knee.workload.shapes import BYTES
 
 _KERNELS = 12
 """Memory-bound kernels in one direction: router, sorting, activation, casts."""

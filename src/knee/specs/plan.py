@@ -16,7 +16,7 @@ CpMethod = Literal["allgather", "ring"]
 ReduceDtype = Literal["fp32", "bf16"]
 StateDtype = Literal["fp32", "bf16"]
 Dispatcher = Literal["alltoall", "deepep", "hybridep"]
-Routing = Literal["balanced", "dropless", "power_law_1.01", "power_law_1.2"]
+Routing = Literal["balanced", "dropless", "power_law:1.01", "power_law:1.2"]
 
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 SHARDING_FAMILIES = {

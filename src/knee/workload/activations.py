@@ -11,10 +11,10 @@ from knee.arrays import Floats
 from knee.specs.model import Model
 from knee.specs.plan import RECOMPUTES, RecomputeModule
 from knee.specs.profile import Profile
-from knee.workload.operations import BYTES, NVFP4_BYTES, kept_product_columns
+from knee.workload.operations import NVFP4_BYTES, kept_product_columns
 from knee.workload.projections import expert_share
 from knee.workload.recomputed_modules import expert_bytes, freed_bytes
-from knee.workload.shapes import Shapes
+from knee.workload.shapes import BYTES, Shapes
 
 WRITTEN_OUT = ("eager", "fused_norm", "flash_attn")
 """Kernel sets whose MLP and loss are written out in PyTorch."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from knee.arrays import Floats
 from knee.specs.model import Experts, Model
 from knee.workload.projections import expert_share, routed_rows
-from knee.workload.shapes import Shapes
+from knee.workload.shapes import BYTES, Shapes
 
 ROUTER_BYTES = 4.0  # logits of the router are fp32 in all stacks
-BYTES = 2.0
 
 
 def expert_streams(model: Model, experts: Experts, s: Shapes) -> list[tuple[str, str, Floats, float]]:

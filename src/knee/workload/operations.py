@@ -16,7 +16,7 @@ from knee.specs.profile import Kernels
 from knee.workload.attention_span import causal_keys, kernel_keys
 from knee.workload.expert_streams import expert_streams
 from knee.workload.projections import Projection, expert_share, projections
-from knee.workload.shapes import Shapes
+from knee.workload.shapes import BYTES, Shapes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,6 @@ class MemoryBound:
 
 Operation = Gemm | GroupedGemm | Attention | MemoryBound
 
-BYTES = 2.0  # activations are 16-bit; fp8 and NVFP4 keep them so outside their products
 FP8_COPY_BYTES = 4.0  # read in 16 bit and written in 8 twice, as it is and transposed
 NVFP4_BYTES = 0.5 + 1 / 16  # an element, with its share of a scale of one byte for 16
 _NVFP4_KERNELS = 3  # the largest element, the cast by rows, the transform and cast by columns

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from knee.arrays import Floats
 
+BYTES = 2.0  # activations are 16-bit; fp8 and NVFP4 keep them so outside their products
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:

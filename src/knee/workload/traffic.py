@@ -11,7 +11,6 @@ from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, REDUCE_DTYPES, SHARDINGS
 from knee.specs.plan_table import PlanTable
 from knee.workload.layer_weights import Tensor, layer_tensors, routed_tensors
-from knee.workload.operations import BYTES
 from knee.workload.parameters import (
     embedding_tensors,
     gathered_elements,
@@ -20,6 +19,7 @@ from knee.workload.parameters import (
     stage_elements,
 )
 from knee.workload.projections import expert_share
+from knee.workload.shapes import BYTES
 
 PARAMETER_BYTES = 2.0  # parameters are gathered in 16 bit, fp8 included
 

@@ -91,7 +91,8 @@ def _routed_options(section: str) -> tuple[Callable[..., Any], ...]:
             "--routing",
             type=Word(ROUTINGS),
             help="How tokens spread over experts. balanced (the default): every expert gets equally many, as "
-            "benchmarks force it. dropless: as measured in training on Qwen3-235B. power_law: by a power law.",
+            "benchmarks force it. dropless: as measured in training on Qwen3-235B. power_law: by a power law with this "
+            "exponent.",
             section=section,
         ),
         option(

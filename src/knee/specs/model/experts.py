@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from knee.errors import SpecError, out_of_range
+from knee.specs.model.rules import MOST
 
 Scores = Literal["softmax", "sigmoid"]
-
-MOST = 1_000_000
-"""Beyond any model anyone trains; larger sizes are typing mistakes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

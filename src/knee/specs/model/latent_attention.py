@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from knee.errors import out_of_range
-
-MOST = 1_000_000
+from knee.specs.model.rules import MOST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
