@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from itertools import zip_longest
 from typing import Any, cast
 
 from knee.errors import RunFailed, either
@@ -30,7 +29,7 @@ class DryRun(Result):
     job: Job
     program: tuple[StageWork, ...]
     """The trainer's, traced on fake ranks; one a pipeline stage."""
-    simulated: tuple[StageWork, ...]  # empty for models that are not simulated yet
+    simulated: tuple[StageWork, ...]
     justified: tuple[str, ...]
     """Why the trainer differs from the simulator where it is known to."""
     differences: tuple[Difference, ...]
@@ -42,14 +41,14 @@ class DryRun(Result):
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as ``knee dryrun --json`` prints it."""
         job = self.job
-        both = zip_longest(self.program, self.simulated)
+        both = zip(self.program, self.simulated, strict=True)
         return {
             "model": job.model.name,
             "gpus": job.gpus,
             "global_batch": job.global_batch,
             "seq_len": job.seq_len,
             "plan": asdict(job.plan),
-            "stages": [{**program.as_json(), "simulated": work and work.as_json()} for program, work in both],
+            "stages": [{**program.as_json(), "simulated": work.as_json()} for program, work in both],
             "justified": list(self.justified),
             "differences": [asdict(difference) for difference in self.differences],
         }
@@ -62,10 +61,10 @@ class DryRun(Result):
                 "rank": program.rank,
                 **collective._asdict(),
                 "calls": program.collectives.get(collective, 0),
-                "simulated_calls": simulated.collectives.get(collective, 0) if simulated else None,
+                "simulated_calls": simulated.collectives.get(collective, 0),
             }
-            for program, simulated in zip_longest(self.program, self.simulated)
-            for collective in dict.fromkeys((*program.collectives, *(simulated.collectives if simulated else ())))
+            for program, simulated in zip(self.program, self.simulated, strict=True)
+            for collective in dict.fromkeys((*program.collectives, *simulated.collectives))
         ]
 
     def equal_stages(self) -> list[list[int]]:
@@ -140,7 +139,7 @@ def dryrun(
         justified=tuple(dict.fromkeys(why for _, reasons in expected for why in reasons)),
         differences=tuple(
             difference
-            for traced, (work, _) in zip(program, expected, strict=bool(expected))
+            for traced, (work, _) in zip(program, expected, strict=True)
             for difference in differences(traced, work)
         ),
     )

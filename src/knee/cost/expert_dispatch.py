@@ -10,7 +10,6 @@ import numpy as np
 from knee.arrays import Floats, equal_rows
 from knee.cost.collective_cost import Links
 from knee.specs.constants import constant
-from knee.specs.hardware import Gpu
 from knee.specs.plan import Dispatcher
 from knee.workload.shapes import BYTES
 
@@ -194,11 +193,6 @@ def permutation_bytes(dispatcher: Dispatcher, exchange: Exchange, rows: Floats) 
         return np.where(exchange.ranks > 1, 0.0, local)
     again = np.where(exchange.experts > exchange.ranks, 4.0 * rows * token_bytes, 0.0)
     return np.where(exchange.ranks > 1, 2.0 * (exchange.tokens + rows) * token_bytes + again, local)
-
-
-def dispatch_sm_frac(gpu: Gpu, dispatcher: Dispatcher, sms: float | None = None) -> float:
-    """Share of the GPU's SMs that the exchange occupies while it runs."""
-    return min(_sms(dispatcher, sms) / gpu.sms, 1.0)
 
 
 def _sms(dispatcher: Dispatcher, sms: float | None) -> float:

@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from knee.api.dryrun import DryRun
 
 
-UNKNOWN = "not simulated"
-
-
 def say_traced(done: int, total: int) -> None:
     """How far a trace of several pipeline stages is, on stderr."""
     if total > 1:
@@ -47,16 +44,15 @@ def print_dryrun(answer: DryRun) -> None:
 
 def _print_stages(answer: DryRun, stages: list[int]) -> None:
     first = stages[0]
-    program = answer.program[first]
-    simulated = answer.simulated[first] if answer.simulated else None
+    program, simulated = answer.program[first], answer.simulated[first]
     if answer.job.plan.pp > 1:
         words = f"stage {first}" if len(stages) == 1 else f"stages {', '.join(map(str, stages))}"
         print_heading(f"{words} of {answer.job.plan.pp} (rank {program.rank:,})")
     print_rows(
         [
             ["FLOP per rank and step", "trainer", "simulator"],
-            ["matrix products", f"{program.product_flop:,}", f"{simulated.product_flop:,}" if simulated else UNKNOWN],
-            ["attention", f"{program.attention_flop:,}", f"{simulated.attention_flop:,}" if simulated else UNKNOWN],
+            ["matrix products", f"{program.product_flop:,}", f"{simulated.product_flop:,}"],
+            ["attention", f"{program.attention_flop:,}", f"{simulated.attention_flop:,}"],
         ],
         right=(1, 2),
     )
@@ -66,7 +62,7 @@ def _print_stages(answer: DryRun, stages: list[int]) -> None:
             row["group"],
             f"{row['group_size']:,}",
             f"{row['calls']:,}",
-            UNKNOWN if row["simulated_calls"] is None else f"{row['simulated_calls']:,}",
+            f"{row['simulated_calls']:,}",
             f"{row['message_bytes']:,}",
             show(row["calls"] * row["message_bytes"], "bytes"),
             row["dtype"],
