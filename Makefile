@@ -14,8 +14,8 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Processes of pytest. Tests on a Slurm cluster wait more than they work, so that two cores take six.
-JOBS ?= 6
+# Processes of pytest. Tests on a Slurm cluster wait more than they work, so that two cores take four.
+JOBS ?= 4
 CHECK_JOBS ?= 2
 OUT ?= out
 # Of make fuzz.
