@@ -100,13 +100,13 @@ def trainer_job(
     _check_device(device)
     where = (device or "cuda") if elsewhere else _device_here(device, world)
     precision = plan.get("precision")
-    if dtype is not None and precision not in (None, dtype):
+    if dtype is not None and precision not in (None, dtype, "fp8"):
         raise InputError(
             f"{argument('dtype')} {dtype} and {argument('precision')} {precision} contradict each other",
             code="contradiction",
             field="dtype",
         )
-    if dtype in ("bf16", "fp16"):
+    if dtype in ("bf16", "fp16") and precision != "fp8":
         plan["precision"] = dtype
     tell = say if os.environ.get("RANK", "0") == "0" else lambda _: None
     named = is_job_file(model) or cluster is not None
@@ -125,7 +125,7 @@ def trainer_job(
     if data is not None and not elsewhere:
         _check_data(Path(data), job, tell)
     steps = STEPS[where] if steps is None else steps
-    computed: Any = "fp32" if where == "cpu" else job.plan.precision
+    computed: Any = "fp32" if where == "cpu" else {"fp8": "bf16"}.get(job.plan.precision, job.plan.precision)
     return TrainJob(
         model=job.model,
         plan=parallel,

@@ -19,6 +19,7 @@ from torch.nn import functional
 from knee.parallelism.context_parallel import causal_attention
 from knee.parallelism.expert_parallel import Here
 from knee.parallelism.experts import MixtureOfExperts, RoutingRules
+from knee.parallelism.fp8 import Fp8Rules, eight_bit_weights, fp8_products
 from knee.parallelism.latent_attention import LatentProjections
 from knee.parallelism.layer_functions import linear, rms_norm, rope
 from knee.parallelism.loss import cross_entropy
@@ -42,6 +43,7 @@ class Parts:
     """How rows come to their experts."""
     routing: RoutingRules = field(default_factory=RoutingRules)
     state_dtype: Any = torch.float32
+    fp8: Fp8Rules | None = None
 
 
 class DecoderBlock(nn.Module):
@@ -71,6 +73,7 @@ class DecoderBlock(nn.Module):
             self.moe = MixtureOfExperts(model, tp, parts.exchange, parts.routing, dtype)
         else:
             self.w1, self.w3, self.w2 = weight(f, h), weight(f, h), weight(h, f)
+        self.eight = eight_bit_weights(self, parts.fp8) if parts.fp8 else None
         self.run: Callable[..., Any] = self.body
         """``body``, or what recomputation and compilation made of it."""
 
@@ -82,17 +85,26 @@ class DecoderBlock(nn.Module):
         """Attention and MLP, each with a norm before and a residual around it."""
         y = rms_norm(x, self.attention_norm)
         a = self.latent(y, cos, sin) if self.latent is not None else self._attention(y, cos, sin)
-        x = x + self.tp.leave(linear(a, self.wo))
+        x = x + self.tp.leave(*self._products(a, "wo"))
         y = rms_norm(x, self.mlp_norm)
         if self.moe is not None:
             return x + self.moe(y)
-        y = self.tp.enter(y)
-        return x + self.tp.leave(linear(functional.silu(linear(y, self.w1)) * linear(y, self.w3), self.w2))
+        gate, up = self._products(self.tp.enter(y), "w1", "w3")
+        return x + self.tp.leave(*self._products(functional.silu(gate) * up, "w2"))
+
+    def _products(self, x: Any, *names: str) -> tuple[Any, ...]:
+        """Products of one input with several weights."""
+        weights = [getattr(self, name) for name in names]
+        if self.eight is None or not self.eight.names.issuperset(names):
+            return tuple(linear(x, weight) for weight in weights)
+        return fp8_products(
+            x, weights, [self.eight.of(*each) for each in zip(names, weights, strict=True)], self.eight.rules.recipe
+        )
 
     def _attention(self, y: Any, cos: Any, sin: Any) -> Any:
         y = self.tp.enter(y)
         batch, tokens, _ = y.shape
-        q, k, v = (linear(y, w).view(batch, tokens, -1, self.head_dim) for w in (self.wq, self.wk, self.wv))
+        q, k, v = (x.view(batch, tokens, -1, self.head_dim) for x in self._products(y, "wq", "wk", "wv"))
         if self.q_norm is not None:
             q, k = rms_norm(q, self.q_norm), rms_norm(k, self.k_norm)
         return self.attend(rope(q, cos, sin), rope(k, cos, sin), v).reshape(batch, tokens, -1)

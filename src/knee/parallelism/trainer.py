@@ -18,6 +18,7 @@ from knee.parallelism.decoder import Decoder, Parts, full_shape, initial
 from knee.parallelism.expert_balance import LoadBalancer
 from knee.parallelism.expert_parallel import Here, TokenExchange
 from knee.parallelism.experts import EXPERT_WEIGHTS, RoutingRules, expert_part, expert_shape
+from knee.parallelism.fp8 import Fp8Rules, eight
 from knee.parallelism.fsdp import before_microbatch, local_part, place, shard
 from knee.parallelism.layer_functions import rope_table
 from knee.parallelism.mesh import Mesh, chunks_here
@@ -62,6 +63,8 @@ class Trainer:
         )
         self.balancer = LoadBalancer(self.decoders, job, mesh)
         self.pipeline = self._pipeline() if job.plan.pp > 1 else None
+        self._eight = compiled(eight) if job.compile else eight
+        self._cast_weights()
         self._here = positions(job.seq_len, mesh.group("cp")).to(mesh.device) if job.plan.cp > 1 else None
 
     def step(self, tokens: Any) -> StepResult:
@@ -78,11 +81,19 @@ class Trainer:
         plan = self.job.plan
         norm, loss = self.optimizer.norm_and(loss / (scale * plan.dp * plan.cp * plan.tp))
         overflow = self.optimizer.step(norm, scale)
+        self._cast_weights()
         self.balancer.after_step()
         if self.scale:
             self.scale.update(overflow)
         self.optimizer.clear()
         return StepResult(loss_tensor=loss, norm_tensor=norm / scale)
+
+    def _cast_weights(self) -> None:
+        """Make the fp8 copies that all microbatches of the next step read."""
+        with torch.no_grad():
+            for block in (block for decoder in self.decoders for block in decoder.blocks.values()):
+                if block.eight is not None:
+                    block.eight.update(block, self._eight)
 
     def _pipeline(self) -> Any:
         from knee.parallelism.pipeline_parallel import Pipeline  # torch's takes most of a second to import
@@ -140,6 +151,9 @@ def _decoder(job: TrainJob, mesh: Mesh, layers: range) -> Decoder:
             averaged=plan.cp,
         ),
         state_dtype=TYPES[plan.state_dtype],
+        fp8=Fp8Rules(recipe=job.fp8_recipe, smallest=job.fp8_smallest, kept=mesh.sharded is None)
+        if plan.precision == "fp8"
+        else None,
     )
     # sharded weights are made after they are cut; fake ones hold nothing and are made at once
     with torch.device("meta" if mesh.sharded is not None and not mesh.fake else mesh.device):

@@ -26,6 +26,7 @@ from knee.specs.split_rules import (
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 AttentionChoice = Literal["auto", "flash", "cudnn", "math"]
+Fp8Recipe = Literal["tensorwise", "rowwise"]
 Routing = Literal["learned", "balanced"]
 
 MOST_STEPS = 10**9
@@ -57,6 +58,10 @@ class TrainJob:
     compile: bool = False
     """torch.compile of every block and of the loss."""
     attention: AttentionChoice = "auto"
+    fp8_recipe: Fp8Recipe = "tensorwise"
+    """Where the plan's precision is fp8: one scale for a tensor, or one for every row that a product sums over."""
+    fp8_smallest: int = 1024
+    """Weights that are narrower in either direction keep 16-bit products: casts would cost more than they gain."""
     lr: float = LEARNING_RATE
     clip_norm: float = 1.0
     """Largest norm of the gradient; 0 does not clip (the norm is reported all the same)."""
@@ -149,7 +154,13 @@ class TrainJob:
                 code="contradiction",
                 field="warmup",
             )
-        for name, known in (("device", Device), ("dtype", Dtype), ("attention", AttentionChoice), ("routing", Routing)):
+        for name, known in (
+            ("device", Device),
+            ("dtype", Dtype),
+            ("attention", AttentionChoice),
+            ("fp8_recipe", Fp8Recipe),
+            ("routing", Routing),
+        ):
             if getattr(self, name) not in get_args(known):
                 text = f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(get_args(known))}"
                 raise SpecError(text, code="unknown-choice", field=name)
@@ -178,9 +189,7 @@ class TrainJob:
                 f"use {argument('attention')} auto on a CPU",
             )
             raise _not_trained("attention", text, hint)
-        if plan.precision in ("fp8", "fp4"):
-            text = f"{plan.precision} matrix products can be simulated but not trained"
-            raise _not_trained("plan.precision", text, f"use {argument('precision')} bf16")
+        self._check_fp8()
         if plan.sharding in ("zero1", "zero2"):
             raise _not_trained(
                 "plan.sharding",
@@ -222,6 +231,19 @@ class TrainJob:
             raise _not_trained(
                 "plan.state_dtype", "fp16 training keeps fp32 parameters", f"use {argument('state_dtype')} fp32"
             )
+
+    def _check_fp8(self) -> None:
+        model, precision = self.model, self.plan.precision
+        if precision == "fp4":
+            text = "fp4 matrix products can be simulated but not trained"
+            raise _not_trained("plan.precision", text, f"use {argument('precision')} fp8 or bf16")
+        if precision == "fp8" and (model.experts or model.latent_attention):
+            part = "experts" if model.experts else "latent attention"
+            text = f"{model.name} has {part}, whose fp8 products can be simulated but not trained"
+            raise _not_trained("plan.precision", text, f"use {argument('precision')} bf16")
+        if precision == "fp8" and self.dtype == "fp16":
+            text = "fp8 products read and write bf16, not fp16"
+            raise _not_trained("dtype", text, f"use {argument('dtype')} bf16")
 
     def _check_split_of_model(self) -> None:
         model, plan = self.model, self.plan

@@ -1,0 +1,136 @@
+"""Linear layers in fp8: what is cast by which scale, and the three products of a layer.
+
+Scales follow from the largest element of the very tensor that is cast (dynamic scaling), so that nothing is remembered
+between steps. ``tensorwise`` has one scale for a tensor, ``rowwise`` one for every row that a product sums over.
+Source: Micikevicius et al., FP8 Formats for Deep Learning (arXiv 2209.05433); recipes as torchao 0.18 has them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import nn
+
+from knee.parallelism.fp8_copies import LARGEST, copies
+
+Recipe = Literal["tensorwise", "rowwise"]
+SMALLEST = 1e-12
+"""Largest elements below it are taken for it: a tensor of zeros has a scale, too."""
+MULTIPLE = 16
+"""What widths of fp8 products are multiples of."""
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+class Eight(NamedTuple):
+    """A matrix (m, k) in fp8 and its transpose (k, m), each with the numbers that its rows are multiplied by."""
+
+    rows: Any
+    rows_scale: Any
+    columns: Any
+    columns_scale: Any
+
+
+def eight(x: Any, recipe: Recipe, dtype: Any = E4M3) -> Eight:
+    """``x`` (m, k) in fp8."""
+    top = LARGEST[dtype]
+    size = x.abs()
+    if recipe == "rowwise":
+        largest = size.amax(1, keepdim=True), size.amax(0).unsqueeze(1)
+    else:
+        # by rows first: compiled code finds the rows' largest elements in the kernel that makes x
+        one = size.amax(1).amax()
+        largest = one, one
+    by_rows, by_columns = (top / each.float().clamp(min=SMALLEST) for each in largest)
+    rows, columns = copies(x, by_rows, by_columns, dtype)
+    return Eight(rows, 1 / by_rows, columns, 1 / by_columns)
+
+
+def product(a: Any, a_scale: Any, b: Any, b_scale: Any, out_dtype: Any, *, fast: bool) -> Any:
+    """(m, k) times the transpose of (n, k), both in fp8."""
+    if a.device.type != "cuda":
+        return ((a.float() @ b.float().t()) * (a_scale * b_scale.t())).to(out_dtype)
+    return torch._scaled_mm(a, b.t(), scale_a=a_scale, scale_b=b_scale.t(), out_dtype=out_dtype, use_fast_accum=fast)
+
+
+def fp8_products(x: Any, weights: list[Any], narrow: list[Eight], recipe: Recipe) -> tuple[Any, ...]:
+    """Products of one input with several weights; ``narrow`` are the weights in fp8."""
+    flat = [part for each in narrow for part in each]
+    out: tuple[Any, ...] = _Products.apply(x, recipe, len(weights), *weights, *flat)
+    return out
+
+
+class _Products(torch.autograd.Function):
+    """The input is cast once for all weights, and only its transpose is kept, for the weights' gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, recipe: Recipe, count: int, *parts: Any) -> tuple[Any, ...]:
+        weights, narrow = parts[:count], [Eight(*parts[i : i + 4]) for i in range(count, 5 * count, 4)]
+        given = eight(x.flatten(0, -2), recipe)
+        ctx.recipe, ctx.shape, ctx.dtypes = recipe, x.shape, [w.dtype for w in weights]
+        kept = [part for w in narrow for part in (w.columns, w.columns_scale)]
+        ctx.save_for_backward(given.columns, given.columns_scale, *kept)
+        return tuple(
+            product(given.rows, given.rows_scale, w.rows, w.rows_scale, x.dtype, fast=True).view(*x.shape[:-1], -1)
+            for w in narrow
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        columns, columns_scale, *kept = ctx.saved_tensors
+        dtype = E5M2 if ctx.recipe == "tensorwise" else E4M3
+        given, of_weights = None, []
+        for i, grad in enumerate(grads):
+            g = eight(grad.flatten(0, -2), ctx.recipe, dtype)
+            part = product(g.rows, g.rows_scale, *kept[2 * i : 2 * i + 2], grad.dtype, fast=False)
+            given = part if given is None else given + part
+            own = product(g.columns, g.columns_scale, columns, columns_scale, grad.dtype, fast=False)
+            of_weights.append(own.to(ctx.dtypes[i]))
+        return given.view(ctx.shape), None, None, *of_weights, *(4 * len(grads) * (None,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fp8Rules:
+    """Which weights have products in fp8, and how they are cast."""
+
+    recipe: Recipe = "tensorwise"
+    smallest: int = 1024
+    """Narrower weights, in either direction, gain less than their casts cost."""
+    kept: bool = True
+    """Weights stay whole between passes, so that they are cast once a step; others are cast in every pass."""
+
+    def takes(self, weight: Any) -> bool:
+        """Whether a weight's products are in fp8."""
+        return min(weight.shape) >= self.smallest and not any(size % MULTIPLE for size in weight.shape)
+
+
+class EightBitWeights(nn.Module):
+    """A block's weights in fp8."""
+
+    def __init__(self, rules: Fp8Rules, weights: dict[str, Any]) -> None:
+        super().__init__()
+        self.rules, self.names = rules, frozenset(weights)
+        for name, weight in weights.items() if rules.kept else ():
+            for part, value in eight(torch.zeros_like(weight), rules.recipe)._asdict().items():
+                self.register_buffer(f"{name}_{part}", value, persistent=False)
+
+    def of(self, name: str, weight: Any) -> Eight:
+        """A weight in fp8."""
+        if self.rules.kept:
+            return Eight(*(getattr(self, f"{name}_{part}") for part in Eight._fields))
+        return eight(weight.detach(), self.rules.recipe)
+
+    def update(self, block: Any, cast: Callable[..., Eight]) -> None:
+        """Cast what the optimizer has changed; ``cast`` is ``eight`` or what compilation made of it."""
+        for name in sorted(self.names) if self.rules.kept else ():
+            for part, value in zip(Eight._fields, cast(getattr(block, name).detach(), self.rules.recipe), strict=True):
+                setattr(self, f"{name}_{part}", value)
+
+
+def eight_bit_weights(block: nn.Module, rules: Fp8Rules) -> EightBitWeights:
+    """The weights of a block that are in fp8."""
+    return EightBitWeights(
+        rules, {name: w for name, w in block.named_parameters(recurse=False) if w.ndim == 2 and rules.takes(w)}
+    )

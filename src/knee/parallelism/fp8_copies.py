@@ -1,0 +1,77 @@
+"""A matrix in fp8, by rows and by columns, in one reading.
+
+Tensor cores of Hopper take fp8 operands only with the summed dimension innermost. A linear layer's three products sum
+over three dimensions, so that inputs, weights and output gradients are each needed as they are and transposed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # without GPUs torch comes without it
+    triton = None
+
+LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
+TILE_ROWS, TILE_COLUMNS, WARPS = 64, 128, 4
+
+
+def copies(x: Any, by_rows: Any, by_columns: Any, dtype: Any) -> tuple[Any, Any]:
+    """``x`` (m, k) times the scales of its rows, and its transpose times the scales of its columns, in ``dtype``.
+
+    Scales are one number, or one of each row (m, 1) and of each column (k, 1).
+    """
+    if x.device.type == "cuda" and triton is not None:
+        rows, columns = _copies_on_gpu(x, by_rows, by_columns, dtype == torch.float8_e5m2)
+        return rows, columns
+    return narrowed(x, by_rows, dtype), narrowed(x.t(), by_columns, dtype)
+
+
+def narrowed(x: Any, scale: Any, dtype: Any) -> Any:
+    """``x`` times ``scale`` in fp8; what is too large becomes the largest number."""
+    top = LARGEST[dtype]
+    return (x.float() * scale).clamp(-top, top).to(dtype).contiguous()
+
+
+if triton is not None:
+
+    @triton.jit
+    def _copies_kernel(  # type: ignore[no-untyped-def]
+        x, rows, columns, by_rows, by_columns, m, k, ROWWISE: tl.constexpr, TOP: tl.constexpr,
+        TILE_M: tl.constexpr, TILE_K: tl.constexpr,
+    ):  # fmt: skip
+        i = tl.program_id(1).to(tl.int64) * TILE_M + tl.arange(0, TILE_M)
+        j = tl.program_id(0).to(tl.int64) * TILE_K + tl.arange(0, TILE_K)
+        inside = (i[:, None] < m) & (j[None, :] < k)
+        tile = tl.load(x + i[:, None] * k + j[None, :], mask=inside, other=0.0).to(tl.float32)
+        if ROWWISE:
+            left = tl.load(by_rows + i, mask=i < m, other=0.0)[:, None]
+            right = tl.load(by_columns + j, mask=j < k, other=0.0)[None, :]
+        else:
+            left = tl.load(by_rows)
+            right = left
+        one = tl.minimum(tl.maximum(tile * left, -TOP), TOP).to(rows.dtype.element_ty)
+        tl.store(rows + i[:, None] * k + j[None, :], one, mask=inside)
+        if ROWWISE:
+            one = tl.minimum(tl.maximum(tile * right, -TOP), TOP).to(rows.dtype.element_ty)
+        tl.store(columns + j[:, None] * m + i[None, :], tl.trans(one), mask=(j[:, None] < k) & (i[None, :] < m))
+
+    @torch.library.triton_op("knee::fp8_copies", mutates_args={})
+    def _copies_on_gpu(
+        x: torch.Tensor, by_rows: torch.Tensor, by_columns: torch.Tensor, e5m2: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x = x.contiguous()
+        m, k = x.shape
+        dtype = torch.float8_e5m2 if e5m2 else torch.float8_e4m3fn
+        rows = torch.empty((m, k), dtype=dtype, device=x.device)
+        columns = torch.empty((k, m), dtype=dtype, device=x.device)
+        grid = (triton.cdiv(k, TILE_COLUMNS), triton.cdiv(m, TILE_ROWS))
+        torch.library.wrap_triton(_copies_kernel)[grid](
+            x, rows, columns, by_rows, by_columns, m, k,
+            ROWWISE=by_rows.numel() > 1, TOP=LARGEST[dtype], TILE_M=TILE_ROWS, TILE_K=TILE_COLUMNS, num_warps=WARPS,
+        )  # fmt: skip
+        return rows, columns
