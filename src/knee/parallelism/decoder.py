@@ -85,29 +85,44 @@ class DecoderBlock(nn.Module):
         """Attention and MLP, each with a norm before and a residual around it."""
         y = rms_norm(x, self.attention_norm)
         a = self.latent(y, cos, sin) if self.latent is not None else self._attention(y, cos, sin)
-        x = x + self.tp.leave(*self._products(a, "wo"))
+        x = x + self._out(a, "wo")
         y = rms_norm(x, self.mlp_norm)
         if self.moe is not None:
             return x + self.moe(y)
-        gate, up = self._products(self.tp.enter(y), "w1", "w3")
-        return x + self.tp.leave(*self._products(functional.silu(gate) * up, "w2"))
+        gate, up = self._into(y, "w1", "w3")
+        return x + self._out(functional.silu(gate) * up, "w2")
 
-    def _products(self, x: Any, *names: str) -> tuple[Any, ...]:
-        """Products of one input with several weights."""
+    def _into(self, y: Any, *names: str) -> tuple[Any, ...]:
+        """Products of a block's input with weights whose rows the tensor-parallel group cuts."""
+        group = self._gathers(names)
+        return self._products(y if group else self.tp.enter(y), names, enters=group)
+
+    def _out(self, y: Any, name: str) -> Any:
+        """The product that ends a block's inner part, summed over the tensor-parallel group."""
+        group = self._gathers((name,))
+        (out,) = self._products(y, (name,), leaves=group)
+        return out if group else self.tp.leave(out)
+
+    def _gathers(self, names: tuple[str, ...]) -> Any:
+        """The group whose parts of the sequence are gathered in fp8."""
+        in_fp8 = self.eight is not None and self.eight.rules.gathers and self._narrow(names)
+        return self.tp.gathers_sequence if in_fp8 else None
+
+    def _narrow(self, names: tuple[str, ...]) -> bool:
+        return self.eight is not None and self.eight.names.issuperset(names)
+
+    def _products(self, x: Any, names: tuple[str, ...], **groups: Any) -> tuple[Any, ...]:
         weights = [getattr(self, name) for name in names]
-        if self.eight is None or not self.eight.names.issuperset(names):
+        if self.eight is None or not self._narrow(names):
             return tuple(linear(x, weight) for weight in weights)
-        return fp8_products(
-            x, weights, [self.eight.of(*each) for each in zip(names, weights, strict=True)], self.eight.rules.recipe
-        )
+        narrow = [self.eight.of(name, weight) for name, weight in zip(names, weights, strict=True)]
+        return fp8_products(x, weights, narrow, self.eight.rules.recipe, **groups)
 
     def _attention(self, y: Any, cos: Any, sin: Any) -> Any:
-        y = self.tp.enter(y)
-        batch, tokens, _ = y.shape
-        q, k, v = (x.view(batch, tokens, -1, self.head_dim) for x in self._products(y, "wq", "wk", "wv"))
+        q, k, v = (x.view(*x.shape[:2], -1, self.head_dim) for x in self._into(y, "wq", "wk", "wv"))
         if self.q_norm is not None:
             q, k = rms_norm(q, self.q_norm), rms_norm(k, self.k_norm)
-        return self.attend(rope(q, cos, sin), rope(k, cos, sin), v).reshape(batch, tokens, -1)
+        return self.attend(rope(q, cos, sin), rope(k, cos, sin), v).flatten(2)
 
 
 class Decoder(nn.Module):

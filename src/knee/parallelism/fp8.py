@@ -14,14 +14,14 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
-from knee.parallelism.fp8_copies import LARGEST, copies
+from knee.parallelism.fp8_copies import E4M3, E5M2, copies, narrowed, scale_of, transposed
+from knee.parallelism.fp8_shards import GatheredWeight
+from knee.parallelism.tensor_parallel import gather_sequence, scatter_sequence
+from knee.parallelism.torch_internals import NamedGroup, all_reduce
 
 Recipe = Literal["tensorwise", "rowwise"]
-SMALLEST = 1e-12
-"""Largest elements below it are taken for it: a tensor of zeros has a scale, too."""
 MULTIPLE = 16
 """What widths of fp8 products are multiples of."""
-E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 
 class Eight(NamedTuple):
@@ -30,35 +30,58 @@ class Eight(NamedTuple):
     rows: Any
     rows_scale: Any
     columns: Any
+    """None: made of the rows when it is needed, which one scale for all allows."""
     columns_scale: Any
+
+    def transposed(self) -> tuple[Any, Any]:
+        """The transpose with its scale."""
+        return transposed(self.rows) if self.columns is None else self.columns, self.columns_scale
 
 
 def eight(x: Any, recipe: Recipe, dtype: Any = E4M3) -> Eight:
     """``x`` (m, k) in fp8."""
-    top = LARGEST[dtype]
-    size = x.abs()
+    # by rows first: compiled code finds the rows' largest elements in the kernel that makes x
+    by_rows = by_columns = x.abs().amax(1, keepdim=True)
     if recipe == "rowwise":
-        largest = size.amax(1, keepdim=True), size.amax(0).unsqueeze(1)
+        by_columns = x.abs().amax(0).unsqueeze(1)
     else:
-        # by rows first: compiled code finds the rows' largest elements in the kernel that makes x
-        one = size.amax(1).amax()
-        largest = one, one
-    by_rows, by_columns = (top / each.float().clamp(min=SMALLEST) for each in largest)
+        by_rows = by_columns = by_rows.amax()
+    by_rows, by_columns = scale_of(by_rows, dtype), scale_of(by_columns, dtype)
     rows, columns = copies(x, by_rows, by_columns, dtype)
     return Eight(rows, 1 / by_rows, columns, 1 / by_columns)
 
 
+def eight_gathered(x: Any, group: NamedGroup, dtype: Any = E4M3) -> Eight:
+    """Parts (batch, sequence, k) of all ranks as one matrix in fp8: half of the bytes cross the network."""
+    scale = scale_of(all_reduce(x.abs().amax(-1).amax().float(), group, "max"), dtype)
+    # collectives know no fp8, and to gather is to copy
+    rows = gather_sequence(narrowed(x, scale, dtype).view(torch.uint8), group).view(dtype).flatten(0, -2)
+    return Eight(rows, 1 / scale, None, 1 / scale)
+
+
 def product(a: Any, a_scale: Any, b: Any, b_scale: Any, out_dtype: Any, *, fast: bool) -> Any:
-    """(m, k) times the transpose of (n, k), both in fp8."""
+    """(m, k) times the transpose of (n, k), both in fp8. ``fast`` sums in fewer bits, as is usual in forward."""
     if a.device.type != "cuda":
         return ((a.float() @ b.float().t()) * (a_scale * b_scale.t())).to(out_dtype)
     return torch._scaled_mm(a, b.t(), scale_a=a_scale, scale_b=b_scale.t(), out_dtype=out_dtype, use_fast_accum=fast)
 
 
-def fp8_products(x: Any, weights: list[Any], narrow: list[Eight], recipe: Recipe) -> tuple[Any, ...]:
-    """Products of one input with several weights; ``narrow`` are the weights in fp8."""
+def fp8_products(
+    x: Any,
+    weights: list[Any],
+    narrow: list[Eight],
+    recipe: Recipe,
+    *,
+    enters: NamedGroup | None = None,
+    leaves: NamedGroup | None = None,
+) -> tuple[Any, ...]:
+    """Products of one input with several weights; ``narrow`` are the weights in fp8.
+
+    ``enters``: these ranks' parts of the sequence are gathered first; ``leaves``: products are summed over these ranks
+    and cut along the sequence.
+    """
     flat = [part for each in narrow for part in each]
-    out: tuple[Any, ...] = _Products.apply(x, recipe, len(weights), *weights, *flat)
+    out: tuple[Any, ...] = _Products.apply(x, recipe, enters, leaves, len(weights), *weights, *flat)
     return out
 
 
@@ -66,16 +89,19 @@ class _Products(torch.autograd.Function):
     """The input is cast once for all weights, and only its transpose is kept, for the weights' gradients."""
 
     @staticmethod
-    def forward(ctx: Any, x: Any, recipe: Recipe, count: int, *parts: Any) -> tuple[Any, ...]:
+    def forward(
+        ctx: Any, x: Any, recipe: Recipe, enters: NamedGroup | None, leaves: NamedGroup | None, count: int, *parts: Any
+    ) -> tuple[Any, ...]:
         weights, narrow = parts[:count], [Eight(*parts[i : i + 4]) for i in range(count, 5 * count, 4)]
-        given = eight(x.flatten(0, -2), recipe)
-        ctx.recipe, ctx.shape, ctx.dtypes = recipe, x.shape, [w.dtype for w in weights]
-        kept = [part for w in narrow for part in (w.columns, w.columns_scale)]
-        ctx.save_for_backward(given.columns, given.columns_scale, *kept)
-        return tuple(
-            product(given.rows, given.rows_scale, w.rows, w.rows_scale, x.dtype, fast=True).view(*x.shape[:-1], -1)
-            for w in narrow
-        )
+        given = eight_gathered(x, enters) if enters else eight(x.flatten(0, -2), recipe)
+        ctx.recipe, ctx.enters, ctx.leaves, ctx.dtypes = recipe, enters, leaves, [w.dtype for w in weights]
+        ctx.shape = (x.shape[0], x.shape[1] * (enters.size if enters else 1), x.shape[2])
+        ctx.late = [w.columns is None for w in narrow]
+        kept = [part for w in narrow for part in (w.rows if w.columns is None else w.columns, w.columns_scale)]
+        ctx.save_for_backward(*given.transposed(), *kept)
+        out = (product(given.rows, given.rows_scale, w.rows, w.rows_scale, x.dtype, fast=True) for w in narrow)
+        shaped = (y.view(*ctx.shape[:2], -1) for y in out)
+        return tuple(scatter_sequence(y, leaves) if leaves else y for y in shaped)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
@@ -83,12 +109,16 @@ class _Products(torch.autograd.Function):
         dtype = E5M2 if ctx.recipe == "tensorwise" else E4M3
         given, of_weights = None, []
         for i, grad in enumerate(grads):
-            g = eight(grad.flatten(0, -2), ctx.recipe, dtype)
-            part = product(g.rows, g.rows_scale, *kept[2 * i : 2 * i + 2], grad.dtype, fast=False)
+            g = eight_gathered(grad, ctx.leaves, dtype) if ctx.leaves else eight(grad.flatten(0, -2), ctx.recipe, dtype)
+            weight, scale = kept[2 * i : 2 * i + 2]
+            weight = transposed(weight) if ctx.late[i] else weight
+            part = product(g.rows, g.rows_scale, weight, scale, grad.dtype, fast=False)
             given = part if given is None else given + part
-            own = product(g.columns, g.columns_scale, columns, columns_scale, grad.dtype, fast=False)
+            own = product(*g.transposed(), columns, columns_scale, grad.dtype, fast=False)
             of_weights.append(own.to(ctx.dtypes[i]))
-        return given.view(ctx.shape), None, None, *of_weights, *(4 * len(grads) * (None,))
+        given = given.view(ctx.shape)
+        given = scatter_sequence(given, ctx.enters) if ctx.enters else given
+        return given, None, None, None, None, *of_weights, *(4 * len(grads) * (None,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +130,11 @@ class Fp8Rules:
     """Narrower weights, in either direction, gain less than their casts cost."""
     kept: bool = True
     """Weights stay whole between passes, so that they are cast once a step; others are cast in every pass."""
+
+    @property
+    def gathers(self) -> bool:
+        """Whether parts of a tensor can be cast apart and gathered in fp8: all of them have one scale."""
+        return self.recipe == "tensorwise"
 
     def takes(self, weight: Any) -> bool:
         """Whether a weight's products are in fp8."""
@@ -120,6 +155,8 @@ class EightBitWeights(nn.Module):
         """A weight in fp8."""
         if self.rules.kept:
             return Eight(*(getattr(self, f"{name}_{part}") for part in Eight._fields))
+        if isinstance(weight, GatheredWeight):
+            return Eight(weight.rows, weight.scale, None, weight.scale)
         return eight(weight.detach(), self.rules.recipe)
 
     def update(self, block: Any, cast: Callable[..., Eight]) -> None:

@@ -16,7 +16,10 @@ try:
 except ImportError:  # without GPUs torch comes without it
     triton = None
 
-LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+LARGEST = {E4M3: 448.0, E5M2: 57344.0}
+SMALLEST = 1e-12
+"""Largest elements below it are taken for it: a tensor of zeros has a scale, too."""
 TILE_ROWS, TILE_COLUMNS, WARPS = 64, 128, 4
 
 
@@ -26,15 +29,25 @@ def copies(x: Any, by_rows: Any, by_columns: Any, dtype: Any) -> tuple[Any, Any]
     Scales are one number, or one of each row (m, 1) and of each column (k, 1).
     """
     if x.device.type == "cuda" and triton is not None:
-        rows, columns = _copies_on_gpu(x, by_rows, by_columns, dtype == torch.float8_e5m2)
+        rows, columns = _copies_on_gpu(x, by_rows, by_columns, dtype == E5M2)
         return rows, columns
     return narrowed(x, by_rows, dtype), narrowed(x.t(), by_columns, dtype)
+
+
+def scale_of(largest: Any, dtype: Any = E4M3) -> Any:
+    """What makes the largest element the largest number of the type."""
+    return LARGEST[dtype] / largest.float().clamp(min=SMALLEST)
 
 
 def narrowed(x: Any, scale: Any, dtype: Any) -> Any:
     """``x`` times ``scale`` in fp8; what is too large becomes the largest number."""
     top = LARGEST[dtype]
     return (x.float() * scale).clamp(-top, top).to(dtype).contiguous()
+
+
+def transposed(rows: Any) -> Any:
+    """The transpose of a matrix in fp8, as one that lies in memory."""
+    return rows.view(torch.uint8).t().contiguous().view(rows.dtype)
 
 
 if triton is not None:
@@ -66,7 +79,7 @@ if triton is not None:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         x = x.contiguous()
         m, k = x.shape
-        dtype = torch.float8_e5m2 if e5m2 else torch.float8_e4m3fn
+        dtype = E5M2 if e5m2 else E4M3
         rows = torch.empty((m, k), dtype=dtype, device=x.device)
         columns = torch.empty((k, m), dtype=dtype, device=x.device)
         grid = (triton.cdiv(k, TILE_COLUMNS), triton.cdiv(m, TILE_ROWS))

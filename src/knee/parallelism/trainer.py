@@ -19,7 +19,8 @@ from knee.parallelism.expert_balance import LoadBalancer
 from knee.parallelism.expert_parallel import Here, TokenExchange
 from knee.parallelism.experts import EXPERT_WEIGHTS, RoutingRules, expert_part, expert_shape
 from knee.parallelism.fp8 import Fp8Rules, eight
-from knee.parallelism.fsdp import before_microbatch, local_part, place, shard
+from knee.parallelism.fp8_shards import update_scales
+from knee.parallelism.fsdp import before_microbatch, local_part, place, shard, shards_in_fp8
 from knee.parallelism.layer_functions import rope_table
 from knee.parallelism.mesh import Mesh, chunks_here
 from knee.parallelism.optimizer import Optimizer
@@ -63,6 +64,7 @@ class Trainer:
         )
         self.balancer = LoadBalancer(self.decoders, job, mesh)
         self.pipeline = self._pipeline() if job.plan.pp > 1 else None
+        self._shards = shards_in_fp8(self.decoders)
         self._eight = compiled(eight) if job.compile else eight
         self._cast_weights()
         self._here = positions(job.seq_len, mesh.group("cp")).to(mesh.device) if job.plan.cp > 1 else None
@@ -89,7 +91,9 @@ class Trainer:
         return StepResult(loss_tensor=loss, norm_tensor=norm / scale)
 
     def _cast_weights(self) -> None:
-        """Make the fp8 copies that all microbatches of the next step read."""
+        """Make the fp8 copies that all microbatches of the next step read, or the scales of those to be gathered."""
+        if self._shards:
+            update_scales(self._shards, self.mesh.sharded.get_group(self.mesh.sharded.ndim - 1))
         with torch.no_grad():
             for block in (block for decoder in self.decoders for block in decoder.blocks.values()):
                 if block.eight is not None:
