@@ -107,7 +107,8 @@ class _Products(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         columns, columns_scale, *kept = ctx.saved_tensors
         dtype = E5M2 if ctx.recipe == "tensorwise" else E4M3
-        given, of_weights = None, []
+        given: Any = None
+        of_weights = []
         for i, grad in enumerate(grads):
             g = eight_gathered(grad, ctx.leaves, dtype) if ctx.leaves else eight(grad.flatten(0, -2), ctx.recipe, dtype)
             weight, scale = kept[2 * i : 2 * i + 2]

@@ -52,7 +52,7 @@ def transposed(rows: Any) -> Any:
 
 if triton is not None:
 
-    @triton.jit
+    @triton.jit  # type: ignore[untyped-decorator]
     def _copies_kernel(  # type: ignore[no-untyped-def]
         x, rows, columns, by_rows, by_columns, m, k, ROWWISE: tl.constexpr, TOP: tl.constexpr,
         TILE_M: tl.constexpr, TILE_K: tl.constexpr,
@@ -73,7 +73,7 @@ if triton is not None:
             one = tl.minimum(tl.maximum(tile * right, -TOP), TOP).to(rows.dtype.element_ty)
         tl.store(columns + j[:, None] * m + i[None, :], tl.trans(one), mask=(j[:, None] < k) & (i[None, :] < m))
 
-    @torch.library.triton_op("knee::fp8_copies", mutates_args={})
+    @torch.library.triton_op("knee::fp8_copies", mutates_args={})  # type: ignore[untyped-decorator]
     def _copies_on_gpu(
         x: torch.Tensor, by_rows: torch.Tensor, by_columns: torch.Tensor, e5m2: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
