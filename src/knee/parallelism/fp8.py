@@ -7,14 +7,14 @@ Source: Micikevicius et al., FP8 Formats for Deep Learning (arXiv 2209.05433); r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
 
-from knee.parallelism.fp8_copies import E4M3, E5M2, copies, narrowed, scale_of, transposed
+from knee.parallelism.fp8_copies import E4M3, E5M2, copies, largest_elements, narrowed, scale_of, transposed
 from knee.parallelism.fp8_shards import GatheredWeight
 from knee.parallelism.tensor_parallel import gather_sequence, scatter_sequence
 from knee.parallelism.torch_internals import NamedGroup, all_reduce
@@ -38,15 +38,13 @@ class Eight(NamedTuple):
         return transposed(self.rows) if self.columns is None else self.columns, self.columns_scale
 
 
-def eight(x: Any, recipe: Recipe, dtype: Any = E4M3) -> Eight:
-    """``x`` (m, k) in fp8."""
-    # by rows first: compiled code finds the rows' largest elements in the kernel that makes x
-    by_rows = by_columns = x.abs().amax(1, keepdim=True)
+def eight(x: Any, recipe: Recipe, dtype: Any = E4M3, largest: Any = None) -> Eight:
+    """``x`` (m, k) in fp8. ``largest`` is its largest element, where that is known."""
     if recipe == "rowwise":
-        by_columns = x.abs().amax(0).unsqueeze(1)
+        by_rows, by_columns = (scale_of(x.abs().amax(dim), dtype).unsqueeze(1) for dim in (1, 0))
     else:
-        by_rows = by_columns = by_rows.amax()
-    by_rows, by_columns = scale_of(by_rows, dtype), scale_of(by_columns, dtype)
+        # by rows first: compiled code finds the rows' largest elements in the kernel that makes x
+        by_rows = by_columns = scale_of(x.abs().amax(1).amax() if largest is None else largest, dtype)
     rows, columns = copies(x, by_rows, by_columns, dtype)
     return Eight(rows, 1 / by_rows, columns, 1 / by_columns)
 
@@ -160,11 +158,18 @@ class EightBitWeights(nn.Module):
             return Eight(weight.rows, weight.scale, None, weight.scale)
         return eight(weight.detach(), self.rules.recipe)
 
-    def update(self, block: Any, cast: Callable[..., Eight]) -> None:
-        """Cast what the optimizer has changed; ``cast`` is ``eight`` or what compilation made of it."""
-        for name in sorted(self.names) if self.rules.kept else ():
-            for part, value in zip(Eight._fields, cast(getattr(block, name).detach(), self.rules.recipe), strict=True):
-                setattr(self, f"{name}_{part}", value)
+    def update(self, name: str, value: Eight) -> None:
+        """Keep what was cast of a weight that the optimizer has changed."""
+        for part, tensor in value._asdict().items():
+            setattr(self, f"{name}_{part}", tensor)
+
+
+def cast_weights(blocks: Iterable[Any], rules: Fp8Rules, cast: Callable[..., Eight]) -> None:
+    """Cast the weights that stay whole; ``cast`` is ``eight`` or what compilation made of it."""
+    kept = [(block, name, getattr(block, name).detach()) for block in blocks for name in sorted(block.eight.names)]
+    sizes = largest_elements([w for *_, w in kept]) if rules.recipe == "tensorwise" else len(kept) * [None]
+    for (block, name, weight), largest in zip(kept, sizes, strict=True):
+        block.eight.update(name, cast(weight, rules.recipe, largest=largest))
 
 
 def eight_bit_weights(block: nn.Module, rules: Fp8Rules) -> EightBitWeights:

@@ -34,6 +34,13 @@ def copies(x: Any, by_rows: Any, by_columns: Any, dtype: Any) -> tuple[Any, Any]
     return narrowed(x, by_rows, dtype), narrowed(x.t(), by_columns, dtype)
 
 
+def largest_elements(tensors: list[Any]) -> list[Any]:
+    """The largest absolute value of each tensor, all of them in one reading."""
+    there = [x for x in tensors if x.numel()]
+    found = iter(torch._foreach_norm(there, torch.inf) if there else ())
+    return [next(found) if x.numel() else x.new_zeros(()) for x in tensors]
+
+
 def scale_of(largest: Any, dtype: Any = E4M3) -> Any:
     """What makes the largest element the largest number of the type."""
     return LARGEST[dtype] / largest.float().clamp(min=SMALLEST)
