@@ -9,9 +9,10 @@ its torch.compile of every block and of the loss, its float8 converter, its fuse
 differ: random tokens instead of C4. torchtitan imports ``datasets`` and ``tensorboard``, which nothing here uses. Empty
 modules replace them if they are not installed.
 
-torchtitan does not apply FSDP on one GPU. It keeps fp32 parameters (``--state-dtype fp32``) and computes under
-torch.autocast; with bf16 parameters, gradients and optimizer states are bf16, too. ``--sharding fsdp`` applies
-torchtitan's FSDP2 on a mesh of one GPU.
+torchtitan does not apply FSDP on one GPU. With fp32 states it computes under torch.autocast, and embeddings and
+residuals stay fp32. With bf16 states everything is bf16. ``--sharding fsdp`` applies torchtitan's FSDP2 on a mesh of
+one GPU, which casts to bf16 what autocast leaves in fp32. Options that this program does not know are given to
+torchtitan.
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ def stand_in_for_missing() -> None:
         stand_in("torch.utils.tensorboard", SummaryWriter=None)
 
 
-def environment_of_one_process() -> None:
-    """What torchrun sets: torchtitan makes a process group of one GPU, too."""
+def set_environment() -> None:
+    """What torchtitan's run_train.sh and torchrun set: torchtitan makes a process group of one GPU, too."""
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -89,7 +91,7 @@ def flags(given: argparse.Namespace, dump: str) -> list[str]:
         found += ["--model.converters=quantize.linear.float8", "--quantize.linear.float8.filter_fqns=output"]
     if given.float8 == "rowwise":
         found += ["--quantize.linear.float8.recipe_name=rowwise"]
-    return found
+    return found + given.others
 
 
 def register_model(given: argparse.Namespace) -> None:
@@ -188,7 +190,6 @@ class Readings:
 def run(given: argparse.Namespace) -> dict[str, Any]:
     """Train, and return the record."""
     stand_in_for_missing()
-    environment_of_one_process()
     import torch
     from torchtitan.config import ConfigManager
     from torchtitan.tools.logging import init_logger
@@ -212,8 +213,10 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
 
 def record(given: argparse.Namespace, options: list[str], readings: Readings, parameters: int) -> dict[str, Any]:
     """What the file contains."""
+    import torch
+
     measured = given.steps - given.warmup
-    packages = [*("torch", "triton", "torchtitan"), *(["torchao"] if given.float8 else [])]
+    packages = ["triton", "torchtitan", *(["torchao"] if given.float8 else [])]
     return {
         "trainer": "torchtitan",
         "tokens_per_s": given.local_batch * given.seq_len * measured / readings.window_s,
@@ -233,14 +236,17 @@ def record(given: argparse.Namespace, options: list[str], readings: Readings, pa
         "float8": given.float8,
         "sharding": given.sharding,
         "flags": [flag for flag in options if "dump_folder" not in flag],
-        "versions": {name: version(name) for name in packages},
+        "allocator": os.environ.get("PYTORCH_ALLOC_CONF"),
+        "versions": {"torch": torch.__version__, **{name: version(name) for name in packages}},
         "gpu": readings.device.get_device_name(),
     }
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("model", choices=("llama2-7b", "llama3-8b", "debugmodel"))
     parser.add_argument("--layers", type=int, help="default: all")
     parser.add_argument("--state-dtype", choices=("bf16", "fp32"), help="default: bf16 for llama2-7b, else fp32")
@@ -253,9 +259,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--recompute", default="none", choices=("none", "selective", "full"))
     parser.add_argument("--eager", action="store_true", help="without torch.compile")
     parser.add_argument("--out", metavar="FILE.json")
-    given = parser.parse_args()
+    given, others = parser.parse_known_args()
     if not 1 <= given.warmup < given.steps:
         parser.error("--warmup must be at least 1 and less than --steps")
+    given.others = others
     given.state_dtype = given.state_dtype or STATE_DTYPE.get(given.model, "fp32")
     return given
 
@@ -263,6 +270,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Print, and write where asked."""
     given = arguments()
+    set_environment()
     for name in ("torch", "torchtitan"):
         if importlib.util.find_spec(name) is None:
             print(f"skipped: {name} is not installed")
