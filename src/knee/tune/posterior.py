@@ -1,0 +1,150 @@
+"""What is believed of every plan after some runs: a Gaussian of log throughput and one of log memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import erf, exp, log, pi, sqrt
+from typing import Literal
+
+import numpy as np
+
+from knee.arrays import Floats
+from knee.tune.candidates import Candidates
+from knee.tune.plan_covariance import Spreads, covariance
+
+End = Literal["ok", "oom", "failed", "lost"]
+"""How a run ended. ``failed``: it crashed, and memory may be why. ``lost``: a node or a signal ended it, not the plan.
+"""
+FITS: dict[End, tuple[float, float]] = {"ok": (0.98, 0.02), "oom": (0.02, 0.98), "failed": (0.2, 1.0)}
+"""Probability of the end where the plan fits in memory, and where it does not (assumed)."""
+NOISE = 0.01
+"""Standard deviation of log throughput and log memory of a run around its plan's, where nothing else is known."""
+PRIOR_RUNS = 4.0
+"""Runs that the fitted size of errors counts for against what is measured here (assumed)."""
+TINY = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A run that has ended."""
+
+    plan: int
+    """Row of the candidates."""
+    end: End
+    tokens_per_s_per_gpu: float | None = None
+    memory_bytes: float | None = None
+    """Of the device, as the simulator counts it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Posterior:
+    """Means and covariances over all plans, measured ones too."""
+
+    log_rate: Floats
+    rate_covariance: Floats
+    log_memory: Floats
+    memory_covariance: Floats
+    log_hbm: float
+
+    @property
+    def fits(self) -> Floats:
+        """Probability that each plan fits in memory."""
+        spread = np.sqrt(np.maximum(np.diag(self.memory_covariance), TINY))
+        return np.array([_normal((self.log_hbm - m) / s) for m, s in zip(self.log_memory, spread, strict=True)])
+
+    def draws(self, count: int, seed: int) -> tuple[Floats, Floats]:
+        """Joint draws of tokens/s per GPU, 0 where the plan does not fit in memory, and of log throughput alone."""
+        random = np.random.default_rng(seed)
+        rate = self.log_rate + random.standard_normal((count, len(self.log_rate))) @ _root(self.rate_covariance).T
+        memory = self.log_memory + random.standard_normal(rate.shape) @ _root(self.memory_covariance).T
+        return np.where(memory <= self.log_hbm, np.exp(rate), 0.0), rate
+
+
+class Beliefs:
+    """The prior of a job's plans; a posterior for any runs that were made."""
+
+    def __init__(self, candidates: Candidates, rate_spreads: Spreads, memory_spreads: Spreads) -> None:
+        self.candidates = candidates
+        with np.errstate(divide="ignore"):
+            self.log_rate = np.log(candidates.tokens_per_s_per_gpu)
+            self.log_memory = np.log(candidates.memory_bytes)
+        self.rate_covariance = covariance(candidates.mechanisms, candidates.log_rate_draws, rate_spreads)
+        self.memory_covariance = covariance(candidates.mechanisms, candidates.log_memory_draws, memory_spreads)
+
+    def after(self, outcomes: Sequence[Outcome]) -> Posterior:
+        """Condition on what was measured. What is lost says nothing.
+
+        Formula: Gaussian conditioning on log throughput and log memory; the covariance of throughput is first scaled by
+            (PRIOR_RUNS + e^T S^-1 e) / (PRIOR_RUNS + n), S the covariance of the n errors e that were seen, so a stack
+            that is predicted well narrows faster
+        Source: a normal-inverse-gamma prior of the scale. A failure changes the memory of its plan by the moments of
+            the truncated Gaussian (assumed-density filtering, Minka 2001), and that of others with it
+        """
+        told = [o for o in outcomes if o.end != "lost"]
+        rates = [(o.plan, log(o.tokens_per_s_per_gpu)) for o in told if o.tokens_per_s_per_gpu is not None]
+        log_rate, rate_covariance = _conditioned(self.log_rate, self._scaled(rates), rates)
+        read = [(o.plan, log(o.memory_bytes)) for o in told if o.memory_bytes is not None]
+        log_memory, memory_covariance = _conditioned(self.log_memory, self.memory_covariance, read)
+        log_hbm = log(self.candidates.hbm_bytes)
+        known = {plan for plan, _ in read}
+        for o in told:
+            if o.plan not in known:
+                log_memory, memory_covariance = _ended(log_memory, memory_covariance, o, log_hbm)
+        return Posterior(
+            log_rate=log_rate,
+            rate_covariance=rate_covariance,
+            log_memory=log_memory,
+            memory_covariance=memory_covariance,
+            log_hbm=log_hbm,
+        )
+
+    def _scaled(self, seen: Sequence[tuple[int, float]]) -> Floats:
+        if not seen:
+            return self.rate_covariance
+        at = [plan for plan, _ in seen]
+        errors = np.array([value for _, value in seen]) - self.log_rate[at]
+        among = self.rate_covariance[np.ix_(at, at)] + NOISE**2 * np.eye(len(at))
+        size = float(errors @ np.linalg.solve(among, errors))
+        return np.asarray(self.rate_covariance * (PRIOR_RUNS + size) / (PRIOR_RUNS + len(at)), dtype=np.float64)
+
+
+def _conditioned(mean: Floats, spread: Floats, seen: Sequence[tuple[int, float]]) -> tuple[Floats, Floats]:
+    """Gaussian conditioning; a plan that was measured twice has two values."""
+    if not seen:
+        return mean, spread
+    at = [plan for plan, _ in seen]
+    errors = np.array([value for _, value in seen]) - mean[at]
+    weights = np.linalg.solve(spread[np.ix_(at, at)] + NOISE**2 * np.eye(len(at)), spread[at])
+    return mean + weights.T @ errors, spread - spread[:, at] @ weights
+
+
+def _ended(mean: Floats, spread: Floats, outcome: Outcome, log_hbm: float) -> tuple[Floats, Floats]:
+    """What the end of a run says of memory.
+
+    Formula: m' = m + s p (b - a) / Z, v' = s^2 (1 + z p (b - a) / Z) - (m' - m)^2 of the plan itself; others follow by
+        their covariance with it
+    Where: z = (log hbm - m) / s, p the normal density at z, a and b the probabilities of this end where the plan fits
+        and where it does not, Z = a P(fits) + b (1 - P(fits))
+    """
+    at = outcome.plan
+    variance = max(float(spread[at, at]), TINY)
+    s = sqrt(variance)
+    z = (log_hbm - float(mean[at])) / s
+    a, b = FITS[outcome.end]
+    density, fits = exp(-z * z / 2) / sqrt(2 * pi), _normal(z)
+    total = a * fits + b * (1.0 - fits)
+    step = s * density * (b - a) / total
+    left = max(variance * (1.0 + z * density * (b - a) / total) - step**2, TINY)
+    reach = spread[:, at] / variance
+    return mean + reach * step, spread - np.outer(reach, reach) * (variance - left)
+
+
+def _normal(z: float) -> float:
+    return 0.5 * (1.0 + erf(z / sqrt(2.0)))
+
+
+def _root(spread: Floats) -> Floats:
+    """A square root that rounding cannot break."""
+    values, vectors = np.linalg.eigh((spread + spread.T) / 2)
+    return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)), dtype=np.float64)
