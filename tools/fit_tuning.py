@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from knee.arrays import Floats
-from knee.tune.plan_covariance import TERMS, Quantity, Spreads, kernels
-from knee.tune.published_jobs import LEAST_PLANS, PublishedJob, published_jobs
+from knee.tuning.plan_covariance import TERMS, Quantity, Spreads, kernels
+from knee.tuning.published_jobs import LEAST_PLANS, PublishedJob, published_jobs
 from knee.validation.carried_set import carried_runs
 
 ASSUMED: dict[Quantity, dict[str, float]] = {
@@ -48,7 +48,7 @@ STEPS = (2.0, 1.5, 1.25, 1.25)
 LEAST, MOST = 0.005, 2.0
 OUT = Path(__file__).parents[1] / "src" / "knee" / "catalog" / "validation" / "tuning.toml"
 HEAD = """\
-# How errors of predictions go together between plans of one job (src/knee/tune/plan_covariance.py): the standard
+# How errors of predictions go together between plans of one job (src/knee/tuning/plan_covariance.py): the standard
 # deviation of the logarithm for each shared mechanism. Fitted by tools/fit_tuning.py on published jobs with several
 # plans; [left_out.SOURCE] is the fit without a source, with which `knee tune --replay` plays its jobs.
 """

@@ -12,8 +12,8 @@ from knee.record.plan_words import plan_words
 from knee.specs.job import Job
 from knee.specs.plan import Plan
 from knee.specs.plan_table import PlanTable, table_of
-from knee.tune.candidates import Candidates, candidates_of
-from knee.tune.posterior import End, Outcome
+from knee.tuning.candidates import Candidates, candidates_of
+from knee.tuning.posterior import End, Outcome
 from knee.validation.left_out import left_out_profiles, unseen_job_of
 from knee.validation.published_runs import PublishedRun
 from knee.validation.ranking import job_key

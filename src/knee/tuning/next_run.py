@@ -9,7 +9,7 @@ from math import exp
 import numpy as np
 
 from knee.arrays import Floats
-from knee.tune.posterior import Beliefs, Outcome, Posterior
+from knee.tuning.posterior import Beliefs, Outcome, Posterior
 
 DRAWS = 2_000
 BOUND = 0.9

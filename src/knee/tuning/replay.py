@@ -10,17 +10,18 @@ import numpy as np
 
 from knee.arrays import Floats
 from knee.errors import MissingExtra
-from knee.tune.next_run import SHORT, standing
-from knee.tune.plan_covariance import carried_spreads
-from knee.tune.posterior import Beliefs, Outcome
-from knee.tune.published_jobs import PublishedJob
+from knee.tuning.next_run import SHORT, standing
+from knee.tuning.plan_covariance import carried_spreads
+from knee.tuning.posterior import Beliefs, Outcome
+from knee.tuning.published_jobs import PublishedJob
 
 GOOD = 0.98
 """Within 2% of the best measured plan."""
 RANDOM_ORDERS = 100
 SEEDS = 10
 """Of ways to choose that draw."""
-MOST_SUGGESTIONS = 2_000
+MOST_SUGGESTIONS = 400
+TPE_SEEDS = 3
 GRID = ("tp", "pp", "cp", "ep", "sharding", "dp_shard", "micro_batch", "recompute", "sequence_parallel")
 Order = Callable[[PublishedJob], Iterator[list[int]]]
 """Ways through the plans of a job, one or several."""
@@ -176,7 +177,7 @@ def tpe_orders(job: PublishedJob) -> Iterator[list[int]]:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     columns = {name: np.asarray(getattr(job.table, name)).tolist() for name in GRID}
     rows = {tuple(values): row for row, values in enumerate(zip(*columns.values(), strict=True))}
-    for seed in range(SEEDS):
+    for seed in range(TPE_SEEDS):
         study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
         order: list[int] = []
         for _ in range(MOST_SUGGESTIONS):

@@ -16,7 +16,7 @@ from knee.specs.model import Model
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
 from knee.specs.profile_parameters import PARAMETERS, Parameter, applied, value_of
-from knee.tune.plan_covariance import Mechanisms
+from knee.tuning.plan_covariance import Mechanisms
 
 DRAWS = 64
 START_S = 60.0

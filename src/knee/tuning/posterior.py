@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 
 from knee.arrays import Floats
-from knee.tune.candidates import Candidates
-from knee.tune.plan_covariance import Spreads, covariance
+from knee.tuning.candidates import Candidates
+from knee.tuning.plan_covariance import Spreads, covariance
 
 End = Literal["ok", "oom", "failed", "lost"]
 """How a run ended. ``failed``: it crashed, and memory may be why. ``lost``: a node or a signal ended it, not the plan.

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from knee.arrays import Floats
-from knee.tune.candidates import Candidates
-from knee.tune.next_run import next_plans, standing
-from knee.tune.plan_covariance import TERMS, Mechanisms, carried_spreads
-from knee.tune.posterior import Beliefs, Outcome
+from knee.tuning.candidates import Candidates
+from knee.tuning.next_run import next_plans, standing
+from knee.tuning.plan_covariance import TERMS, Mechanisms, carried_spreads
+from knee.tuning.posterior import Beliefs, Outcome
 
 QUIET = dict.fromkeys(TERMS, 0.001) | {"stack": 0.0}
 
