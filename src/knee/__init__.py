@@ -19,7 +19,7 @@ Questions, each a function of plain names and keyword arguments, the same words 
     study          the paper's experiments, and questions beyond it, held against its claims
     list_studies, describe_study    all studies, and what one asks, runs, assumes and is judged by
     prepare_sweep, run_sweep, sweep_status, cancel_sweep, retry_sweep    a grid of real runs, here, on hosts or in Slurm
-    tune, tune_status, replay_tuning    the fastest plan of a real cluster in a few short runs; the same on published ones
+    tune, tune_status, replay_tuning    the fastest plan of a cluster in a few short runs; the same on published runs
     read_records   one's own records, measured beside simulated, as rows and as one page
     budget_check   training runs whose cost was published, against what knee predicts for them
     probe_kernels, probe_collectives, probe_power, probe_steps    this machine, measured and written as a cluster file

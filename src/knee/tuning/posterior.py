@@ -22,6 +22,8 @@ NOISE = 0.01
 """Standard deviation of log throughput and log memory of a run around its plan's, where nothing else is known."""
 PRIOR_RUNS = 4.0
 """Runs that the fitted size of errors counts for against what is measured here (assumed)."""
+SURPRISE = 2.5
+"""Standard deviations by which a run out of memory was expected to fit that say that the prediction is wrong."""
 TINY = 1e-9
 
 
@@ -100,13 +102,19 @@ class Beliefs:
         )
 
     def _scaled(self, seen: Sequence[tuple[int, float]]) -> Floats:
+        """The prior's covariance, with the level and the size of errors that were seen."""
         if not seen:
             return self.rate_covariance
         at = [plan for plan, _ in seen]
         errors = np.array([value for _, value in seen]) - self.log_rate[at]
-        among = self.rate_covariance[np.ix_(at, at)] + NOISE**2 * np.eye(len(at))
+        spread = self.rate_covariance
+        level = float(np.mean(errors)) ** 2
+        if level > float(np.mean(np.diag(spread)[at])):
+            # all plans are off alike, as on hardware that nobody has described: that says nothing of their order
+            spread = spread + level
+        among = spread[np.ix_(at, at)] + NOISE**2 * np.eye(len(at))
         size = float(errors @ np.linalg.solve(among, errors))
-        return np.asarray(self.rate_covariance * (PRIOR_RUNS + size) / (PRIOR_RUNS + len(at)), dtype=np.float64)
+        return np.asarray(spread * (PRIOR_RUNS + size) / (PRIOR_RUNS + len(at)), dtype=np.float64)
 
 
 def _conditioned(mean: Floats, spread: Floats, seen: Sequence[tuple[int, float]]) -> tuple[Floats, Floats]:
@@ -132,6 +140,9 @@ def _ended(mean: Floats, spread: Floats, outcome: Outcome, log_hbm: float) -> tu
     s = sqrt(variance)
     z = (log_hbm - float(mean[at])) / s
     a, b = FITS[outcome.end]
+    if outcome.end == "oom" and z > SURPRISE:
+        # so unexpected that the moments would say nothing: it needs at least what there is
+        return _conditioned(mean, spread, [(at, log_hbm)])
     density, fits = exp(-z * z / 2) / sqrt(2 * pi), _normal(z)
     total = a * fits + b * (1.0 - fits)
     step = s * density * (b - a) / total

@@ -21,7 +21,7 @@ RANKED = 4 * MOST
 MAY_FIT = 1.1
 """Predicted memory over the GPU's up to which a plan may fit after all."""
 TRAINED = ("ddp", "fsdp", "fsdp_no_reshard", "hsdp")
-"""Shardings of knee's own trainer."""
+"""Shardings that can be trained; others can be asked for, and are refused."""
 Refused = Callable[[Job], str | None]
 
 
@@ -46,11 +46,10 @@ def searched_plans(
     *,
     only: str | None,
     refused: Refused,
-    own_program: bool,
     progress: Progress | None = None,
 ) -> SearchedPlans:
     """Search the space, with a little more memory than there is; DoesNotFit where nothing is left."""
-    if not own_program and not space.shardings:
+    if not space.shardings:
         space = replace(space, shardings=TRAINED)
     roomy = replace(cluster, gpu=replace(cluster.gpu, hbm_bytes=MAY_FIT * cluster.gpu.hbm_bytes))
     found = search(space, roomy, profile, only=only, keep=RANKED, progress=progress or silent)

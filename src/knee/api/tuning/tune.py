@@ -128,7 +128,7 @@ def tune(
     settings = RunSettings(steps=steps, warmup=warmup, trace_steps=trace_steps, device=device, timeout_s=timeout_s)
     require_launcher(launcher, site, program)
     refused = refusal_of(
-        lambda job: None if program else train_job(job, settings, out="", command=[]),
+        lambda job: train_job(job, settings, out="", command=[]),
         refusal_by(launcher, site, own_program=bool(program), ask_slurm=True),
     )
     plans = searched_plans(
@@ -137,7 +137,6 @@ def tune(
         parts.profile,
         only=only,
         refused=refused,
-        own_program=bool(program),
         progress=progress,
     )
     check_room(plans.jobs[0], launcher, site, at_once)
