@@ -142,7 +142,8 @@ def command(ctx: click.Context) -> None:
     default="2%",
     show_default=True,
     metavar="SHARE",
-    help="Stop when no untried plan is expected to be faster than the best one by more than this.",
+    help="Stop when no untried plan is expected to be faster than the best one by more than this; 0 runs "
+    "every candidate.",
 )
 @option(
     "--max-gpu-hours",

@@ -42,8 +42,8 @@ class Standing:
     high: Floats
 
     def enough(self, within_frac: float) -> bool:
-        """Whether no untried plan is expected to win more than this."""
-        return self.best is not None and (self.expected_gain_frac or 0.0) <= within_frac
+        """Whether no untried plan is expected to win more than this; never with 0, which runs every candidate."""
+        return within_frac > 0 and self.best is not None and (self.expected_gain_frac or 0.0) <= within_frac
 
 
 def standing(beliefs: Beliefs, outcomes: Sequence[Outcome], *, busy: Collection[int] = (), seed: int = 0) -> Standing:

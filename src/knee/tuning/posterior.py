@@ -24,6 +24,8 @@ PRIOR_RUNS = 4.0
 """Runs that the fitted size of errors counts for against what is measured here (assumed)."""
 SURPRISE = 2.5
 """Standard deviations by which a run out of memory was expected to fit that say that the prediction is wrong."""
+LEVEL = 2.0
+"""Standard deviations by which the mean error must be off for all plans to be taken as off alike."""
 TINY = 1e-9
 
 
@@ -109,7 +111,7 @@ class Beliefs:
         errors = np.array([value for _, value in seen]) - self.log_rate[at]
         spread = self.rate_covariance
         level = float(np.mean(errors)) ** 2
-        if level > float(np.mean(np.diag(spread)[at])):
+        if level > LEVEL**2 * float(np.mean(np.diag(spread)[at])):
             # all plans are off alike, as on hardware that nobody has described: that says nothing of their order
             spread = spread + level
         among = spread[np.ix_(at, at)] + NOISE**2 * np.eye(len(at))
