@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from knee.results.tuning.tune_result import Tuned
 
 RUN = "run"
+USUAL_KNOBS = ("micro_batch", "recompute", "prefetch", "compile")
+ALL_KNOBS = (*USUAL_KNOBS, "reduce_dtype", "nccl")
 JOB_OPTIONS = ("cluster", "gpus", "out")
 
 
@@ -163,6 +165,29 @@ def command(ctx: click.Context) -> None:
     help="Number of runs side by side, if there is room: each on its own GPUs, hosts or Slurm jobs.",
 )
 @option(
+    "--smaller-gpus",
+    section="Tuning",
+    type=int,
+    metavar="N",
+    help="Run each plan on this many GPUs, with fewer replicas, and transfer the result to --gpus.",
+)
+@option(
+    "--smaller-layers",
+    section="Tuning",
+    type=int,
+    metavar="L",
+    help="Run each plan with this many layers, and transfer the result to the whole model.",
+)
+@option(
+    "--knobs",
+    section="Tuning",
+    default=",".join(USUAL_KNOBS),
+    show_default=True,
+    metavar="NAMES",
+    help="Settings to vary after the plan, one at a time, separated by commas: micro_batch, recompute, prefetch, "
+    "compile, reduce_dtype (changes the numerics), nccl (a few variables of NCCL); none skips this stage.",
+)
+@option(
     "--launcher",
     section="Tuning",
     type=Word(LAUNCHERS),
@@ -243,6 +268,7 @@ def run(model: str | None, replay: str | None, as_json: bool, **options: Any) ->
         site=site,
         program=program,
         overrides=parse_sets(options.pop("sets")),
+        knobs=_knobs(options.pop("knobs")),
         command=["knee", *sys.argv[1:]],
         on_run=_print_run,
         on_step=print_step,
@@ -291,6 +317,17 @@ def _replay(file: str, model: str | None, as_json: bool, options: dict[str, Any]
         click.echo(json.dumps(answer.to_dict(), indent=1, allow_nan=False))
     else:
         print_replay(answer)
+
+
+def _knobs(text: str) -> list[Any]:
+    """Names by commas."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    wrong = [name for name in names if name not in (*ALL_KNOBS, "none")]
+    if wrong:
+        raise InputError(
+            f"--knobs: {wrong[0]!r} is not one of {', '.join(ALL_KNOBS)}, none", code="unknown-choice", field="knobs"
+        )
+    return [name for name in names if name != "none"]
 
 
 def _say(sentence: str) -> None:

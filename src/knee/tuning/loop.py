@@ -47,8 +47,14 @@ class Stage:
 
     @property
     def rows(self) -> Mapping[str, int]:
-        """Key -> row."""
-        return {key: row for row, key in enumerate(self.keys)}
+        """Key -> row; the first one, where several plans are the same smaller run."""
+        return {key: row for row, key in reversed(list(enumerate(self.keys)))}
+
+    def told_by(self, run: MadeRun) -> list[Outcome]:
+        """What a run tells about every plan that it is the run of."""
+        if run.outcome is None:
+            return []
+        return [replace(run.outcome, plan=row) for row, key in enumerate(self.keys) if key == run.plan]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +79,7 @@ def progressed(sweep: Sweep, stage: Stage, limits: Limits, statuses: Mapping[str
     """How a stage stands by the runs of the folder; nothing is started or written."""
     now = sweep.statuses() if statuses is None else statuses
     made = made_runs(sweep, stage.rows, now)
-    outcomes = (*stage.known, *(run.outcome for run in made if run.outcome is not None))
+    outcomes = (*stage.known, *(outcome for run in made for outcome in stage.told_by(run)))
     found = standing(stage.beliefs, outcomes)
     spent = totals_of(sweep, now).gpu_h
     return Progressed(

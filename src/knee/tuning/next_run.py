@@ -59,37 +59,40 @@ def standing(beliefs: Beliefs, outcomes: Sequence[Outcome], *, busy: Collection[
     """
     posterior = beliefs.after(outcomes)
     tried = {o.plan for o in outcomes if o.end != "lost"}
-    open_ = np.array([row for row in range(len(beliefs.candidates)) if row not in tried], dtype=np.int64)
-    best, rate = _best(outcomes)
-    usable, log_rate = posterior.draws(DRAWS, seed)
-    fits = posterior.fits
-    low, high = np.exp(np.quantile(log_rate, (1.0 - BOUND, BOUND), axis=0))
+    open_ = np.array([row for row in range(beliefs.runs) if row not in tried], dtype=np.int64)
+    draws, log_rate = posterior.draws(DRAWS, seed)
+    # what a plan is worth is its throughput at full size
+    worth, goal = draws[:, beliefs.goal :], slice(beliefs.goal, None)
+    best, reference = _best(outcomes, worth if beliefs.goal else None)
+    rate = None if best is None else float(np.mean(reference))
+    low, high = np.exp(np.quantile(log_rate[:, goal], (1.0 - BOUND, BOUND), axis=0))
     found = Standing(
         best=best,
         best_tokens_per_s_per_gpu=rate,
         expected_gain_frac=None,
         bound_frac=None if rate is None else 0.0,
         next=None,
-        fits=fits,
+        fits=posterior.fits[goal],
         low=low,
-        mean=np.exp(posterior.log_rate),
+        mean=np.exp(posterior.log_rate[goal]),
         high=high,
     )
     if not len(open_):
         return found
-    untried = usable[:, open_]
-    gain = np.maximum(untried - (rate or 0.0), 0.0).mean(axis=0)
-    cost = beliefs.candidates.gpu_h[open_] * (fits[open_] + SHORT * (1.0 - fits[open_]))
+    runs = posterior.fits[open_]
+    gain = np.maximum(worth[:, open_] - reference[:, None], 0.0).mean(axis=0) * (runs if beliefs.goal else 1.0)
+    cost = beliefs.candidates.gpu_h[open_] * (runs + SHORT * (1.0 - runs))
     # equal gains, as where nothing can be gained any more, go to the larger prediction, not to the first row
     order = np.lexsort((-posterior.log_rate[open_], -gain / cost))
     chosen = next((int(open_[at]) for at in order if int(open_[at]) not in busy), None)
     if rate is None:
         return replace(found, next=chosen)
+    ahead = worth[:, open_].max(axis=1) / np.maximum(reference, 1e-12) - 1.0
     return replace(
         found,
         next=chosen,
-        expected_gain_frac=float(gain.max()) / rate,
-        bound_frac=max(0.0, float(np.quantile(untried.max(axis=1), BOUND)) / rate - 1.0),
+        expected_gain_frac=float(gain.max()) / rate if rate else 0.0,
+        bound_frac=max(0.0, float(np.quantile(ahead, BOUND))),
     )
 
 
@@ -111,13 +114,16 @@ def _expected(posterior: Posterior, plan: int) -> Outcome:
     return Outcome(plan=plan, end="ok", tokens_per_s_per_gpu=exp(float(posterior.log_rate[plan])))
 
 
-def _best(outcomes: Sequence[Outcome]) -> tuple[int | None, float | None]:
-    """The plan with the highest median rate of its runs."""
+def _best(outcomes: Sequence[Outcome], worth: Floats | None) -> tuple[int | None, Floats]:
+    """The best plan that ran, and its throughput: the median of its runs, or draws of it at full size."""
     rates: dict[int, list[float]] = {}
     for o in outcomes:
         if o.tokens_per_s_per_gpu is not None:
             rates.setdefault(o.plan, []).append(o.tokens_per_s_per_gpu)
     if not rates:
-        return None, None
+        return None, np.zeros(1)
+    if worth is not None:
+        plan = max(rates, key=lambda row: float(np.mean(worth[:, row])))
+        return plan, worth[:, plan]
     plan = max(rates, key=lambda row: float(np.median(rates[row])))
-    return plan, float(np.median(rates[plan]))
+    return plan, np.array([float(np.median(rates[plan]))])

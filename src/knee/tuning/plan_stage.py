@@ -15,6 +15,7 @@ from knee.tuning.candidates import Candidates, candidates_of
 from knee.tuning.loop import Stage
 from knee.tuning.plan_covariance import carried_spreads
 from knee.tuning.posterior import Beliefs
+from knee.tuning.smaller_jobs import Smaller, joined, transfer_variance
 from knee.tuning.tuning_folder import plan_key
 
 Planner = Callable[[Sequence[RequestedRun], int], list[PlannedRun]]
@@ -28,16 +29,22 @@ def candidates_for(jobs: Sequence[Job], settings: RunSettings) -> Candidates:
     return candidates_of(first.model, first.cluster, first.profile, table_of(jobs), steps=steps)
 
 
-def stage_of_plans(jobs: Sequence[Job], candidates: Candidates, planner: Planner) -> Stage:
-    """Candidates are jobs that differ in their plan."""
-    asked = [question_of(job) for job in jobs]
+def stage_of_plans(jobs: Sequence[Job], settings: RunSettings, planner: Planner, smaller: Smaller) -> Stage:
+    """Candidates are jobs that differ in their plan; each is run as it is, or smaller."""
+    made = [smaller.of(job) for job in jobs]
+    asked = [question_of(job) for job in made]
     keys = tuple(plan_key(question) for question in asked)
 
     def make(rows: Sequence[int], first: int) -> list[PlannedRun]:
-        return planner([_requested(jobs[row], asked[row], keys[row]) for row in rows], first)
+        return planner([_requested(made[row], asked[row], keys[row]) for row in rows], first)
 
     rate, memory = carried_spreads("throughput"), carried_spreads("memory")
-    return Stage(name="plan", keys=keys, beliefs=Beliefs(candidates, rate, memory), make=make)
+    full = candidates_for(jobs, settings)
+    if smaller == Smaller():
+        return Stage(name="plan", keys=keys, beliefs=Beliefs(full, rate, memory), make=make)
+    both = joined(candidates_for(made, settings), full)
+    beliefs = Beliefs(both, rate, memory, more=transfer_variance(jobs, smaller), goal=len(jobs))
+    return Stage(name="plan", keys=keys, beliefs=beliefs, make=make)
 
 
 def question_of(job: Job, **more: Any) -> dict[str, Any]:

@@ -66,15 +66,35 @@ class Posterior:
 
 
 class Beliefs:
-    """The prior of a job's plans; a posterior for any runs that were made."""
+    """The prior of a job's plans; a posterior for any runs that were made.
 
-    def __init__(self, candidates: Candidates, rate_spreads: Spreads, memory_spreads: Spreads) -> None:
+    ``more``: variance of log throughput that a candidate has by itself, besides that of its plan. ``goal``: if runs are
+    smaller than the job, the row from which on candidates are the same plans at full size; 0 if a run is the job.
+    """
+
+    def __init__(
+        self,
+        candidates: Candidates,
+        rate_spreads: Spreads,
+        memory_spreads: Spreads,
+        *,
+        more: Floats | None = None,
+        goal: int = 0,
+    ) -> None:
         self.candidates = candidates
+        self.goal = goal
         with np.errstate(divide="ignore"):
             self.log_rate = np.log(candidates.tokens_per_s_per_gpu)
             self.log_memory = np.log(candidates.memory_bytes)
         self.rate_covariance = covariance(candidates.mechanisms, candidates.log_rate_draws, rate_spreads)
+        if more is not None:
+            self.rate_covariance = self.rate_covariance + np.diag(more)
         self.memory_covariance = covariance(candidates.mechanisms, candidates.log_memory_draws, memory_spreads)
+
+    @property
+    def runs(self) -> int:
+        """Candidates that can be run; their rows come first."""
+        return self.goal or len(self.candidates)
 
     def after(self, outcomes: Sequence[Outcome]) -> Posterior:
         """Condition on what was measured. What is lost says nothing.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,10 @@ class TunedState:
     candidates: tuple[CandidateState, ...]
     runs: tuple[RunState, ...]
     steps: tuple[StepState, ...]
+    full_gpu_h: float | None = None
+    """GPU-hours that the same runs would have taken at full size, by simulation; None if they have it."""
+    transfer_error_frac: float | None = None
+    """Standard deviation of a plan's throughput at full size around what a smaller run tells."""
     notes: tuple[str, ...] = ()
     profile_file: str | None = None
 
@@ -99,7 +103,7 @@ def candidate_states(stage: Stage, words: Sequence[str], now: Progressed) -> tup
     first = standing(stage.beliefs, stage.known)
     after = now.standing
     told = {o.plan: o for o in now.outcomes}
-    rates = stage.beliefs.candidates.tokens_per_s_per_gpu
+    rates = stage.beliefs.candidates.tokens_per_s_per_gpu[stage.beliefs.goal :]
     return tuple(
         CandidateState(
             plan=words[row],
@@ -138,14 +142,24 @@ def run_states(stages: Mapping[str, str], words: Mapping[str, str], now: Progres
 
 def step_states(stage: Stage, words: Sequence[str], now: Progressed) -> tuple[StepState, ...]:
     """What was known after each run that has ended, in the order in which they were chosen."""
-    told = [(run.outcome, run.status.gpu_h) for run in now.made if run.outcome is not None]
+    made = [run for run in now.made if run.outcome is not None and run.plan in stage.rows]
+    told = [(stage.told_by(run), run.status.gpu_h) for run in made]
     found, spent = [_step(standing(stage.beliefs, stage.known), words, 0, 0.0)], 0.0
     for count in range(1, len(told) + 1):
         spent += told[count - 1][1]
-        outcomes = [*stage.known, *(outcome for outcome, _ in told[:count])]
+        outcomes = [*stage.known, *(outcome for some, _ in told[:count] for outcome in some)]
         after = now.standing if count == len(told) else standing(stage.beliefs, outcomes)
         found.append(_step(after, words, count, spent))
     return tuple(found)
+
+
+def later(steps: Sequence[StepState], after: StepState, already: int) -> list[StepState]:
+    """Steps of a stage that follows another; its first runs were made there, and are counted there."""
+    first = steps[already]
+    return [
+        replace(step, runs=step.runs - already + after.runs, gpu_h=step.gpu_h - first.gpu_h + after.gpu_h)
+        for step in steps[already + 1 :]
+    ]
 
 
 def _step(after: Standing, words: Sequence[str], runs: int, gpu_h: float) -> StepState:

@@ -22,6 +22,8 @@ from knee.tuning.posterior import Outcome
 
 TUNE = "tune.json"
 SCHEMA = 1
+ELSEWHERE = -1
+"""Row of a run that is no candidate of this stage."""
 TRIES = 3
 """Attempts after which a run whose node is lost each time counts as failed."""
 CRASHES = 2
@@ -96,8 +98,7 @@ def made_runs(sweep: Sweep, rows: Mapping[str, int], statuses: Mapping[str, Stat
     found = []
     for entry in sweep.entries:
         status = statuses[entry.id]
-        row = rows.get(entry.series)
-        outcome = None if row is None else outcome_of(row, status, read_record(sweep.run(entry)))
+        outcome = outcome_of(rows.get(entry.series, ELSEWHERE), status, read_record(sweep.run(entry)))
         found.append(MadeRun(id=entry.id, plan=entry.series, status=status, outcome=outcome))
     return found
 

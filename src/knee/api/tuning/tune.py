@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from knee.api.calibrate import calibrate
 from knee.api.tuning.replay import check_within
-from knee.errors import InputError, argument
-from knee.files import real_path
+from knee.errors import InputError, KneeError, argument
+from knee.files import real_path, write_text
 from knee.inputs.argument_types import checked_arguments
 from knee.inputs.plan_request import searched_parts
 from knee.inputs.request import ClusterLike, ModelLike, Overrides, ProfileLike, pairs_of
@@ -19,10 +20,9 @@ from knee.launch.run_status import Status
 from knee.launch.site import Site, in_folder
 from knee.launch.sweep_folder import Sweep, SweepRun, locked, read_sweep
 from knee.progress import Progress
-from knee.record.plan_words import plan_words
-from knee.results.tuning.tune_result import Tuned
+from knee.results.tuning.tune_result import BEST, Tuned
 from knee.search.space import Space
-from knee.specs import Plan
+from knee.specs import Cluster, Plan
 from knee.specs.choices import Device, Launcher
 from knee.specs.defaults import TIMEOUT_S, TRACE_STEPS, WITHIN_FRAC
 from knee.specs.hardware import Precision
@@ -31,16 +31,19 @@ from knee.specs.plan import Recompute, ReduceDtype, Schedule, Sharding
 from knee.sweeps.control import current_statuses
 from knee.sweeps.job_for_trainer import RunSettings, train_job
 from knee.sweeps.launchers import refusal_by, require_launcher
-from knee.tuning.loop import Limits, Progressed, Stage, run_stage
-from knee.tuning.plan_stage import candidates_for, planner_of, stage_of_plans
+from knee.tuning.knobs import USUAL, Knob
+from knee.tuning.loop import Limits, Why
+from knee.tuning.plan_stage import candidates_for, planner_of
 from knee.tuning.searched_plans import SearchedPlans, refusal_of, searched_plans
+from knee.tuning.session import OnStep, Session
+from knee.tuning.smaller_jobs import Smaller
 from knee.tuning.start_runs import check_room, start_runs
-from knee.tuning.tuned_state import TunedState, candidate_states, read_state, run_states, step_states, write_state
+from knee.tuning.tuned_state import read_state, write_state
 from knee.tuning.tuning_folder import open_folder, read_tuning
 
+PROFILE = "profile.toml"
+"""Of the folder: the profile that was calibrated on its runs."""
 OnRun = Callable[[SweepRun, Status], None]
-OnStep = Callable[[TunedState], None]
-"""Called whenever something new is known."""
 
 
 @checked_arguments
@@ -72,6 +75,9 @@ def tune(
     max_gpu_hours: float | None = None,
     max_runs: int | None = None,
     at_once: int = 1,
+    smaller_gpus: int | None = None,
+    smaller_layers: int | None = None,
+    knobs: Sequence[Knob] = USUAL,
     steps: int | None = None,
     warmup: int | None = None,
     trace_steps: int = TRACE_STEPS,
@@ -90,7 +96,11 @@ def tune(
     ``program`` are those of ``knee.prepare_sweep``. The loop runs the plan with the largest expected gain per GPU-hour,
     learns from its throughput, its memory or its failure, and stops when no untried plan is expected to be faster by
     more than the share ``within``. ``max_gpu_hours`` and ``max_runs`` end it earlier. ``at_once`` runs several plans
-    side by side.
+    side by side. ``smaller_gpus`` and ``smaller_layers`` run each plan with fewer replicas or layers; the answer is
+    then the plan that is expected to be fastest at full size, and its bound has the error of that transfer. ``knobs``
+    lists the settings that are varied after the plan, one at a time: micro_batch, recompute, prefetch, compile,
+    reduce_dtype (changes the numerics) and nccl (a few variables of NCCL). ``on_step`` is called
+    whenever something new is known.
 
     All state is in the folder ``out``. If the call is interrupted, the same call continues it.
 
@@ -109,6 +119,8 @@ def tune(
     sizes = {"gpus": gpus, "global_batch": global_batch, "local_batch": local_batch, "seq_len": seq_len}
     parts = searched_parts(model, cluster, profile, sizes, pairs_of(overrides))
     types = {name: value for name, value in (("precision", precision), ("reduce_dtype", reduce_dtype)) if value}
+    smaller = Smaller(gpus=smaller_gpus, layers=smaller_layers)
+    smaller.check(gpus=parts.gpus, layers=parts.model.layers)
     space = Space(
         model=parts.model,
         gpus=parts.gpus,
@@ -127,9 +139,9 @@ def tune(
     )
     settings = RunSettings(steps=steps, warmup=warmup, trace_steps=trace_steps, device=device, timeout_s=timeout_s)
     require_launcher(launcher, site, program)
+    by_launcher = refusal_by(launcher, site, own_program=bool(program), ask_slurm=True)
     refused = refusal_of(
-        lambda job: train_job(job, settings, out="", command=[]),
-        refusal_by(launcher, site, own_program=bool(program), ask_slurm=True),
+        lambda job: train_job(smaller.of(job), settings, out="", command=[]), lambda job: by_launcher(smaller.of(job))
     )
     plans = searched_plans(
         space,
@@ -139,13 +151,25 @@ def tune(
         refused=refused,
         progress=progress,
     )
-    check_room(plans.jobs[0], launcher, site, at_once)
+    check_room(smaller.of(plans.jobs[0]), launcher, site, at_once)
     shown = redacted(command)
     per_node = parts.gpus if launcher == "local" else site.gpus_per_node
-    candidates = candidates_for(plans.jobs, settings)
-    stage = stage_of_plans(plans.jobs, candidates, planner_of(settings, gpus_per_node=per_node, command=shown))
-    limits = Limits(within_frac=within, max_gpu_h=max_gpu_hours, max_runs=max_runs)
-    _check_budget(float(candidates.gpu_h.min()), max_gpu_hours)
+    _check_budget(float(candidates_for(plans.jobs, settings).gpu_h.min()), max_gpu_hours, smaller)
+    session = Session(
+        job=_job_words(plans, only, settings, smaller),
+        plans=plans,
+        settings=settings,
+        limits=Limits(within_frac=within, max_gpu_h=max_gpu_hours, max_runs=max_runs),
+        planner=planner_of(settings, gpus_per_node=per_node, command=shown),
+        refused=refused,
+        start=lambda now, ids: start_runs(
+            now, site, ids, at_once=at_once, on_run=on_run or (lambda *_: None), say=say or (lambda _: None)
+        ),
+        smaller=smaller,
+        knobs=tuple(knobs),
+        at_once=at_once,
+        on_step=on_step or (lambda _: None),
+    )
     sweep = Sweep(
         folder=folder,
         name=f"tune {parts.model.name}",
@@ -155,24 +179,11 @@ def tune(
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         command=tuple(shown),
     )
-    job = _job_words(plans, only, settings)
-    words = [plan_words(one.plan) for one in plans.jobs]
-
-    def told(now: Progressed) -> None:
-        state = _state(job, plans, stage, words, limits, now)
-        write_state(folder, state)
-        if on_step is not None:
-            on_step(state)
-
-    def start(now: Sweep, ids: Collection[str]) -> int | None:
-        return start_runs(
-            now, site, ids, at_once=at_once, on_run=on_run or (lambda *_: None), say=say or (lambda _: None)
-        )
-
     with locked(folder):
-        sweep = open_folder(sweep, {"job": job}, site)
-        done = run_stage(sweep, stage, limits, start=start, at_once=at_once, told=told)
-        state = _state(job, plans, stage, words, limits, done)
+        done = session.run(open_folder(sweep, {"job": session.job}, site))
+        if (text := session.best_job()) is not None:
+            write_text(folder / BEST, text)
+        state = session.finish(*_profile_of(folder, profile, parts.cluster, done.why, smaller))
         write_state(folder, state)
     return Tuned(folder=folder, state=state, statuses=done.sweep.statuses(), signal=done.signal)
 
@@ -186,35 +197,23 @@ def tune_status(folder: str | Path) -> Tuned:
     return Tuned(folder=path, state=state, statuses=current_statuses(read_sweep(path)))
 
 
-def _state(
-    job: dict[str, Any], plans: SearchedPlans, stage: Stage, words: Sequence[str], limits: Limits, now: Progressed
-) -> TunedState:
-    after = now.standing
-    names = dict(zip(stage.keys, words, strict=True))
-    best = next((run.id for run in now.made if run.outcome and run.outcome.plan == after.best), None)
-    return TunedState(
-        job=job,
-        within_frac=limits.within_frac,
-        max_gpu_h=limits.max_gpu_h,
-        stage=stage.name,
-        why=now.why,
-        gpu_h=now.gpu_h,
-        best_run=best,
-        best_plan=None if after.best is None else words[after.best],
-        best_tokens_per_s_per_gpu=after.best_tokens_per_s_per_gpu,
-        expected_gain_frac=after.expected_gain_frac,
-        bound_frac=after.bound_frac,
-        next_plan=None if after.next is None or now.why else words[after.next],
-        space_plans=plans.space_plans,
-        beyond_frac=plans.beyond_frac,
-        not_run=plans.not_run,
-        candidates=candidate_states(stage, words, now),
-        runs=run_states(dict.fromkeys(stage.keys, stage.name), names, now),
-        steps=step_states(stage, words, now),
-    )
+def _profile_of(
+    folder: Path, profile: ProfileLike | None, cluster: Cluster, why: Why, smaller: Smaller
+) -> tuple[list[str], str | None]:
+    """Calibrate a profile on the runs; why not, where it cannot be."""
+    if why == "interrupted":
+        return [], None
+    if smaller.layers is not None:
+        return ["no profile was calibrated: the runs have fewer layers than the model"], None
+    target = folder / PROFILE
+    try:
+        calibrate(folder, profile=profile if isinstance(profile, (str, Path)) else None, cluster=cluster, out=target)
+    except KneeError as error:
+        return [f"no profile was calibrated: {error.message.partition(chr(10))[0].rstrip(':')}"], None
+    return [], str(target)
 
 
-def _job_words(plans: SearchedPlans, only: str | None, settings: RunSettings) -> dict[str, Any]:
+def _job_words(plans: SearchedPlans, only: str | None, settings: RunSettings, smaller: Smaller) -> dict[str, Any]:
     job = plans.jobs[0]
     return {
         "model": job.model.name,
@@ -225,6 +224,8 @@ def _job_words(plans: SearchedPlans, only: str | None, settings: RunSettings) ->
         "global_batch": job.global_batch,
         "seq_len": job.seq_len,
         "only": only,
+        "smaller_gpus": smaller.gpus,
+        "smaller_layers": smaller.layers,
         **{name: value for name, value in asdict(settings).items() if name != "timeout_s"},
     }
 
@@ -238,8 +239,8 @@ def _check_limits(max_gpu_hours: float | None, max_runs: int | None) -> None:
         raise InputError(text, code="out-of-range", field="max_runs")
 
 
-def _check_budget(least_gpu_h: float, max_gpu_hours: float | None) -> None:
-    if max_gpu_hours is not None and least_gpu_h > max_gpu_hours:
+def _check_budget(least_gpu_h: float, max_gpu_hours: float | None, smaller: Smaller) -> None:
+    if smaller == Smaller() and max_gpu_hours is not None and least_gpu_h > max_gpu_hours:
         raise InputError(
             f"the shortest run is estimated to take {least_gpu_h:,.2g} GPU-hours, and {argument('max_gpu_hours')} is "
             f"{max_gpu_hours:g}",

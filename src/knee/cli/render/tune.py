@@ -60,11 +60,11 @@ def print_tuned(answer: Tuned) -> None:
     if state.best_plan is not None:
         rows = [
             ["best plan", seen(state.best_plan)],
-            ["tokens/s per GPU", f"{state.best_tokens_per_s_per_gpu:,.0f} (measured)"],
+            ["tokens/s per GPU", _rate(state)],
             ["expected gain", f"{_share(state.expected_gain_frac)} from the most promising untried plan"],
             ["bound", f"{_share(state.bound_frac)}: with 90% probability no untried candidate is faster by more"],
-            ["job file", str(answer.job_file)],
         ]
+        rows += [["job file", str(answer.job_file)]] if answer.job_file else []
     else:
         rows = [["best plan", "no run has completed"]]
     running = [seen(run.plan) for run in state.runs if (now := answer.statuses.get(run.id)) and now.state == "running"]
@@ -80,6 +80,18 @@ def print_tuned(answer: Tuned) -> None:
     _print_runs(answer)
     for note in state.notes:
         click.echo(f"  note: {seen(note)}")
+
+
+def _rate(state: TunedState) -> str:
+    if state.transfer_error_frac is None:
+        return f"{state.best_tokens_per_s_per_gpu:,.0f} (measured)"
+    one = next(one for one in state.candidates if one.plan == state.best_plan)
+    saved = "" if state.full_gpu_h is None else f"; {max(0.0, state.full_gpu_h - state.gpu_h):,.3g} GPU-hours saved"
+    return (
+        f"{one.mean_tokens_per_s_per_gpu:,.0f} at full size, from {one.low_tokens_per_s_per_gpu:,.0f} to "
+        f"{one.high_tokens_per_s_per_gpu:,.0f} (from smaller runs, transfer error "
+        f"{_share(state.transfer_error_frac)}{saved})"
+    )
 
 
 def _candidates(state: TunedState) -> str:

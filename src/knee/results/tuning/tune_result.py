@@ -12,6 +12,9 @@ from knee.launch.run_status import Status
 from knee.results.result import Result
 from knee.tuning.tuned_state import TunedState
 
+BEST = "best.toml"
+"""Of the folder: the job with the best plan."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned(Result):
@@ -36,9 +39,9 @@ class Tuned(Result):
 
     @property
     def job_file(self) -> Path | None:
-        """The job file of the best run, for ``knee train`` and ``knee simulate``."""
-        run = self.state.best_run
-        return None if run is None else self.folder / "runs" / run / "job.toml"
+        """The job file of the best plan at full size, for ``knee train`` and ``knee simulate``."""
+        path = self.folder / BEST
+        return path if path.exists() else None
 
     def check_found(self) -> None:
         """Raise ``RunFailed`` if no run completed, and ``Incomplete`` if the tuning was interrupted."""
