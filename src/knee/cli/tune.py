@@ -32,7 +32,7 @@ ALL_KNOBS = (*USUAL_KNOBS, "reduce_dtype", "nccl")
 JOB_OPTIONS = ("cluster", "gpus", "out")
 
 
-class Share(click.ParamType):
+class Share(click.ParamType[float] if TYPE_CHECKING else click.ParamType):  # type: ignore[misc]
     """A share, as 0.02 or 2%."""
 
     name = "share"

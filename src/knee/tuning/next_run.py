@@ -98,7 +98,8 @@ def standing(beliefs: Beliefs, outcomes: Sequence[Outcome], *, busy: Collection[
 
 def next_plans(beliefs: Beliefs, outcomes: Sequence[Outcome], busy: Collection[int], count: int) -> list[int]:
     """Plans to run at once: each is chosen as if those before it had given what is expected of them."""
-    told, chosen = list(outcomes), []
+    told = list(outcomes)
+    chosen: list[int] = []
     posterior = beliefs.after(told)
     told += [_expected(posterior, plan) for plan in busy]
     for _ in range(count):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 
 import numpy as np
@@ -172,8 +173,7 @@ def tpe_orders(job: PublishedJob) -> Iterator[list[int]]:
     """Optuna's TPE over the plan's dimensions; what it suggests that was not run, or was tried, is no trial."""
     if find_spec("optuna") is None:
         raise MissingExtra("TPE needs optuna", hint="pip install optuna")
-    import optuna
-
+    optuna = import_module("optuna")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     columns = {name: np.asarray(getattr(job.table, name)).tolist() for name in GRID}
     rows = {tuple(values): row for row, values in enumerate(zip(*columns.values(), strict=True))}

@@ -14,7 +14,7 @@ from knee.sweeps.job_for_trainer import RunSettings
 from knee.tuning.knobs import Knob, Refused, Variant, stage_of_knobs, variants
 from knee.tuning.loop import Limits, Progressed, Stage, Start, run_stage
 from knee.tuning.next_run import Standing
-from knee.tuning.plan_stage import Planner, candidates_for, stage_ended
+from knee.tuning.plan_stage import Planner, candidates_for, stage_of_plans
 from knee.tuning.searched_plans import SearchedPlans
 from knee.tuning.smaller_jobs import Smaller
 from knee.tuning.tuned_state import TunedState, candidate_states, later, run_states, step_states, write_state
@@ -51,7 +51,7 @@ class Session:
 
     def run(self, sweep: Sweep) -> Progressed:
         """Run the stages one after another. The caller holds the folder's lock."""
-        stage = stage_ended(self.plans.jobs, self.settings, self.planner, self.smaller)
+        stage = stage_of_plans(self.plans.jobs, self.settings, self.planner, self.smaller)
         names = [plan_words(job.plan) for job in self.plans.jobs]
         done = self._stage(sweep, stage, names)
         at = done.standing.best
