@@ -232,8 +232,9 @@ def command(ctx: click.Context) -> None:
     "and the command must write a record.json there.",
 )
 @site_options
+@option("--html", section="Output", metavar="FILE", help="Also write an HTML page with the search in pictures.")
 @job_options.as_json()
-def run(model: str | None, replay: str | None, as_json: bool, **options: Any) -> None:
+def run(model: str | None, replay: str | None, html: str | None, as_json: bool, **options: Any) -> None:
     """Find the fastest plan of JOB on the real cluster with a few short runs.
 
     JOB is a model or a job file, as for `knee plan`. The search lists the best plans by simulation. Each run trains one
@@ -243,6 +244,7 @@ def run(model: str | None, replay: str | None, as_json: bool, **options: Any) ->
 
     The answer is the fastest measured plan, and a bound: with 90% probability, no untried candidate is faster by more.
     """
+    _check_page(html)
     if replay is not None:
         _replay(replay, model, as_json, options)
         return
@@ -280,22 +282,26 @@ def run(model: str | None, replay: str | None, as_json: bool, **options: Any) ->
         click.echo(json.dumps(answer.to_dict(), indent=1, allow_nan=False))
     else:
         print_tuned(answer)
+    _write_page(answer, html)
     _finish(answer)
 
 
 @command.command("status")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--html", metavar="FILE", help="Also write an HTML page with the search in pictures.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; the name of each key ends in its unit.")
-def show_status(folder: Path, as_json: bool) -> None:
+def show_status(folder: Path, html: str | None, as_json: bool) -> None:
     """Show what a tuning knows, what runs now, and what is next."""
     from knee.api.tuning.tune import tune_status
     from knee.cli.render.tune import print_tuned
 
+    _check_page(html)
     answer = tune_status(folder)
     if as_json:
         click.echo(json.dumps(answer.to_dict(), indent=1, allow_nan=False))
     else:
         print_tuned(answer)
+    _write_page(answer, html)
 
 
 def _replay(file: str, model: str | None, as_json: bool, options: dict[str, Any]) -> None:
@@ -317,6 +323,19 @@ def _replay(file: str, model: str | None, as_json: bool, options: dict[str, Any]
         click.echo(json.dumps(answer.to_dict(), indent=1, allow_nan=False))
     else:
         print_replay(answer)
+
+
+def _check_page(html: str | None) -> None:
+    if html is not None:
+        from knee.cli.options.budget_options import check_files
+
+        check_files(None, html)
+
+
+def _write_page(answer: Tuned, html: str | None) -> None:
+    if html is not None:
+        answer.write_page(html, command=shlex.join(["knee", *sys.argv[1:]]))
+        _say(f"wrote {html}")
 
 
 def _knobs(text: str) -> list[Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from knee.errors import Incomplete, RunFailed
+from knee.inputs.argument_types import checked_arguments
 from knee.launch.run_status import Status
 from knee.results.result import Result
 from knee.tuning.tuned_state import TunedState
@@ -53,6 +54,14 @@ class Tuned(Result):
             )
         if self.state.why == "interrupted":
             raise Incomplete("the tuning was interrupted", hint="repeat the command to continue it")
+
+    @checked_arguments
+    def write_page(self, path: str | Path, *, command: str = "") -> None:
+        """Write one HTML page with the search in pictures, which needs no network."""
+        from knee.files import write_text
+        from knee.report.tuning.tune_page import tune_page
+
+        write_text(Path(path), tune_page(self.to_dict(), command=command))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as ``knee tune --json`` prints it."""
