@@ -35,7 +35,6 @@ class Standing:
     """Row of the plan to run next; None where none is left."""
     fits: Floats
     """Of each plan: the probability that it fits in memory."""
-    low_frac: float = 0.1
     low: Floats
     """Of each plan: tokens/s per GPU that it exceeds with 90% probability, if it fits."""
     mean: Floats
@@ -63,7 +62,7 @@ def standing(beliefs: Beliefs, outcomes: Sequence[Outcome], *, busy: Collection[
     draws, log_rate = posterior.draws(DRAWS, seed)
     # what a plan is worth is its throughput at full size
     worth, goal = draws[:, beliefs.goal :], slice(beliefs.goal, None)
-    best, reference = _best(outcomes, worth if beliefs.goal else None)
+    best, reference = _best(outcomes, (np.exp(log_rate[:, goal]), posterior.fits[goal]) if beliefs.goal else None)
     rate = None if best is None else float(np.mean(reference))
     low, high = np.exp(np.quantile(log_rate[:, goal], (1.0 - BOUND, BOUND), axis=0))
     found = Standing(
@@ -87,11 +86,11 @@ def standing(beliefs: Beliefs, outcomes: Sequence[Outcome], *, busy: Collection[
     chosen = next((int(open_[at]) for at in order if int(open_[at]) not in busy), None)
     if rate is None:
         return replace(found, next=chosen)
-    ahead = worth[:, open_].max(axis=1) / np.maximum(reference, 1e-12) - 1.0
+    ahead = worth[:, open_].max(axis=1) / reference - 1.0
     return replace(
         found,
         next=chosen,
-        expected_gain_frac=float(gain.max()) / rate if rate else 0.0,
+        expected_gain_frac=float(gain.max()) / rate,
         bound_frac=max(0.0, float(np.quantile(ahead, BOUND))),
     )
 
@@ -115,16 +114,18 @@ def _expected(posterior: Posterior, plan: int) -> Outcome:
     return Outcome(plan=plan, end="ok", tokens_per_s_per_gpu=exp(float(posterior.log_rate[plan])))
 
 
-def _best(outcomes: Sequence[Outcome], worth: Floats | None) -> tuple[int | None, Floats]:
-    """The best plan that ran, and its throughput: the median of its runs, or draws of it at full size."""
+def _best(outcomes: Sequence[Outcome], full: tuple[Floats, Floats] | None) -> tuple[int | None, Floats]:
+    """The best plan that ran, and its throughput: the median of its runs, or draws of it at full size, for which
+    ``full`` has draws of all plans and the probability that each fits."""
     rates: dict[int, list[float]] = {}
     for o in outcomes:
         if o.tokens_per_s_per_gpu is not None:
             rates.setdefault(o.plan, []).append(o.tokens_per_s_per_gpu)
     if not rates:
         return None, np.zeros(1)
-    if worth is not None:
-        plan = max(rates, key=lambda row: float(np.mean(worth[:, row])))
-        return plan, worth[:, plan]
+    if full is not None:
+        draws, fits = full
+        plan = max(rates, key=lambda row: float(np.mean(draws[:, row]) * fits[row]))
+        return plan, draws[:, plan]
     plan = max(rates, key=lambda row: float(np.median(rates[row])))
     return plan, np.array([float(np.median(rates[plan]))])

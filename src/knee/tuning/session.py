@@ -17,7 +17,7 @@ from knee.tuning.next_run import Standing
 from knee.tuning.plan_stage import Planner, candidates_for, stage_of_plans
 from knee.tuning.searched_plans import SearchedPlans
 from knee.tuning.smaller_jobs import Smaller
-from knee.tuning.tuned_state import TunedState, candidate_states, later, run_states, step_states, write_state
+from knee.tuning.tuned_state import StepState, TunedState, candidate_states, later, run_states, step_states, write_state
 
 OnStep = Callable[[TunedState], None]
 MOST_ROUNDS = 4
@@ -43,6 +43,8 @@ class Session:
     words: dict[str, str] = field(default_factory=dict)
     """Key of a candidate -> its words; of every stage so far."""
     stages: dict[str, str] = field(default_factory=dict)
+    steps: dict[str, dict[int, StepState]] = field(default_factory=dict)
+    """Stage -> number of its runs -> what was known then."""
     state: TunedState | None = None
     ended: TunedState | None = None
     """How the last stage that is over stood."""
@@ -102,7 +104,8 @@ class Session:
             rows = [run.outcome.plan for run in now.made if run.outcome is not None]
             full = float(sum(beliefs.candidates.gpu_h[beliefs.goal + row] for row in rows))
         before = self.ended
-        steps, candidates = step_states(stage, words, now), candidate_states(stage, words, now)
+        steps = step_states(stage, words, now, self.steps.setdefault(stage.name, {}))
+        candidates = candidate_states(stage, words, now)
         if before is not None:
             made = [run for run in now.made if run.outcome is not None and run.plan in stage.rows]
             already = sum(self.stages[run.plan] != stage.name for run in made)

@@ -140,17 +140,21 @@ def run_states(stages: Mapping[str, str], words: Mapping[str, str], now: Progres
     )
 
 
-def step_states(stage: Stage, words: Sequence[str], now: Progressed) -> tuple[StepState, ...]:
-    """What was known after each run that has ended, in the order in which they were chosen."""
+def step_states(
+    stage: Stage, words: Sequence[str], now: Progressed, known: dict[int, StepState]
+) -> tuple[StepState, ...]:
+    """What was known after each run that has ended, in the order in which they were chosen. ``known`` keeps steps from
+    call to call: what was known then does not change."""
     made = [run for run in now.made if run.outcome is not None and run.plan in stage.rows]
-    told = [(stage.told_by(run), run.status.gpu_h) for run in made]
-    found, spent = [_step(standing(stage.beliefs, stage.known), words, 0, 0.0)], 0.0
-    for count in range(1, len(told) + 1):
-        spent += told[count - 1][1]
-        outcomes = [*stage.known, *(outcome for some, _ in told[:count] for outcome in some)]
-        after = now.standing if count == len(told) else standing(stage.beliefs, outcomes)
-        found.append(_step(after, words, count, spent))
-    return tuple(found)
+    outcomes, spent = list(stage.known), 0.0
+    for count in range(len(made) + 1):
+        if count:
+            outcomes += stage.told_by(made[count - 1])
+            spent += made[count - 1].status.gpu_h
+        if count not in known:
+            after = now.standing if count == len(made) else standing(stage.beliefs, outcomes)
+            known[count] = _step(after, words, count, spent)
+    return tuple(known[count] for count in range(len(made) + 1))
 
 
 def later(steps: Sequence[StepState], after: StepState, already: int) -> list[StepState]:

@@ -104,7 +104,7 @@ def _print_runs(answer: Tuned) -> None:
     if not state.runs:
         return
     predicted = {one.plan: one for one in state.candidates}
-    rows = [["run", "plan", "status", "measured", "predicted", "90% band before", "GPU-hours"]]
+    rows = [["run", "plan", "status", "measured", "predicted", "80% band before", "GPU-hours"]]
     for run in state.runs:
         one, now = predicted.get(run.plan), answer.statuses.get(run.id)
         rows.append(
