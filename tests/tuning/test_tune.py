@@ -59,7 +59,7 @@ def test_it_finds_the_best_plan_and_goes_on_where_it_was(tmp_path: Path) -> None
     assert first.state.next_plan is None
     seen: list[int] = []
     done = tuned(out, knobs=("compile",), on_step=lambda state: seen.append(len(state.runs)))
-    assert done.state.why == "within"
+    assert done.state.why == "within"  # of the plans: all settings were tried
     assert done.state.runs[0].id == first.state.runs[0].id
     assert done.state.runs[0].attempts == 2
     assert done.best_plan == "fsdp, dp_shard 4, micro-batch 4, compile"

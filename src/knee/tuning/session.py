@@ -116,7 +116,8 @@ class Session:
             within_frac=self.limits.within_frac,
             max_gpu_h=self.limits.max_gpu_h,
             stage=stage.name,
-            why=now.why,
+            # settings are soon all tried; what is left to gain is then that of the plans
+            why=now.why if before is None or now.why != "all" else before.why,
             gpu_h=now.gpu_h,
             best_run=best,
             best_plan=None if after.best is None else words[after.best],
@@ -146,8 +147,7 @@ class Session:
 
 
 def _bound(after: Standing, before: TunedState | None) -> float | None:
-    """Of settings, and of the plans before them over what is best now."""
-    if before is None or after.bound_frac is None or not after.best_tokens_per_s_per_gpu:
+    """Of settings, and of the plans before them: another plan may gain by the same settings."""
+    if before is None or before.bound_frac is None or after.bound_frac is None:
         return after.bound_frac
-    most = (1.0 + (before.bound_frac or 0.0)) * (before.best_tokens_per_s_per_gpu or 0.0)
-    return max(after.bound_frac, most / after.best_tokens_per_s_per_gpu - 1.0)
+    return max(after.bound_frac, before.bound_frac)
