@@ -32,22 +32,6 @@ ALL_KNOBS = (*USUAL_KNOBS, "reduce_dtype", "nccl")
 JOB_OPTIONS = ("cluster", "gpus", "out")
 
 
-class Share(click.ParamType[float] if TYPE_CHECKING else click.ParamType):  # type: ignore[misc]
-    """A share, as 0.02 or 2%."""
-
-    name = "share"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The fraction."""
-        if isinstance(value, float):
-            return value
-        text = str(value).strip()
-        try:
-            return float(text[:-1]) / 100 if text.endswith("%") else float(text)
-        except ValueError:
-            self.fail(f"{text!r} is not a share such as 2% or 0.02", param, ctx)
-
-
 class Tunings(click.Group):
     """A group whose first word may be a job: then it is tuned."""
 
@@ -140,7 +124,6 @@ def command(ctx: click.Context) -> None:
 @option(
     "--within",
     section="Tuning",
-    type=Share(),
     default="2%",
     show_default=True,
     metavar="SHARE",
@@ -245,6 +228,7 @@ def run(model: str | None, replay: str | None, html: str | None, as_json: bool, 
     The answer is the fastest measured plan, and a bound: with 90% probability, no untried candidate is faster by more.
     """
     _check_page(html)
+    options["within"] = _share_of(options["within"])
     if replay is not None:
         _replay(replay, model, as_json, options)
         return
@@ -323,6 +307,15 @@ def _replay(file: str, model: str | None, as_json: bool, options: dict[str, Any]
         click.echo(json.dumps(answer.to_dict(), indent=1, allow_nan=False))
     else:
         print_replay(answer)
+
+
+def _share_of(text: str) -> float:
+    """A share, as 0.02 or 2%."""
+    try:
+        return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        hint = "use --within 2% or --within 0.02"
+        raise InputError(f"--within {text!r} is not a share", hint=hint, code="invalid-value", field="within") from None
 
 
 def _check_page(html: str | None) -> None:

@@ -37,7 +37,7 @@ def _progress(steps: Sequence[Data]) -> Figure:
     )
     x = {"field": "gpu_h", "type": "quantitative", "title": "GPU-hours"}
     y = {"type": "quantitative", "title": RATE, "scale": {"zero": False}}
-    layers = [
+    layers: list[Spec] = [
         {
             "mark": {"type": "area", "interpolate": "step-after", "color": IDEAL.light, "opacity": 0.4},
             "encoding": {"x": x, "y": y | {"field": "best"}, "y2": {"field": "bound"}},
@@ -75,7 +75,7 @@ def _predicted(measured: Sequence[Data]) -> Figure:
     line = [{"predicted": value, "measured": value} for value in (min(ends), max(ends))]
     x = {"field": "predicted", "type": "quantitative", "title": f"predicted {RATE}", "scale": {"zero": False}}
     y = {"field": "measured", "type": "quantitative", "title": f"measured {RATE}", "scale": {"zero": False}}
-    layers = [
+    layers: list[Spec] = [
         {
             "data": {"values": line},
             "mark": {"type": "line", "color": IDEAL.light, "strokeWidth": 4, "opacity": 0.6},
@@ -111,7 +111,7 @@ def _bands(candidates: Sequence[Data]) -> Figure:
     )
     y = {"field": "plan", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": 320}}
     x = {"type": "quantitative", "title": RATE, "scale": {"zero": False}}
-    layers = [
+    layers: list[Spec] = [
         {
             "mark": {"type": "bar", "height": 9, "color": IDEAL.light, "opacity": 0.5},
             "encoding": {"y": y, "x": x | {"field": "first_low"}, "x2": {"field": "first_high"}},
