@@ -12,6 +12,7 @@ import pytest
 import knee
 from knee.errors import KneeError
 from knee.launch.run_status import Status
+from knee.launch.site import Site
 from knee.results.tuning.tune_result import Tuned
 from knee.tuning.tuning_folder import outcome_of
 
@@ -90,6 +91,17 @@ def test_runs_may_be_smaller_than_the_job(tmp_path: Path) -> None:
     assert found.state.full_gpu_h > 3 * found.state.gpu_h
     assert found.state.transfer_error_frac == pytest.approx(0.069, abs=0.02)
     assert knee.load_job(str(tmp_path / "tuned" / "best.toml")).spec.gpus == 16
+
+
+def test_runs_side_by_side_have_hosts_of_their_own(tmp_path: Path) -> None:
+    site = Site(hosts=("one", "two"), via="env KNEE_TO={host}", gpus_per_node=4)
+    found = tuned(
+        tmp_path / "tuned", launcher="torchrun", site=site, at_once=2, max_runs=2, within=1e-4, max_tp=1, max_pp=1
+    )
+    assert found.state.why == "runs"
+    assert len({run.plan for run in found.state.runs}) == 2
+    paths = [tmp_path / "tuned" / "runs" / run.id / "status.json" for run in found.state.runs if run.attempts == 1]
+    assert [json.loads(path.read_text())["nodes"] for path in paths] in ([["one"]], [["two"]])  # the other was killed
 
 
 @pytest.mark.parametrize(

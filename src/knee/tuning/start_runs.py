@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from queue import SimpleQueue
 
 from knee.errors import InputError, argument
 from knee.launch.run_status import Status
@@ -38,11 +39,19 @@ def _side_by_side(sweep: Sweep, site: Site, ids: Collection[str], at_once: int, 
         local.adopt_running(sweep, stop)
         statuses = sweep.statuses()
         entries = local.missing(sweep, statuses, only=ids)
+        free: SimpleQueue[int] = SimpleQueue()
+        for slot in range(at_once):
+            free.put(slot)
+
+        def placed(entry: SweepRun) -> Status | None:
+            slot = free.get()
+            try:
+                return _one(sweep, site, entry, slot, statuses, stop, on_run)
+            finally:
+                free.put(slot)
+
         with ThreadPoolExecutor(at_once) as pool:
-            ended = pool.map(
-                lambda slot: _one(sweep, site, entries[slot], slot % at_once, statuses, stop, on_run),
-                range(len(entries)),
-            )
+            ended = pool.map(placed, entries)
             for entry, status in zip(entries, ended, strict=True):
                 if status is not None:
                     on_run(entry, status)
