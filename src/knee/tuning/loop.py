@@ -18,8 +18,10 @@ from knee.tuning.next_run import Standing, next_plans, standing
 from knee.tuning.posterior import Beliefs, Outcome
 from knee.tuning.tuning_folder import MadeRun, add_runs, made_runs, put_back
 
+CRASHED = 3
+"""Plans that crash, and not for memory, while none has run: something else than the plan is wrong."""
 Why = Literal["within", "budget", "runs", "all", "none", "interrupted", ""]
-"""Why it stopped: little is left to gain, the GPU-hours or runs are spent, every plan was tried, every plan failed, a
+"""Why it stopped: little is left to gain, the GPU-hours or runs are spent, every plan was tried, plans only fail, a
 signal; empty while it goes on."""
 
 
@@ -88,13 +90,15 @@ def progressed(sweep: Sweep, stage: Stage, limits: Limits, statuses: Mapping[str
         outcomes=outcomes,
         standing=found,
         gpu_h=spent,
-        why=_reason(found, stage, limits, len(sweep.entries), spent),
+        why=_reason(found, stage, limits, outcomes, len(sweep.entries), spent),
     )
 
 
-def _reason(found: Standing, stage: Stage, limits: Limits, runs: int, spent: float) -> Why:
+def _reason(found: Standing, stage: Stage, limits: Limits, outcomes: Sequence[Outcome], runs: int, spent: float) -> Why:
     if found.next is None:
         return "all" if found.best is not None else "none"
+    if found.best is None and sum(o.end == "failed" for o in outcomes) >= CRASHED:
+        return "none"
     if found.enough(limits.within_frac):
         return "within"
     if limits.max_runs is not None and runs >= limits.max_runs:

@@ -67,7 +67,7 @@ def searched_plans(
             beyond = float(found.results.tokens_per_s[row] / found.results.tokens_per_s[0])
             break
     if not jobs:
-        raise _nothing(found, space, not_run)
+        raise _nothing(replace(found, cluster=cluster), space, not_run)
     return SearchedPlans(jobs=tuple(jobs), space_plans=found.plans, not_run=not_run, beyond_frac=beyond)
 
 

@@ -23,7 +23,7 @@ WHY = {
     "budget": "the next run would exceed --max-gpu-hours",
     "runs": "--max-runs is reached",
     "all": "every candidate was tried",
-    "none": "every candidate failed",
+    "none": "runs only failed",
     "interrupted": "the tuning was interrupted; the same command continues it",
     "": "the tuning is not finished; the same command continues it",
 }
