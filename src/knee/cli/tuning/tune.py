@@ -243,7 +243,7 @@ def run(model: str | None, replay: str | None, html: str | None, as_json: bool, 
         )
     from knee.api.tuning.tune import tune
     from knee.cli.overrides import parse_sets
-    from knee.cli.render.tune import print_step, print_tuned
+    from knee.cli.tuning.tuned_text import print_step, print_tuned
     from knee.sweeps.launchers import refuse_unread
 
     refuse_unread(options["launcher"], {name for name, value in options.items() if value})
@@ -277,7 +277,7 @@ def run(model: str | None, replay: str | None, html: str | None, as_json: bool, 
 def show_status(folder: Path, html: str | None, as_json: bool) -> None:
     """Show what a tuning knows, what runs now, and what is next."""
     from knee.api.tuning.tune import tune_status
-    from knee.cli.render.tune import print_tuned
+    from knee.cli.tuning.tuned_text import print_tuned
 
     _check_page(html)
     answer = tune_status(folder)
@@ -299,7 +299,7 @@ def _replay(file: str, model: str | None, as_json: bool, options: dict[str, Any]
         )
     from knee.api.tuning.replay import replay_tuning
     from knee.cli.progress_bar import Bars
-    from knee.cli.render.tune import print_replay
+    from knee.cli.tuning.tuned_text import print_replay
 
     with Bars(least=0) as bars:
         answer = replay_tuning(file, within=options["within"], progress=bars)
@@ -347,7 +347,7 @@ def _say(sentence: str) -> None:
 
 
 def _print_run(entry: SweepRun, status: Status) -> None:
-    from knee.cli.render.tune import run_words
+    from knee.cli.tuning.tuned_text import run_words
 
     _say(run_words(entry, status))
 

@@ -61,7 +61,7 @@ def print_tuned(answer: Tuned) -> None:
         rows = [
             ["best plan", seen(state.best_plan)],
             ["tokens/s per GPU", _rate(state)],
-            ["expected gain", f"{_share(state.expected_gain_frac)} from the most promising untried plan"],
+            ["expected gain", _gain(state)],
             ["bound", f"{_share(state.bound_frac)}: with 90% probability no untried candidate is faster by more"],
         ]
         rows += [["job file", str(answer.job_file)]] if answer.job_file else []
@@ -92,6 +92,12 @@ def _rate(state: TunedState) -> str:
         f"{one.high_tokens_per_s_per_gpu:,.0f} (from smaller runs, transfer error "
         f"{_share(state.transfer_error_frac)}{saved})"
     )
+
+
+def _gain(state: TunedState) -> str:
+    if state.expected_gain_frac is None:
+        return "none: every candidate was tried"
+    return f"{_share(state.expected_gain_frac)} from the most promising untried plan"
 
 
 def _candidates(state: TunedState) -> str:
