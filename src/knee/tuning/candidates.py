@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import exp, log
 
 import numpy as np
@@ -36,6 +36,10 @@ class Candidates:
     hbm_bytes: float
     gpu_h: Floats
     """Of a short run that completes."""
+    parameters: tuple[Parameter, ...] = ()
+    """Of the stack, whose draws these are."""
+    positions: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    """Of each draw, how far each parameter is from its value, in spreads."""
 
     def __len__(self) -> int:
         return len(self.tokens_per_s_per_gpu)
@@ -51,6 +55,8 @@ class Candidates:
             log_memory_draws=self.log_memory_draws[:, index],
             hbm_bytes=self.hbm_bytes,
             gpu_h=self.gpu_h[index],
+            parameters=self.parameters,
+            positions=self.positions,
         )
 
 
@@ -71,7 +77,8 @@ def candidates_of(
     """
     free = [p for p in stack_priors(PARAMETERS, profile, without=without) if value_of(cluster, profile, p.path) > 0]
     random = np.random.default_rng(seed)
-    variants = [applied(cluster, profile, _drawn(cluster, profile, free, random)) for _ in range(draws)]
+    positions = random.standard_normal((draws, len(free)))
+    variants = [applied(cluster, profile, moved(cluster, profile, free, one)) for one in positions]
     with np.errstate(all="ignore"):
         now = simulate_table(model, cluster, profile, table)
         drawn = simulate_variants(model, variants, table)
@@ -84,15 +91,18 @@ def candidates_of(
         log_memory_draws=_logs(drawn.memory_bytes, now.memory_bytes, draws),
         hbm_bytes=cluster.gpu.hbm_bytes,
         gpu_h=np.asarray(table.gpus * seconds / 3600.0, dtype=np.float64),
+        parameters=tuple(free),
+        positions=positions,
     )
 
 
-def _drawn(
-    cluster: Cluster, profile: Profile, parameters: Sequence[Parameter], random: np.random.Generator
+def moved(
+    cluster: Cluster, profile: Profile, parameters: Sequence[Parameter], positions: Sequence[float] | Floats
 ) -> dict[str, float]:
+    """Values of the parameters so many spreads from what they are."""
     found = {}
-    for p in parameters:
-        step = float(random.standard_normal()) * p.spread
+    for p, position in zip(parameters, positions, strict=True):
+        step = float(position) * p.spread
         value = p.inside(value_of(cluster, profile, p.path))
         found[p.path] = p.inside(value + step if p.is_share else exp(log(value) + step))
     return found

@@ -83,6 +83,7 @@ class Beliefs:
     ) -> None:
         self.candidates = candidates
         self.goal = goal
+        self.stack_spread = rate_spreads["stack"]
         with np.errstate(divide="ignore"):
             self.log_rate = np.log(candidates.tokens_per_s_per_gpu)
             self.log_memory = np.log(candidates.memory_bytes)
@@ -122,6 +123,23 @@ class Beliefs:
             memory_covariance=memory_covariance,
             log_hbm=log_hbm,
         )
+
+    def stack_positions(self, outcomes: Sequence[Outcome]) -> Floats:
+        """How far the stack's parameters are from their values by what was measured, in spreads.
+
+        Formula: C (S + noise^2)^-1 e, C the covariance of parameters and log throughput over the draws
+        Source: the ensemble Kalman filter's update of parameters (Evensen 2003)
+        """
+        c = self.candidates
+        seen = [(o.plan, log(o.tokens_per_s_per_gpu)) for o in outcomes if o.tokens_per_s_per_gpu is not None]
+        if not seen or not len(c.positions):
+            return np.zeros(len(c.parameters))
+        at = [plan for plan, _ in seen]
+        errors = np.array([value for _, value in seen]) - self.log_rate[at]
+        among = self._scaled(seen)[np.ix_(at, at)] + NOISE**2 * np.eye(len(at))
+        draws = c.log_rate_draws[:, at] - c.log_rate_draws[:, at].mean(axis=0)
+        with_rates = self.stack_spread**2 * (c.positions - c.positions.mean(axis=0)).T @ draws / (len(draws) - 1)
+        return np.asarray(with_rates @ np.linalg.solve(among, errors), dtype=np.float64)
 
     def _scaled(self, seen: Sequence[tuple[int, float]]) -> Floats:
         """The prior's covariance, with the level and the size of errors that were seen."""

@@ -10,7 +10,10 @@ from knee.export.job_file import job_file
 from knee.launch.sweep_folder import Sweep
 from knee.record.plan_words import plan_words
 from knee.specs.job import Job
+from knee.specs.profile import Profile
+from knee.specs.profile_parameters import applied
 from knee.sweeps.job_for_trainer import RunSettings
+from knee.tuning.candidates import moved
 from knee.tuning.knobs import Knob, Refused, Variant, stage_of_knobs, variants
 from knee.tuning.loop import Limits, Progressed, Stage, Start, run_stage
 from knee.tuning.next_run import Standing
@@ -20,6 +23,10 @@ from knee.tuning.smaller_jobs import Smaller
 from knee.tuning.tuned_state import StepState, TunedState, candidate_states, later, run_states, step_states, write_state
 
 OnStep = Callable[[TunedState], None]
+MOST_SEARCHES = 2
+"""Times that the space is searched again with what the runs tell."""
+MOST_MORE = 48
+"""Plans at the head of such a search that become candidates, if they are none."""
 MOST_ROUNDS = 4
 """Times that settings are varied around a new best run."""
 
@@ -36,6 +43,8 @@ class Session:
     planner: Planner
     refused: Refused
     start: Start
+    search: Callable[[Profile], SearchedPlans]
+    """The search of the space with another profile."""
     smaller: Smaller = field(default_factory=Smaller)
     knobs: tuple[Knob, ...] = ()
     at_once: int = 1
@@ -46,6 +55,7 @@ class Session:
     steps: dict[str, dict[int, StepState]] = field(default_factory=dict)
     """Stage -> number of its runs -> what was known then."""
     state: TunedState | None = None
+    stage: Stage | None = None
     ended: TunedState | None = None
     """How the last stage that is over stood."""
     best: Variant | None = None
@@ -53,9 +63,11 @@ class Session:
 
     def run(self, sweep: Sweep) -> Progressed:
         """Run the stages one after another. The caller holds the folder's lock."""
-        stage = stage_of_plans(self.plans.jobs, self.settings, self.planner, self.smaller)
-        names = [plan_words(job.plan) for job in self.plans.jobs]
-        done = self._stage(sweep, stage, names)
+        done = self._plans(sweep)
+        for _ in range(MOST_SEARCHES):
+            if done.why not in ("within", "all") or not self._search_again(done):
+                break
+            done = self._plans(done.sweep)
         at = done.standing.best
         self.ended = self.state
         self.best = None if at is None else Variant(job=self.plans.jobs[at])
@@ -73,6 +85,24 @@ class Session:
             base = self.best = found[best]
             self.ended = self.state
         return done
+
+    def _plans(self, sweep: Sweep) -> Progressed:
+        self.stage = stage_of_plans(self.plans.jobs, self.settings, self.planner, self.smaller)
+        self.steps.pop(self.stage.name, None)
+        return self._stage(sweep, self.stage, [plan_words(job.plan) for job in self.plans.jobs])
+
+    def _search_again(self, done: Progressed) -> bool:
+        """Search with what the runs tell about the stack; whether there are plans that were no candidates before."""
+        assert self.stage is not None
+        beliefs, first = self.stage.beliefs, self.plans.jobs[0]
+        positions = beliefs.stack_positions(done.outcomes)
+        values = moved(first.cluster, first.profile, beliefs.candidates.parameters, positions)
+        _, profile = applied(first.cluster, first.profile, values)
+        known = {job.plan for job in self.plans.jobs}
+        found = [job for job in self.search(profile).jobs[:MOST_MORE] if job.plan not in known]
+        more = tuple(replace(job, profile=first.profile) for job in found)
+        self.plans = replace(self.plans, jobs=(*self.plans.jobs, *more))
+        return bool(more)
 
     def _round(self, sweep: Sweep, found: Sequence[Variant], number: int) -> Progressed:
         jobs: list[Job] = [one.job for one in found]

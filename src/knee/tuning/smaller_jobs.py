@@ -93,6 +93,8 @@ def joined(small: Candidates, full: Candidates) -> Candidates:
         log_memory_draws=np.concatenate([small.log_memory_draws, full.log_memory_draws], axis=1),
         hbm_bytes=full.hbm_bytes,
         gpu_h=np.concatenate([small.gpu_h, full.gpu_h]),
+        parameters=full.parameters,
+        positions=full.positions,
     )
 
 

@@ -22,7 +22,7 @@ from knee.launch.sweep_folder import Sweep, SweepRun, locked, read_sweep
 from knee.progress import Progress
 from knee.results.tuning.tune_result import BEST, Tuned
 from knee.search.space import Space
-from knee.specs import Cluster, Plan
+from knee.specs import Cluster, Plan, Profile
 from knee.specs.choices import Device, Launcher
 from knee.specs.defaults import TIMEOUT_S, TRACE_STEPS, WITHIN_FRAC
 from knee.specs.hardware import Precision
@@ -143,14 +143,11 @@ def tune(
     refused = refusal_of(
         lambda job: train_job(smaller.of(job), settings, out="", command=[]), lambda job: by_launcher(smaller.of(job))
     )
-    plans = searched_plans(
-        space,
-        parts.cluster,
-        parts.profile,
-        only=only,
-        refused=refused,
-        progress=progress,
-    )
+
+    def searched(stack: Profile) -> SearchedPlans:
+        return searched_plans(space, parts.cluster, stack, only=only, refused=refused, progress=progress)
+
+    plans = searched(parts.profile)
     check_room(smaller.of(plans.jobs[0]), launcher, site, at_once)
     shown = redacted(command)
     per_node = parts.gpus if launcher == "local" else site.gpus_per_node
@@ -162,6 +159,7 @@ def tune(
         limits=Limits(within_frac=within, max_gpu_h=max_gpu_hours, max_runs=max_runs),
         planner=planner_of(settings, gpus_per_node=per_node, command=shown),
         refused=refused,
+        search=searched,
         start=lambda now, ids: start_runs(
             now, site, ids, at_once=at_once, on_run=on_run or (lambda *_: None), say=say or (lambda _: None)
         ),
