@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import log
 
 import numpy as np
 import pytest
 
 from knee.arrays import Floats
+from knee.specs.profile_parameters import PARAMETERS
 from knee.tuning.candidates import Candidates
 from knee.tuning.next_run import next_plans, standing
 from knee.tuning.plan_covariance import TERMS, Mechanisms, carried_spreads
@@ -126,6 +128,25 @@ def test_failures_leave_something_to_try() -> None:
     assert not after.enough(1.0)
     none = standing(beliefs, [Outcome(plan=at, end="oom") for at in range(3)])
     assert (none.next, none.best, none.bound_frac) == (None, None, None)
+
+
+def test_runs_tell_the_parameters_of_the_stack() -> None:
+    random = np.random.default_rng(0)
+    positions = random.standard_normal((64, 2))
+    slopes = np.array([[0.1, 0.1, 0.1, 0.1], [0.0, 0.05, 0.1, 0.2]])
+    plans = replace(
+        candidates([100.0] * 4, [10.0] * 4, [1, 2, 4, 8]),
+        log_rate_draws=np.log(100.0) + positions @ slopes,
+        parameters=PARAMETERS[:2],
+        positions=positions,
+    )
+    beliefs = Beliefs(plans, spreads(stack=1.0), QUIET)
+    truth = np.array([-1.0, 0.5])
+    told = [
+        Outcome(plan=at, end="ok", tokens_per_s_per_gpu=100.0 * float(np.exp(truth @ slopes[:, at]))) for at in (0, 3)
+    ]
+    assert beliefs.stack_positions(told) == pytest.approx(truth, abs=0.15)
+    assert not beliefs.stack_positions([]).any()
 
 
 def test_carried_spreads_have_every_term() -> None:
