@@ -10,7 +10,8 @@ from typing import Any
 
 from knee.errors import InputError
 from knee.files import write_text
-from knee.launch.sweep_folder import read_object
+from knee.launch.run_status import Status
+from knee.launch.sweep_folder import Sweep, read_object
 from knee.tuning.loop import Progressed, Stage
 from knee.tuning.next_run import Standing, standing
 
@@ -138,6 +139,28 @@ def run_states(stages: Mapping[str, str], words: Mapping[str, str], now: Progres
         )
         for run in now.made
     )
+
+
+def with_new_runs(state: TunedState, sweep: Sweep, statuses: Mapping[str, Status]) -> TunedState:
+    """The state with runs that were started after it was written."""
+    known = {run.id for run in state.runs}
+    new = tuple(
+        RunState(
+            id=entry.id,
+            stage=state.stage,
+            plan=entry.name,
+            state=statuses[entry.id].state,
+            cause=statuses[entry.id].cause,
+            words=statuses[entry.id].words,
+            attempts=statuses[entry.id].attempts,
+            gpu_h=statuses[entry.id].gpu_h,
+            tokens_per_s_per_gpu=None,
+            memory_bytes=None,
+        )
+        for entry in sweep.entries
+        if entry.id not in known
+    )
+    return replace(state, runs=(*state.runs, *new))
 
 
 def step_states(

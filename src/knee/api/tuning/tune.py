@@ -38,7 +38,7 @@ from knee.tuning.searched_plans import SearchedPlans, refusal_of, searched_plans
 from knee.tuning.session import OnStep, Session
 from knee.tuning.smaller_jobs import Smaller
 from knee.tuning.start_runs import check_room, start_runs
-from knee.tuning.tuned_state import read_state, write_state
+from knee.tuning.tuned_state import read_state, with_new_runs, write_state
 from knee.tuning.tuning_folder import open_folder, read_tuning
 
 PROFILE = "profile.toml"
@@ -191,8 +191,9 @@ def tune_status(folder: str | Path) -> Tuned:
     """Return what a tuning knows, what runs now, and what is next; nothing is started."""
     path = real_path(folder)
     read_tuning(path)
-    state = read_state(path)
-    return Tuned(folder=path, state=state, statuses=current_statuses(read_sweep(path)))
+    sweep = read_sweep(path)
+    statuses = current_statuses(sweep)
+    return Tuned(folder=path, state=with_new_runs(read_state(path), sweep, statuses), statuses=statuses)
 
 
 def _profile_of(
