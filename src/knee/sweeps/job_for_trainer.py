@@ -41,7 +41,8 @@ def train_job(job: Job, settings: RunSettings, *, out: str, command: list[str]) 
     """The same job for the trainer; SpecError where it cannot train it."""
     device = device_of(job, settings)
     steps = STEPS[device] if settings.steps is None else settings.steps
-    dtype: Any = "fp32" if device == "cpu" else job.plan.precision
+    # products in fp8 read and write bf16
+    dtype: Any = "fp32" if device == "cpu" else {"fp8": "bf16"}.get(job.plan.precision, job.plan.precision)
     # the record's profile is that of the program that ran, whatever stack the grid has simulated
     facts = facts_of(job, cluster=job.cluster.name, profile=None, convention=DEFAULT_CONVENTION, command=command)
     return TrainJob(

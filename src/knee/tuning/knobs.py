@@ -21,7 +21,7 @@ from knee.tuning.plan_stage import Planner, question_of
 from knee.tuning.posterior import Beliefs
 from knee.tuning.tuning_folder import plan_key
 
-Knob = Literal["micro_batch", "recompute", "prefetch", "compile", "reduce_dtype", "nccl"]
+Knob = Literal["micro_batch", "recompute", "prefetch", "compile", "reduce_dtype", "precision", "nccl"]
 KNOBS: tuple[Knob, ...] = get_args(Knob)
 USUAL: tuple[Knob, ...] = ("micro_batch", "recompute", "prefetch", "compile")
 """Knobs that change neither the numerics of training nor the environment."""
@@ -35,6 +35,7 @@ NCCL = (
 COMPILE_SPREAD, NCCL_SPREAD = 0.1, 0.03
 """Standard deviation of the logarithm of what these change, which the simulator does not predict (assumed)."""
 PREFETCH = (0, 1, 2)
+TRAINED_PRECISIONS = ("bf16", "fp8")
 RECOMPUTED = ("none", "attention", "full")
 Refused = Callable[[Job], str | None]
 
@@ -99,6 +100,9 @@ def _changes(base: Variant, knob: Knob) -> Iterator[Callable[[], Variant]]:
     elif knob == "reduce_dtype":
         for dtype in REDUCE_DTYPES:
             yield planned(reduce_dtype=dtype)
+    elif knob == "precision":
+        for precision in TRAINED_PRECISIONS:
+            yield planned(precision=precision)
     elif knob == "compile":
         yield lambda: replace(base, compile=not base.compile, spread=COMPILE_SPREAD)
     else:

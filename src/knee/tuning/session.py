@@ -156,6 +156,7 @@ class Session:
             bound_frac=_bound(after, before),
             next_plan=None if after.next is None or now.why else words[after.next],
             space_plans=self.plans.space_plans,
+            candidate_plans=len(self.plans.jobs),
             beyond_frac=self.plans.beyond_frac,
             not_run=self.plans.not_run,
             candidates=candidates,

@@ -86,7 +86,11 @@ class TunedState:
     bound_frac: float | None
     next_plan: str | None
     space_plans: int
+    """Valid plans of the space."""
+    candidate_plans: int
+    """Plans among the candidates; the others are settings of the best plan."""
     beyond_frac: float | None
+    """Predicted throughput of the best plan that is no candidate, over that of the best one; None if there is none."""
     not_run: dict[str, int]
     candidates: tuple[CandidateState, ...]
     runs: tuple[RunState, ...]

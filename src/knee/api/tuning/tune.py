@@ -99,7 +99,7 @@ def tune(
     side by side. ``smaller_gpus`` and ``smaller_layers`` run each plan with fewer replicas or layers; the answer is
     then the plan that is expected to be fastest at full size, and its bound has the error of that transfer. ``knobs``
     lists the settings that are varied after the plan, one at a time: micro_batch, recompute, prefetch, compile,
-    reduce_dtype (changes the numerics) and nccl (a few variables of NCCL). ``on_step`` is called
+    reduce_dtype and precision (they change the numerics) and nccl (a few variables of NCCL). ``on_step`` is called
     whenever something new is known.
 
     All state is in the folder ``out``. If the call is interrupted, the same call continues it.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 RUN = "run"
 USUAL_KNOBS = ("micro_batch", "recompute", "prefetch", "compile")
-ALL_KNOBS = (*USUAL_KNOBS, "reduce_dtype", "nccl")
+ALL_KNOBS = (*USUAL_KNOBS, "reduce_dtype", "precision", "nccl")
 JOB_OPTIONS = ("cluster", "gpus", "out")
 
 
@@ -168,7 +168,8 @@ def command(ctx: click.Context) -> None:
     show_default=True,
     metavar="NAMES",
     help="Settings to vary after the plan, one at a time, separated by commas: micro_batch, recompute, prefetch, "
-    "compile, reduce_dtype (changes the numerics), nccl (a few variables of NCCL); none skips this stage.",
+    "compile, reduce_dtype and precision (bf16 or fp8; both change the numerics), nccl (a few variables of NCCL); none "
+    "skips this stage.",
 )
 @option(
     "--launcher",

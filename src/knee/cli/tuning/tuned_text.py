@@ -102,7 +102,9 @@ def _gain(state: TunedState) -> str:
 
 def _candidates(state: TunedState) -> str:
     left = "" if state.beyond_frac is None else f"; the next plan is predicted at {state.beyond_frac:.0%} of the best"
-    return f"{len(state.candidates):,} of {state.space_plans:,} plans{left}"
+    settings = len(state.candidates) - state.candidate_plans
+    more = f" and {settings:,} setting{'' if settings == 1 else 's'}" if settings else ""
+    return f"{state.candidate_plans:,} of {state.space_plans:,} plans{more}{left}"
 
 
 def _print_runs(answer: Tuned) -> None:
