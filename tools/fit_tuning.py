@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from knee.arrays import Floats
+from knee.arrays import Floats, Ints
 from knee.tuning.plan_covariance import TERMS, Quantity, Spreads, kernels
 from knee.tuning.published_jobs import LEAST_PLANS, PublishedJob, published_jobs
 from knee.validation.carried_set import carried_runs
@@ -64,7 +64,7 @@ class Errors:
     parts: dict[str, Floats]
 
 
-def errors_of(job: PublishedJob, quantity: Quantity) -> tuple[Floats, Floats]:
+def errors_of(job: PublishedJob, quantity: Quantity) -> tuple[Floats, Ints]:
     """Logarithms of measured over predicted, and the rows that they are of."""
     c = job.candidates
     if quantity == "throughput":
@@ -139,7 +139,7 @@ def main(arguments: Sequence[str]) -> None:
     lines = [HEAD]
     for without in (None, *played):
         for quantity in ("throughput", "memory"):
-            found = fitted(columns_of(jobs, quantity, without), quantity)  # type: ignore[arg-type]
+            found = fitted(columns_of(jobs, quantity, without), quantity)
             lines.append(f"[{quantity}]" if without is None else f"[left_out.{without}.{quantity}]")
             for term, value in found.items():
                 source = 'kind = "fitted", source = "tools/fit_tuning.py on published jobs with several plans"'
