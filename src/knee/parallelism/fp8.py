@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -18,8 +18,9 @@ from knee.parallelism.fp8_copies import E4M3, E5M2, copies, narrowed, scale_of, 
 from knee.parallelism.fp8_shards import GatheredWeight
 from knee.parallelism.tensor_parallel import gather_sequence, scatter_sequence
 from knee.parallelism.torch_internals import NamedGroup, all_reduce
+from knee.specs.defaults import FP8_SMALLEST
+from knee.specs.plan import Fp8Recipe
 
-Recipe = Literal["tensorwise", "rowwise"]
 MULTIPLE = 16
 """What widths of fp8 products are multiples of."""
 
@@ -38,7 +39,7 @@ class Eight(NamedTuple):
         return transposed(self.rows) if self.columns is None else self.columns, self.columns_scale
 
 
-def eight(x: Any, recipe: Recipe, dtype: Any = E4M3) -> Eight:
+def eight(x: Any, recipe: Fp8Recipe, dtype: Any = E4M3) -> Eight:
     """``x`` (m, k) in fp8."""
     # by rows first: compiled code finds the rows' largest elements in the kernel that makes x
     by_rows = by_columns = x.abs().amax(1, keepdim=True)
@@ -70,7 +71,7 @@ def fp8_products(
     x: Any,
     weights: list[Any],
     narrow: list[Eight],
-    recipe: Recipe,
+    recipe: Fp8Recipe,
     *,
     enters: NamedGroup | None = None,
     leaves: NamedGroup | None = None,
@@ -90,7 +91,13 @@ class _Products(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Any, recipe: Recipe, enters: NamedGroup | None, leaves: NamedGroup | None, count: int, *parts: Any
+        ctx: Any,
+        x: Any,
+        recipe: Fp8Recipe,
+        enters: NamedGroup | None,
+        leaves: NamedGroup | None,
+        count: int,
+        *parts: Any,
     ) -> tuple[Any, ...]:
         weights, narrow = parts[:count], [Eight(*parts[i : i + 4]) for i in range(count, 5 * count, 4)]
         given = eight_gathered(x, enters) if enters else eight(x.flatten(0, -2), recipe)
@@ -126,8 +133,8 @@ class _Products(torch.autograd.Function):
 class Fp8Rules:
     """Which weights have products in fp8, and how they are cast."""
 
-    recipe: Recipe = "tensorwise"
-    smallest: int = 1024
+    recipe: Fp8Recipe = "tensorwise"
+    smallest: int = FP8_SMALLEST
     """Narrower weights, in either direction, gain less than their casts cost."""
     kept: bool = True
     """Weights stay whole between passes, so that they are cast once a step; others are cast in every pass."""

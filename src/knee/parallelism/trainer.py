@@ -155,7 +155,7 @@ def _decoder(job: TrainJob, mesh: Mesh, layers: range) -> Decoder:
             averaged=plan.cp,
         ),
         state_dtype=TYPES[plan.state_dtype],
-        fp8=Fp8Rules(recipe=job.fp8_recipe, smallest=job.fp8_smallest, kept=mesh.sharded is None)
+        fp8=Fp8Rules(recipe=plan.fp8_recipe, smallest=job.fp8_smallest, kept=mesh.sharded is None)
         if plan.precision == "fp8"
         else None,
     )

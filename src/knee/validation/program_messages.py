@@ -117,7 +117,7 @@ def _collective(m: Message) -> Collective:
 
 def _flop(w: EvaluatedStep, layers: int, head: bool, again: float) -> tuple[int, int]:
     """Products and attention of a rank with so many layers, so many of them recomputed, and the head or not."""
-    s, kernels = shapes_of(w.model, w.table), w.profile.kernels
+    s, kernels = shapes_of(w.model, w.table, w.profile), w.profile.kernels
     attention_again = w.table.recomputes("attention")[0]
     forward, back = op.layer_forward(w.model, s, kernels), op.layer_backward_input(w.model, s, kernels)
     weight = op.layer_backward_weight(w.model, s, kernels)
