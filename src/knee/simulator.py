@@ -39,7 +39,7 @@ from knee.timeline.step_actions import Actions, run_actions
 from knee.timeline.step_time import StepColumns, run_step
 from knee.workload import operations as op
 from knee.workload.flop import model_flop_per_token
-from knee.workload.fp8_layers import fp8_shapes, weight_cast_bytes
+from knee.workload.fp8_layers import fp8_shapes, weight_casts
 from knee.workload.layer_weights import layer_tensors
 from knee.workload.memory import MemoryColumns, memory_of
 from knee.workload.parameters import head_layers, stage_elements
@@ -263,14 +263,10 @@ def _fp8_weight_casts(model: Model, parts: StepParts) -> list[op.Operation]:
         return []
     once = np.where(fp8.casts_gathered + fp8.reshards > 0, 0.0, 1.0)
     layers, kernels = np.ceil(model.walked_layers / parts.table.pp), parts.profile.kernels
-    each, launched = weight_cast_bytes(fp8, kernels, fp8.state_bytes)
     elements = once * layers * parts.traffic.fp8.elements / fp8.shards
     weights = sum(tensor.cols > 1 and not tensor.experts for tensor in layer_tensors(model))
-    return [
-        op.MemoryBound(
-            name="fp8_cast", moved_bytes=each * elements, kernels=launched * layers * weights * (elements > 0)
-        )
-    ]
+    casts = weight_casts(fp8, kernels, fp8.state_bytes)
+    return op.fp8_casts(casts.times(elements, layers * weights * (elements > 0)))
 
 
 def late_gather_s(profile: Profile, model: Model, parts: StepParts) -> Floats:

@@ -7,10 +7,11 @@ gradient once: rows and columns in one reading. Other stacks cast the operands o
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from knee.arrays import Bools, Floats
+from knee.arrays import Bools, Floats, names_of
 from knee.specs.constants import constant
 from knee.specs.kernel_traffic import passes_of
 from knee.specs.plan import FP8_RECIPES, PRECISIONS, RESHARDING, SHARDINGS
@@ -96,59 +97,88 @@ def product_scale(fp8: Fp8Shapes, wide: Bools | None, *, forward: bool) -> Float
     return np.where(eight if wide is None else eight & ~wide, scale, 1.0)
 
 
-def cast_work(
-    maps: Sequence[Projection], s: Shapes, fp8: Fp8Shapes, kernels: Kernels, *, backward: bool
-) -> tuple[Floats, Floats]:
-    """Bytes that the casts of a layer move in one pass, and their kernels: of inputs, or of output gradients, and of
-    weights that do not stay on the GPU in fp8.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Casts:
+    """What casts move and launch: the casts, and the search for the largest elements that scale them."""
 
-    Formula: 2 bytes * elements * (cast + largest), with passes of the kernel set. Tensors that are gathered in fp8 are
-             cast by their parts (3 of 4 bytes), and transposed behind the gather (2 of 4 bytes)
+    cast_bytes: Floats
+    largest_bytes: Floats
+    cast_kernels: Floats
+    largest_kernels: Floats
+
+    def plus(self, other: Casts) -> Casts:
+        """Both."""
+        return Casts(**{name: getattr(self, name) + getattr(other, name) for name in names_of(Casts)})
+
+    def times(self, elements: Floats, tensors: Floats | float = 1.0) -> Casts:
+        """Those of so many elements, of so many tensors."""
+        return Casts(
+            cast_bytes=elements * self.cast_bytes,
+            largest_bytes=elements * self.largest_bytes,
+            cast_kernels=tensors * self.cast_kernels,
+            largest_kernels=tensors * self.largest_kernels,
+        )
+
+
+def layer_casts(maps: Sequence[Projection], s: Shapes, fp8: Fp8Shapes, kernels: Kernels, *, backward: bool) -> Casts:
+    """Casts of a layer in one pass: of inputs or of output gradients, and of weights that FSDP gathers.
+
+    Formula: 2 bytes * elements * passes of the kernel set. Tensors that are gathered in fp8 are cast by their parts (3
+             of 4 bytes), and transposed behind the gather (2 of 4 bytes)
     Where:   rowwise scales need the largest elements of rows and of columns: one more reading
     Source:  src/knee/parallelism/fp8.py and fp8_copies.py
     """
     wide, single = wide_products(maps, fp8), [p for p in maps if not p.grouped]
     cast, largest, more = (passes_of(kernels, name) for name in ("fp8_cast", "fp8_largest", "fp8_largest_columns"))
-    find = (largest.backward if backward else largest.forward) + fp8.rowwise * (
-        more.backward if backward else more.forward
+    find, found = (
+        (largest.backward, largest.backward_kernels) if backward else (largest.forward, largest.forward_kernels)
     )
-    found = (largest.backward_kernels if backward else largest.forward_kernels) + fp8.rowwise * more.forward_kernels
-    part = s.norm_tokens / s.tokens
-    moved, launched = np.zeros_like(s.tokens), np.zeros_like(s.tokens)
-    of_weight, weight_kernels = _weight_cast(fp8, kernels, backward=backward)
+    of_weight, none = _weight_casts(fp8, kernels, backward=backward), np.zeros_like(s.tokens)
+    total = Casts(cast_bytes=none, largest_bytes=none, cast_kernels=none, largest_kernels=none)
     seen: set[str] = set()
     for p in single:
         group, there = group_of(p.name), p.times * fp8.eight_bit * ~wide[p.name]
         if backward or group not in seen:
             gathers = fp8.gathers_tokens * ((p.name in LEAVING) if backward else (group in ENTERING))
-            often = np.where(gathers > 0, cast.forward * (0.75 * part + 0.5) + find * part, cast.forward + find)
-            moved = moved + there * BYTES * often * p.rows * (p.out if backward else p.inner)
-            launched = launched + there * (cast.forward_kernels + found + gathers)
+            part = np.where(gathers > 0, s.norm_tokens / s.tokens, 1.0)
+            of_tensor = Casts(
+                cast_bytes=BYTES * cast.forward * np.where(gathers > 0, 0.75 * part + 0.5, 1.0),
+                largest_bytes=BYTES * part * (find + fp8.rowwise * more.forward),
+                cast_kernels=cast.forward_kernels + gathers,
+                largest_kernels=found + fp8.rowwise * more.forward_kernels,
+            )
+            total = total.plus(of_tensor.times(there * p.rows * (p.out if backward else p.inner), there))
         seen.add(group)
-        moved, launched = moved + there * of_weight * p.out * p.inner, launched + there * weight_kernels
-    return moved, launched
+        total = total.plus(of_weight.times(there * p.out * p.inner, there))
+    return total
 
 
-def _weight_cast(fp8: Fp8Shapes, kernels: Kernels, *, backward: bool) -> tuple[Floats, Floats]:
-    """Bytes and kernels of one pass for each element of a weight that FSDP gathers: its shard is cast before the
-    gather, or all of it in forward behind a 16-bit gather; backward transposes what was gathered in fp8."""
+def _weight_casts(fp8: Fp8Shapes, kernels: Kernels, *, backward: bool) -> Casts:
+    """Of each element of a weight that FSDP gathers, in one pass: its shard is cast before the gather, or all of it in
+    forward behind a 16-bit gather; backward transposes what was gathered in fp8."""
     byte = passes_of(kernels, "fp8_cast").forward / 2.0
-    whole, launched = weight_cast_bytes(fp8, kernels, BYTES)
-    # only the rows are written before the gather
-    shard = (weight_cast_bytes(fp8, kernels, fp8.state_bytes)[0] - byte) / fp8.shards
-    moved, count = fp8.reshards * shard, fp8.reshards * launched
+    shard = weight_casts(fp8, kernels, fp8.state_bytes)
+    shard = replace(shard, cast_bytes=shard.cast_bytes - byte)  # its rows alone
+    total = shard.times(fp8.reshards / fp8.shards, fp8.reshards)
     if backward:
-        return moved + fp8.gathered * byte * BYTES, count + fp8.gathered
-    return moved + fp8.casts_gathered * whole, count + fp8.casts_gathered * launched
+        return replace(
+            total,
+            cast_bytes=total.cast_bytes + fp8.gathered * byte * BYTES,
+            cast_kernels=total.cast_kernels + fp8.gathered,
+        )
+    return total.plus(weight_casts(fp8, kernels, BYTES).times(fp8.casts_gathered, fp8.casts_gathered))
 
 
-def weight_cast_bytes(fp8: Fp8Shapes, kernels: Kernels, width: float | Floats) -> tuple[Floats, Floats]:
-    """Bytes of finding the largest element of a weight of so many bytes and of writing it by rows and columns, for each
-    element; and the kernels of a weight."""
+def weight_casts(fp8: Fp8Shapes, kernels: Kernels, width: float | Floats) -> Casts:
+    """Of each element of a weight that is kept in so many bytes: its largest element, and it by rows and columns."""
     cast, largest, more = (passes_of(kernels, name) for name in ("fp8_cast", "fp8_weights", "fp8_largest_columns"))
-    moved = (largest.forward + fp8.rowwise * more.forward) * width + cast.forward / 2.0 * (width + 2.0)
-    launched = cast.forward_kernels + largest.forward_kernels + fp8.rowwise * more.forward_kernels
-    return moved, launched
+    one = np.ones_like(fp8.rowwise)
+    return Casts(
+        cast_bytes=cast.forward / 2.0 * (width + 2.0) * one,
+        largest_bytes=(largest.forward + fp8.rowwise * more.forward) * width,
+        cast_kernels=cast.forward_kernels * one,
+        largest_kernels=largest.forward_kernels + fp8.rowwise * more.forward_kernels,
+    )
 
 
 def fp8_gathers(wide: dict[str, Bools], fp8: Fp8Shapes, *, backward: bool) -> Floats:

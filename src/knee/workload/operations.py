@@ -15,7 +15,7 @@ from knee.specs.model import Model
 from knee.specs.profile import Kernels
 from knee.workload.attention_span import causal_keys, kernel_keys
 from knee.workload.expert_streams import expert_streams
-from knee.workload.fp8_layers import cast_work, product_scale, wide_products
+from knee.workload.fp8_layers import Casts, layer_casts, product_scale, wide_products
 from knee.workload.projections import Projection, expert_share, projections
 from knee.workload.shapes import BYTES, Shapes
 
@@ -158,8 +158,7 @@ def _casts(model: Model, s: Shapes, kernels: Kernels, *, backward: bool) -> list
     if s.fp8 is not None:
         maps = projections(model, s, kernels)
         if s.fp8.shared_casts:
-            moved, launched = cast_work(maps, s, s.fp8, kernels, backward=backward)
-            casts.append(MemoryBound(name="fp8_cast", moved_bytes=moved, kernels=launched))
+            casts += fp8_casts(layer_casts(maps, s, s.fp8, kernels, backward=backward))
         else:
             operands = sum(p.times * (p.rows + p.out * s.casts_narrow) * p.inner for p in maps if not p.grouped)
             casts.append(MemoryBound(name="fp8_cast", moved_bytes=3.0 * operands * s.eight_bit, kernels=0))
@@ -168,6 +167,14 @@ def _casts(model: Model, s: Shapes, kernels: Kernels, *, backward: bool) -> list
     if np.any(s.four_bit):
         casts.append(_nvfp4_casts(model, s, kernels, backward=backward))
     return casts
+
+
+def fp8_casts(of: Casts) -> list[Operation]:
+    """Casts of fp8 layers, and the search for the largest elements."""
+    return [
+        MemoryBound(name="fp8_cast", moved_bytes=of.cast_bytes, kernels=of.cast_kernels),
+        MemoryBound(name="fp8_largest", moved_bytes=of.largest_bytes, kernels=of.largest_kernels),
+    ]
 
 
 def _expert_casts(maps: list[Projection], s: Shapes, *, backward: bool) -> MemoryBound:
