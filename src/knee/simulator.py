@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +39,7 @@ from knee.timeline.step_actions import Actions, run_actions
 from knee.timeline.step_time import StepColumns, run_step
 from knee.workload import operations as op
 from knee.workload.flop import model_flop_per_token
-from knee.workload.fp8_layers import fp8_shapes, weight_casts
+from knee.workload.fp8_layers import fp8_shapes, shard_casts, weight_casts
 from knee.workload.layer_weights import layer_tensors
 from knee.workload.memory import MemoryColumns, memory_of
 from knee.workload.parameters import head_layers, stage_elements
@@ -257,16 +257,19 @@ def _narrow_copies_bytes(model: Model, parts: StepParts, whole: Floats) -> Float
 
 def _fp8_weight_casts(model: Model, parts: StepParts) -> list[op.Operation]:
     """Casts of weights in stacks with shared casts, for all microbatches of a step: of those that stay whole, or of the
-    shards that are gathered once."""
-    fp8 = fp8_shapes(parts.table, parts.profile)
+    shards that are gathered once. Shards that are gathered in every pass have their largest element found here."""
+    fp8, kernels = fp8_shapes(parts.table, parts.profile), parts.profile.kernels
     if fp8 is None or not fp8.shared_casts:
         return []
-    once = np.where(fp8.casts_gathered + fp8.reshards > 0, 0.0, 1.0)
-    layers, kernels = np.ceil(model.walked_layers / parts.table.pp), parts.profile.kernels
-    elements = once * layers * parts.traffic.fp8.elements / fp8.shards
-    weights = sum(tensor.cols > 1 and not tensor.experts for tensor in layer_tensors(model))
-    casts = weight_casts(fp8, kernels, fp8.state_bytes)
-    return op.fp8_casts(casts.times(elements, layers * weights * (elements > 0)))
+    layers = np.ceil(model.walked_layers / parts.table.pp)
+    weights = layers * sum(tensor.cols > 1 and not tensor.experts for tensor in layer_tensors(model))
+    elements = layers * parts.traffic.fp8.elements / fp8.shards
+    there, shard = np.where(elements > 0, weights, 0.0), shard_casts(fp8, kernels)
+    once = 1.0 - fp8.reshards
+    shard = replace(shard, cast_bytes=once * shard.cast_bytes, cast_kernels=once * shard.cast_kernels)
+    kept = 1.0 - fp8.gathered - fp8.casts_gathered
+    whole = weight_casts(fp8, kernels, fp8.state_bytes).times(kept * elements, kept * there)
+    return op.fp8_casts(whole.plus(shard.times(fp8.gathered * elements, fp8.gathered * there)))
 
 
 def late_gather_s(profile: Profile, model: Model, parts: StepParts) -> Floats:

@@ -278,7 +278,8 @@ class CommCosts:
     tp_gather: Floats
     """All-gather or reduce-scatter of a microbatch's activations (sequence parallel)."""
     tp_forward_saved: Floats
-    """Of a layer's gathers forward, what they are shorter by because they are in fp8."""
+    """Of a layer's gathers forward, what they are shorter by because they are in fp8, less the reduction of the largest
+    element before each."""
     tp_backward_saved: Floats
     tp_all_reduce: Floats
     tp_sum: Floats
@@ -343,7 +344,8 @@ def _comm_costs(
     def send(group: GroupPlacement, message: Floats, axis: str) -> Floats:
         return send_s(links, group.ranks, group.nodes == 1, message, nodes_apart(table, per_node, axis))
 
-    tp_all_reduce, tp_sum = all_reduce_s(links, g.tp, np.array((t.tp_bytes, 4.0 * table.micro_tokens)))
+    one = np.full(len(table), 4.0)
+    tp_all_reduce, tp_sum, tp_scale = all_reduce_s(links, g.tp, np.array((t.tp_bytes, 4.0 * table.micro_tokens, one)))
     weights = over(gather, "gather") | over(reduce, "reduce") | over(replicate, "replicate")
     weights |= expert_weight_costs(links, profile, modes, t, g.expert_shard, g.replicate)
     if model.experts is not None:
@@ -357,15 +359,15 @@ def _comm_costs(
         combine=combine,
         etp_gather=etp_gather,
         tp_gather=tp_gather + tp_wait,
-        tp_forward_saved=t.tp_fp8_forward * (tp_gather - tp_fp8),
-        tp_backward_saved=t.tp_fp8_backward * (tp_gather - tp_fp8),
+        tp_forward_saved=t.tp_fp8_forward * (tp_gather - tp_fp8 - tp_scale),
+        tp_backward_saved=t.tp_fp8_backward * (tp_gather - tp_fp8 - tp_scale),
         tp_all_reduce=tp_all_reduce + tp_wait,
         tp_sum=tp_sum,
         tp_loss=tp_sum if profile.loss_parallel else gather_s(links, g.tp, t.logits_bytes),
         cp_gather=gather_s(links, g.cp, t.cp_bytes),
         cp_send=np.where(table.cp > 1, send(g.cp, t.cp_bytes, "cp"), 0.0),
         pp_send=np.where(table.pp > 1, send(g.pp, t.pp_bytes, "pp"), 0.0),
-        norm=all_reduce_s(links, g.world, np.full(len(table), 4.0)),
+        norm=all_reduce_s(links, g.world, one),
     )
 
 

@@ -156,17 +156,27 @@ def layer_casts(maps: Sequence[Projection], s: Shapes, fp8: Fp8Shapes, kernels: 
 def _weight_casts(fp8: Fp8Shapes, kernels: Kernels, *, backward: bool) -> Casts:
     """Of each element of a weight that FSDP gathers, in one pass: its shard is cast before the gather, or all of it in
     forward behind a 16-bit gather; backward transposes what was gathered in fp8."""
-    byte = passes_of(kernels, "fp8_cast").forward / 2.0
-    shard = weight_casts(fp8, kernels, fp8.state_bytes)
-    shard = replace(shard, cast_bytes=shard.cast_bytes - byte)  # its rows alone
-    total = shard.times(fp8.reshards / fp8.shards, fp8.reshards)
+    shard = shard_casts(fp8, kernels)
+    each = replace(shard, largest_bytes=0.0 * shard.largest_bytes, largest_kernels=0.0 * shard.largest_kernels)
+    total = each.times(fp8.reshards / fp8.shards, fp8.reshards)
     if backward:
-        return replace(
-            total,
-            cast_bytes=total.cast_bytes + fp8.gathered * byte * BYTES,
-            cast_kernels=total.cast_kernels + fp8.gathered,
-        )
+        transposed = fp8.gathered * passes_of(kernels, "fp8_cast").forward / 2.0 * BYTES
+        moved, launched = total.cast_bytes + transposed, total.cast_kernels + fp8.gathered
+        return replace(total, cast_bytes=moved, cast_kernels=launched)
     return total.plus(weight_casts(fp8, kernels, BYTES).times(fp8.casts_gathered, fp8.casts_gathered))
+
+
+def shard_casts(fp8: Fp8Shapes, kernels: Kernels) -> Casts:
+    """Of each element of a shard that is gathered in fp8: the cast, which FSDP asks for before every gather, and the
+    largest element, once a step."""
+    cast, largest = (passes_of(kernels, name) for name in ("fp8_shards", "fp8_shards_largest"))
+    one = np.ones_like(fp8.rowwise)
+    return Casts(
+        cast_bytes=BYTES * np.where(fp8.state_bytes > BYTES, cast.forward, cast.backward),
+        largest_bytes=largest.forward * fp8.state_bytes,
+        cast_kernels=cast.forward_kernels * one,
+        largest_kernels=largest.forward_kernels * one,
+    )
 
 
 def weight_casts(fp8: Fp8Shapes, kernels: Kernels, width: float | Floats) -> Casts:
