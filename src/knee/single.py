@@ -235,11 +235,13 @@ def _local_loads(w: EvaluatedStep, layer_passes: float) -> list[Row]:
         return layer_passes * (float(forward[0]) * (again + ops) + float(backward[0]))
 
     eight = in_fp8(w.traffic.tp_fp8_forward, w.traffic.tp_fp8_backward)
-    eight_s = eight * exchange - in_fp8(comm.tp_forward_saved, comm.tp_backward_saved)
+    scales_s = eight * float(comm.tp_scale[0])
+    eight_s = eight * exchange - in_fp8(comm.tp_forward_saved, comm.tp_backward_saved) - scales_s
     sums = calls(attrgetter("sums"))
     rows: list[Row] = [
         ("all_gather", "tp", tp, gathers - eight, size, (gathers - eight) * exchange),
         ("all_gather", "tp", tp, eight, size / 2.0, eight_s),
+        ("all_reduce", "tp", tp, eight, 4.0, scales_s),
         ("reduce_scatter", "tp", tp, scatters, size, scatters * exchange),
         ("all_reduce", "tp", tp, all_reduces, size, all_reduces * reduction),
         ("all_reduce" if parallel else "all_gather", "tp", tp, of_loss, of_loss_bytes, of_loss * loss_s),

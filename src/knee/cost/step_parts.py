@@ -282,6 +282,8 @@ class CommCosts:
     element before each."""
     tp_backward_saved: Floats
     tp_all_reduce: Floats
+    tp_scale: Floats
+    """All-reduce of one number."""
     tp_sum: Floats
     """All-reduce of one number per token."""
     tp_loss: Floats
@@ -363,11 +365,14 @@ def _comm_costs(
         tp_backward_saved=t.tp_fp8_backward * (tp_gather - tp_fp8 - tp_scale),
         tp_all_reduce=tp_all_reduce + tp_wait,
         tp_sum=tp_sum,
+        tp_scale=tp_scale,
         tp_loss=tp_sum if profile.loss_parallel else gather_s(links, g.tp, t.logits_bytes),
         cp_gather=gather_s(links, g.cp, t.cp_bytes),
         cp_send=np.where(table.cp > 1, send(g.cp, t.cp_bytes, "cp"), 0.0),
         pp_send=np.where(table.pp > 1, send(g.pp, t.pp_bytes, "pp"), 0.0),
-        norm=all_reduce_s(links, g.world, one),
+        # and once a step the largest elements of all weights that are gathered in fp8
+        norm=all_reduce_s(links, g.world, one)
+        + np.where(t.fp8_saved_bytes > 0, all_reduce_s(links, g.shard, one), 0.0),
     )
 
 

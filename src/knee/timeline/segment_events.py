@@ -115,7 +115,9 @@ def _local(model: Model, parts: StepParts, stage: int, send: Timed, *, forward: 
         seconds = float(comm.tp_gather[0])
         in_fp8, saved_s = (0.0 if x is None else float(x[0]) for x in (eight, saved))
         gathers = _times(message("all_gather", size), seconds, of.gathers - in_fp8)
-        gathers += _times(message("all_gather", size / 2.0, "fp8"), seconds - saved_s / max(in_fp8, 1.0), in_fp8)
+        scale, scale_s = message("all_reduce", 4.0, "fp32"), float(comm.tp_scale[0])
+        shorter = seconds - saved_s / max(in_fp8, 1.0) - scale_s
+        gathers += _times(message("all_gather", size / 2.0, "uint8"), shorter, in_fp8) + _times(scale, scale_s, in_fp8)
         return gathers + _times(message("reduce_scatter", size), seconds, of.scatters) + sums
 
     kv = [*_keys_and_values(parts, stage, forward), *_routed(model, parts, stage)]

@@ -39,7 +39,7 @@ from knee.workload.layers_per_stage import chunk_layers
 
 REPLICAS = "edp_replicate"
 """Copies of the shards of experts."""
-TYPE_NAMES = {dtype: name for name, dtype in TYPES.items()} | {torch.int64: "int64"}
+TYPE_NAMES = {dtype: name for name, dtype in TYPES.items()} | {torch.int64: "int64", torch.uint8: "uint8"}
 
 
 Names = dict[tuple[bool, str], str]

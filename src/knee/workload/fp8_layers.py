@@ -37,8 +37,9 @@ def fp8_shapes(table: PlanTable, profile: Profile | None) -> Fp8Shapes | None:
     rowwise = eight & (table.fp8_recipe == FP8_RECIPES.index("rowwise"))
     reshards = np.isin(table.sharding, [SHARDINGS.index(mode) for mode in RESHARDING])
     shards = table.dp_shard * table.cp
-    # one GPU gathers where FSDP is asked for by name
-    sharded = reshards | ((table.sharding == SHARDINGS.index("fsdp_no_reshard")) & (shards > 1))
+    gathers_all = reshards | (table.sharding == SHARDINGS.index("fsdp_no_reshard"))
+    # one GPU gathers from itself where FSDP is asked for by name
+    sharded = (gathers_all & (shards > 1)) | (reshards & (table.gpus == 1))
     own = eight & sharded & shared
     gathered = own & ~rowwise & gathers
     return Fp8Shapes(

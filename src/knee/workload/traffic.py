@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from knee.arrays import Bools, Floats
+from knee.arrays import Bools, Floats, Ints
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, REDUCE_DTYPES, SHARDINGS
 from knee.specs.plan_table import PlanTable
@@ -157,15 +158,23 @@ def _fp8_traffic(
         return found, groups
     for times, experts in ((1.0 - share, False), (share, True)):
         tensors = [t for t in layer_tensors(model, experts=experts) if t.cols > 1 and not t.experts] if times else []
-        names = [_PRODUCTS.get(t.name, t.name) for t in tensors]
-        sides = [local_sides(t, table.tp) for t in tensors]
-        wide = wide_groups(((name, *side) for name, side in zip(names, sides, strict=True)), fp8.smallest)
-        for name, t in zip(names, tensors, strict=True):
-            each, there = parameter_traffic(table, modes, (t,)), times * fp8.eight_bit * ~wide[group_of(name)]
+        wide = wide_weights(tensors, table.tp, fp8.smallest)
+        for t in tensors:
+            each, there = parameter_traffic(table, modes, (t,)), times * fp8.eight_bit * ~wide[input_of(t)]
             elements, moved = found.elements + there * each.elements, found.moved + there * each.moved
             found = ParameterTraffic(elements=elements, moved=moved)
         groups |= wide
     return found, groups
+
+
+def input_of(tensor: Tensor) -> str:
+    """The products that read the same input as this weight's, by the name of one of them."""
+    return group_of(_PRODUCTS.get(tensor.name, tensor.name))
+
+
+def wide_weights(tensors: Sequence[Tensor], tp: Ints, smallest: int) -> dict[str, Bools]:
+    """Group of products with one input -> where its weights stay in 16 bit."""
+    return wide_groups(((_PRODUCTS.get(t.name, t.name), *local_sides(t, tp)) for t in tensors), smallest)
 
 
 def _expert_traffic(model: Model, table: PlanTable) -> ParameterTraffic:
