@@ -21,6 +21,8 @@ from knee.parallelism.torch_internals import NamedGroup, all_reduce
 from knee.specs.defaults import FP8_SMALLEST
 from knee.specs.plan import Fp8Recipe
 
+SHARED_INPUT = (("wq", "wk", "wv"), ("w1", "w3"))
+"""Weights whose products read the same input."""
 MULTIPLE = 16
 """What widths of fp8 products are multiples of."""
 
@@ -175,7 +177,7 @@ class EightBitWeights(nn.Module):
 
 
 def eight_bit_weights(block: nn.Module, rules: Fp8Rules) -> EightBitWeights:
-    """The weights of a block that are in fp8."""
-    return EightBitWeights(
-        rules, {name: w for name, w in block.named_parameters(recurse=False) if w.ndim == 2 and rules.takes(w)}
-    )
+    """The weights of a block that are in fp8: those that read one input all are, or none."""
+    found = {name: w for name, w in block.named_parameters(recurse=False) if w.ndim == 2 and rules.takes(w)}
+    parted = {name for group in SHARED_INPUT if not found.keys() >= set(group) for name in group}
+    return EightBitWeights(rules, {name: w for name, w in found.items() if name not in parted})
