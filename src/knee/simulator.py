@@ -236,7 +236,7 @@ def optimizer_cost(cluster: Cluster, profile: Profile, model: Model, parts: Step
     summed = kept_bytes * whole * (table.microbatches - 1.0)
     copies = _narrow_copies_bytes(model, parts, whole)
     operations = op.optimizer(owned, table.state_bytes, cast, summed, copies, profile.kernels)
-    operations += _fp8_weight_casts(model, parts)
+    operations += fp8_weight_casts(model, parts)
     return cost_of(cluster.gpu, profile, product_column(table), operations)
 
 
@@ -255,7 +255,7 @@ def _narrow_copies_bytes(model: Model, parts: StepParts, whole: Floats) -> Float
     return np.where(kept, narrow, 0.0)
 
 
-def _fp8_weight_casts(model: Model, parts: StepParts) -> list[op.Operation]:
+def fp8_weight_casts(model: Model, parts: StepParts) -> list[op.Operation]:
     """Casts of weights in stacks with shared casts, for all microbatches of a step: of those that stay whole, or of the
     shards that are gathered once. Shards that are gathered in every pass have their largest element found here."""
     fp8, kernels = fp8_shapes(parts.table, parts.profile), parts.profile.kernels
