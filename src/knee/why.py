@@ -97,6 +97,8 @@ def _throughput(c: _Chain, job: Job, w: EvaluatedStep, convention: str) -> None:
 
 
 _EVERY_MODEL = ("residual", "loss", "clip", "adamw")
+_FP8 = ("fp8_shared_casts", "fp8_gathers", "fp8_smallest", "fp8_forward_scale")
+_FP8_KERNELS = ("fp8_cast", "fp8_largest", "fp8_largest_columns", "fp8_weights", "fp8_shards", "fp8_shards_largest")
 
 
 def _compute(c: _Chain, job: Job, w: EvaluatedStep) -> None:
@@ -139,8 +141,11 @@ def _compute(c: _Chain, job: Job, w: EvaluatedStep) -> None:
     )
     if job.plan.precision == "fp4":
         c.constant(1, "bf16_layers_frac", f"{job.profile.bf16_layers_frac:g}")
+    for name in _FP8 if job.plan.precision == "fp8" else ():
+        c.constant(1, name, f"{getattr(job.profile, name)}")
     for name, passes, kind, source in pass_rows(kernels):
         some = ("outer",) * (job.plan.sync_every > 1) + ("soft_cap",) * (job.model.final_soft_cap > 0)
+        some += _FP8_KERNELS * (job.plan.precision == "fp8" and job.profile.fp8_shared_casts)
         if name in (job.model.norm, job.model.positions, job.model.mlp, *_EVERY_MODEL, *some):
             c.add(1, f"{kernels}.{name}", passes, source=f"{kind}: {source}")
 

@@ -158,7 +158,6 @@ def _with_own_fp8(job: Job) -> Job:
 
 def traced_job(job: Job) -> TrainJob:
     """The same job for the trainer; types as on GPUs."""
-    fp8 = {"fp8_smallest": job.profile.fp8_smallest} if job.plan.precision == "fp8" else {}
     return TrainJob(
         model=job.model,
         plan=job.plan,
@@ -169,5 +168,5 @@ def traced_job(job: Job) -> TrainJob:
         warmup=0,
         dtype="bf16" if job.plan.precision == "fp8" else cast("Dtype", job.plan.precision),
         routing="balanced" if job.model.experts else "learned",  # fake tokens choose nothing
-        **fp8,
+        fp8_smallest=job.profile.fp8_smallest,
     )
