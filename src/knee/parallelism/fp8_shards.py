@@ -125,7 +125,7 @@ def gathered_in_fp8(block: nn.Module, names: Iterable[str]) -> None:
 
 def cast_shards(shards: list[ShardedWeight], group: Any, cast: Callable[..., Any]) -> None:
     """Make what is gathered, with the scale of the whole weight: one small message tells the largest elements of all.
-    ``cast`` is ``narrowed`` or what compilation made of it."""
+    ``cast`` is ``cast_to_fp8`` or what compilation made of it."""
     inner = [shard.inner for shard in shards]
     largest = torch.stack([x.float() for x in largest_elements(inner)])
     dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)

@@ -18,8 +18,8 @@ from knee.parallelism.decoder import Decoder, Parts, full_shape, initial
 from knee.parallelism.expert_balance import LoadBalancer
 from knee.parallelism.expert_parallel import Here, TokenExchange
 from knee.parallelism.experts import EXPERT_WEIGHTS, RoutingRules, expert_part, expert_shape
-from knee.parallelism.fp8 import Fp8Rules, cast_weights, eight
-from knee.parallelism.fp8_copies import narrowed
+from knee.parallelism.fp8 import Fp8Rules, cast_weights, quantize
+from knee.parallelism.fp8_copies import cast_to_fp8
 from knee.parallelism.fp8_shards import cast_shards
 from knee.parallelism.fsdp import before_microbatch, local_part, place, shard, shards_in_fp8
 from knee.parallelism.layer_functions import rope_table
@@ -66,7 +66,7 @@ class Trainer:
         self.balancer = LoadBalancer(self.decoders, job, mesh)
         self.pipeline = self._pipeline() if job.plan.pp > 1 else None
         self._fp8, self._shards = _fp8_rules(job, mesh), shards_in_fp8(self.decoders)
-        self._eight, self._narrowed = (compiled(f) if job.compile else f for f in (eight, narrowed))
+        self._quantize, self._cast = (compiled(f) if job.compile else f for f in (quantize, cast_to_fp8))
         self._cast_weights()
         self._here = positions(job.seq_len, mesh.group("cp")).to(mesh.device) if job.plan.cp > 1 else None
 
@@ -97,10 +97,10 @@ class Trainer:
             return
         with torch.no_grad():
             if self._shards:
-                cast_shards(self._shards, self.mesh.sharded.get_group(self.mesh.sharded.ndim - 1), self._narrowed)
+                cast_shards(self._shards, self.mesh.sharded.get_group(self.mesh.sharded.ndim - 1), self._cast)
             elif self._fp8.kept:
                 blocks = (block for decoder in self.decoders for block in decoder.blocks.values())
-                cast_weights(blocks, self._fp8, self._eight)
+                cast_weights(blocks, self._fp8, self._quantize)
 
     def _pipeline(self) -> Any:
         from knee.parallelism.pipeline_parallel import Pipeline  # torch's takes most of a second to import
