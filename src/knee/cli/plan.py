@@ -15,7 +15,7 @@ from knee.cli.options.sections import Sectioned, Word
 from knee.cli.progress_bar import Patience
 from knee.errors import InputError
 from knee.specs.choices import OBJECTIVES, TARGETS
-from knee.specs.plan import PRECISIONS, RECOMPUTES, REDUCE_DTYPES, SCHEDULES, SHARDINGS, STATE_DTYPES
+from knee.specs.plan import FP8_RECIPES, PRECISIONS, RECOMPUTES, REDUCE_DTYPES, SCHEDULES, SHARDINGS, STATE_DTYPES
 
 
 @click.command("plan", cls=Sectioned)
@@ -32,6 +32,12 @@ from knee.specs.plan import PRECISIONS, RECOMPUTES, REDUCE_DTYPES, SCHEDULES, SH
     section="Job",
     type=Word(PRECISIONS),
     help="Data type of the matrix products; default: the job file's value, or bf16.",
+)
+@option(
+    "--fp8-recipe",
+    section="Job",
+    type=Word(FP8_RECIPES),
+    help="How --precision fp8 scales its operands; default: the job file's value, or tensorwise.",
 )
 @option(
     "--reduce-dtype",

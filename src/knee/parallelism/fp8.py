@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -18,8 +18,11 @@ from knee.parallelism.fp8_copies import E4M3, E5M2, cast_to_fp8, copies, largest
 from knee.parallelism.fp8_shards import GatheredWeight
 from knee.parallelism.tensor_parallel import gather_sequence, scatter_sequence
 from knee.parallelism.torch_internals import NamedGroup, all_reduce
+from knee.specs.defaults import FP8_SMALLEST
+from knee.specs.plan import Fp8Recipe
 
-Recipe = Literal["tensorwise", "rowwise"]
+SHARED_INPUT = (("wq", "wk", "wv"), ("w1", "w3"))
+"""Weights whose products read the same input."""
 MULTIPLE = 16
 """What widths of fp8 products are multiples of."""
 
@@ -38,7 +41,7 @@ class Quantized(NamedTuple):
         return transposed(self.rows) if self.columns is None else self.columns, self.columns_scale
 
 
-def quantize(x: Any, recipe: Recipe, dtype: Any = E4M3, largest: Any = None) -> Quantized:
+def quantize(x: Any, recipe: Fp8Recipe, dtype: Any = E4M3, largest: Any = None) -> Quantized:
     """``x`` (m, k) in fp8. ``largest`` is its largest element, where that is known."""
     if recipe == "rowwise":
         by_rows, by_columns = (scale_of(x.abs().amax(dim), dtype).unsqueeze(1) for dim in (1, 0))
@@ -68,7 +71,7 @@ def fp8_products(
     x: Any,
     weights: list[Any],
     quantized: list[Quantized],
-    recipe: Recipe,
+    recipe: Fp8Recipe,
     *,
     enters: NamedGroup | None = None,
     leaves: NamedGroup | None = None,
@@ -88,7 +91,13 @@ class _Products(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Any, recipe: Recipe, enters: NamedGroup | None, leaves: NamedGroup | None, count: int, *parts: Any
+        ctx: Any,
+        x: Any,
+        recipe: Fp8Recipe,
+        enters: NamedGroup | None,
+        leaves: NamedGroup | None,
+        count: int,
+        *parts: Any,
     ) -> tuple[Any, ...]:
         weights, quantized = parts[:count], [Quantized(*parts[i : i + 4]) for i in range(count, 5 * count, 4)]
         given = quantize_and_gather(x, enters) if enters else quantize(x.flatten(0, -2), recipe)
@@ -128,8 +137,8 @@ class _Products(torch.autograd.Function):
 class Fp8Rules:
     """Which weights have products in fp8, and how they are cast."""
 
-    recipe: Recipe = "tensorwise"
-    smallest: int = 1024
+    recipe: Fp8Recipe = "tensorwise"
+    smallest: int = FP8_SMALLEST
     """Narrower weights, in either direction, gain less than their casts cost."""
     kept: bool = True
     """Weights stay whole between passes, so that they are cast once a step; others are cast in every pass."""
@@ -177,7 +186,7 @@ def cast_weights(blocks: Iterable[Any], rules: Fp8Rules, cast: Callable[..., Qua
 
 
 def quantized_weights(block: nn.Module, rules: Fp8Rules) -> QuantizedWeights:
-    """The weights of a block that are in fp8."""
-    return QuantizedWeights(
-        rules, {name: w for name, w in block.named_parameters(recurse=False) if w.ndim == 2 and rules.takes(w)}
-    )
+    """The weights of a block that are in fp8: those that read one input all are, or none."""
+    found = {name: w for name, w in block.named_parameters(recurse=False) if w.ndim == 2 and rules.takes(w)}
+    parted = {name for group in SHARED_INPUT if not found.keys() >= set(group) for name in group}
+    return QuantizedWeights(rules, {name: w for name, w in found.items() if name not in parted})

@@ -186,7 +186,7 @@ def _decoder(job: TrainJob, mesh: Mesh, layers: range) -> Decoder:
 def _fp8_rules(job: TrainJob, mesh: Mesh) -> Fp8Rules | None:
     if job.plan.precision != "fp8":
         return None
-    return Fp8Rules(recipe=job.fp8_recipe, smallest=job.fp8_smallest, kept=mesh.sharded is None)
+    return Fp8Rules(recipe=job.plan.fp8_recipe, smallest=job.fp8_smallest, kept=mesh.sharded is None)
 
 
 def _set_weights(decoder: Decoder, job: TrainJob, mesh: Mesh) -> None:

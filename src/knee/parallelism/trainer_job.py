@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from knee.errors import SpecError, argument, out_of_range
 from knee.specs.choices import Device
-from knee.specs.defaults import LEARNING_RATE, TIMEOUT_S
+from knee.specs.defaults import FP8_SMALLEST, LEARNING_RATE, TIMEOUT_S
 from knee.specs.model import Experts, LatentAttention, Model
 from knee.specs.model.departures import departures
 from knee.specs.plan import Plan
@@ -26,7 +26,6 @@ from knee.specs.split_rules import (
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 AttentionChoice = Literal["auto", "flash", "cudnn", "math"]
-Fp8Recipe = Literal["tensorwise", "rowwise"]
 Routing = Literal["learned", "balanced"]
 
 MOST_STEPS = 10**9
@@ -58,10 +57,9 @@ class TrainJob:
     compile: bool = False
     """torch.compile of every block and of the loss."""
     attention: AttentionChoice = "auto"
-    fp8_recipe: Fp8Recipe = "tensorwise"
-    """Where the plan's precision is fp8: one scale for a tensor, or one for every row that a product sums over."""
-    fp8_smallest: int = 1024
-    """Weights that are narrower in either direction keep 16-bit products: casts would cost more than they gain."""
+    fp8_smallest: int = FP8_SMALLEST
+    """With fp8, weights that are narrower in either direction keep 16-bit products: casts would cost more than they
+    gain."""
     lr: float = LEARNING_RATE
     clip_norm: float = 1.0
     """Largest norm of the gradient; 0 does not clip (the norm is reported all the same)."""
@@ -158,7 +156,6 @@ class TrainJob:
             ("device", Device),
             ("dtype", Dtype),
             ("attention", AttentionChoice),
-            ("fp8_recipe", Fp8Recipe),
             ("routing", Routing),
         ):
             if getattr(self, name) not in get_args(known):

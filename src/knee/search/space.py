@@ -21,6 +21,7 @@ from knee.specs.model import Model
 from knee.specs.plan import (
     CP_METHODS,
     DISPATCHERS,
+    FP8_RECIPES,
     PRECISIONS,
     RECOMPUTE_MODULES,
     RECOMPUTES,
@@ -257,6 +258,7 @@ def _table(space: Space, shared: Callable[[int], Sequence[tuple[Sharding, int, i
         cp=np.ascontiguousarray(cp),
         prefetch=same(fixed.prefetch),
         precision=same(PRECISIONS.index(fixed.precision)),
+        fp8_recipe=same(FP8_RECIPES.index(fixed.fp8_recipe)),
         reduce_dtype=same(REDUCE_DTYPES.index(fixed.reduce_dtype)),
         state_dtype=same(STATE_DTYPES.index(fixed.state_dtype)),
         sync_every=np.where(open_.dp_replicate > 1, space.sync_every, 1),
