@@ -5,8 +5,7 @@
 
 A library that is not installed is left out. Every case runs in a process of its own. Seconds are CPU seconds, because
 other work on the machine changes those least. Text, tokenizer and sequences are those of ``data.py``. Every tool reads
-``STEPS`` steps from the first on, and again from step 50 on; once on one rank, and once on two. The batches of two ranks
-should be those of one.
+100 steps from the first on, and again from step 50 on; on one rank, and on two, whose batches should be those of one.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def knee_read(folder: Path, step: int, rank: int, ranks: int) -> Rows:
 
 
 def _sequences(corpus: Path, tokenizer: Path) -> Any:
-    """The corpus as a dataset of packed sequences: one map for tokens and one for packing, as in the library's guide."""
+    """The corpus as a dataset of packed sequences: a map for tokens, and one for packing."""
     from tokenizers import Tokenizer
 
     import datasets

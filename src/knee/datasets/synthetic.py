@@ -1,9 +1,10 @@
 """Synthetic tokens that a model can learn: a Markov chain whose entropy is known, as cheap as random numbers.
 
 Tokens have ranks, and frequencies that fall with the rank as those of words do: the ranks 1, 2-3, 4-7, 8-15, ... are
-equally likely together, and alike inside such an octave (Zipf's law in steps). A token is drawn by frequency or, just
-as often, is the successor of the token before it, which has the next rank. Frequencies and successors depend on the
-size of the vocabulary alone, so that runs with other seeds, and validation, have the same language.
+equally likely together, and alike inside such an octave (Zipf's law in steps). Ranks that fill no octave belong to the
+last one. A token is drawn by frequency or, just as often, is the successor of the token before it, which has the next
+rank. Frequencies and successors depend on the size of the vocabulary alone, so that runs with other seeds, and
+validation, have the same language.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ FOLLOWS = 0.5
 FURTHEST = 60
 """A chain of more successors is less likely than any rounding error."""
 _BIT, _OCTAVE, _PLACE = np.uint64(1), np.uint64(40), np.uint64(32)
-"""A word's lowest bit says whether its token is drawn, its highest 24 the octave, and 32 between them the place there."""
+"""A word's lowest bit says whether its token is drawn, its highest 24 the octave, and 32 others the place in it."""
 
 
 def markov_tokens(keys: Words, length: int, vocab_size: int) -> NDArray[np.int64]:
@@ -39,8 +40,8 @@ def markov_tokens(keys: Words, length: int, vocab_size: int) -> NDArray[np.int64
 
 
 def _octaves(vocab_size: int) -> tuple[Words, Words]:
-    """The first rank of each octave, from 0, and the number of its ranks; the last may be cut off."""
-    firsts = [2**octave - 1 for octave in range(vocab_size.bit_length())]
+    """The first rank of each octave, from 0, and the number of its ranks; the last has all that are left."""
+    firsts = [2**octave - 1 for octave in range((vocab_size + 1).bit_length() - 1)]
     ends = [*firsts[1:], vocab_size]
     return np.array(firsts, np.uint64), np.array([b - a for a, b in zip(firsts, ends, strict=True)], np.uint64)
 
