@@ -212,8 +212,7 @@ def _locked(out: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            hint = f"wait for it, or give another {argument('out')}"
-            text = f"{out} is in use by another `knee data prepare`"
+            text, hint = f"{out} is in use by another `knee data prepare`", f"wait, or give another {argument('out')}"
             raise InputError(text, hint=hint, code="folder-in-use", field="out") from None
         except OSError as error:
             if error.errno not in NO_LOCKS:
@@ -242,7 +241,8 @@ class _Preparation:
         self.shards = [step.shard for step in steps]
         self.number = {source.path: number for number, source in enumerate(asked.sources)}
         self.before = [0, *accumulate(source.size_bytes for source in asked.sources)]
-        write_text(out / JOURNAL, "".join(json.dumps(asdict(line)) + "\n" for line in (asked, *steps)))
+        lines = [asdict(asked), *map(asdict, steps)]
+        write_text(out / JOURNAL, "".join(json.dumps(line) + "\n" for line in lines))
 
     def run(self, jobs: int) -> Index:
         """To the end, and the index."""
