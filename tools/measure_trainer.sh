@@ -22,14 +22,14 @@ peers=${PEERS:-out/peers}
 measure() { # NAME MODEL, then options of knee train
     local name=$1 model=$2
     shift 2
-    python3 -m knee train "$model" --device cuda --local-batch 2 --steps 60 "$@" --out "$out/$name" 2>&1 |
+    python3 -m knee train "$model" --device cuda --local-batch 2 --steps "${STEPS:-60}" "$@" --out "$out/$name" 2>&1 |
         grep -E "tokens/s per GPU|error|hint" | sed "s/^/$name: /"
 }
 
 torchtitan() { # NAME MODEL, then options of benchmarks/torchtitan_llama.py
     local name=$1
     shift
-    PYTHONPATH=$peers python3 benchmarks/torchtitan_llama.py "$@" --steps 60 --warmup 10 --out "$out/$name.json" 2>&1 |
+    PYTHONPATH=$peers python3 benchmarks/torchtitan_llama.py "$@" --steps "${STEPS:-60}" --warmup 10 --out "$out/$name.json" 2>&1 |
         grep -E "tokens/s|Error" | tail -2 | sed "s/^/$name: /"
 }
 
@@ -61,7 +61,7 @@ for part in "$@"; do
         ;;
     loss)
         for precision in bf16 fp8; do
-            measure loss-1b-$precision llama-1b --compile --precision $precision --data "${DATA:?give a folder}" --steps 500
+            measure loss-1b-$precision llama-1b --compile --precision $precision --data "${DATA:?give a folder}" --trace-steps 0 --steps 500
         done
         ;;
     eager)
