@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -257,7 +257,7 @@ def _narrow_copies_bytes(model: Model, parts: StepParts, whole: Floats) -> Float
 
 def fp8_weight_casts(model: Model, parts: StepParts) -> list[op.Operation]:
     """Casts of weights in stacks with shared casts, for all microbatches of a step: of those that stay whole, or of the
-    shards that are gathered once. Shards that are gathered in every pass have their largest element found here."""
+    shards that are gathered."""
     fp8, kernels = fp8_shapes(parts.table, parts.profile), parts.profile.kernels
     if fp8 is None or not fp8.shared_casts:
         return []
@@ -265,8 +265,6 @@ def fp8_weight_casts(model: Model, parts: StepParts) -> list[op.Operation]:
     weights = layers * sum(tensor.cols > 1 and not tensor.experts for tensor in layer_tensors(model))
     elements = layers * parts.traffic.fp8.elements / fp8.shards
     there, shard = np.where(elements > 0, weights, 0.0), shard_casts(fp8, kernels)
-    once = 1.0 - fp8.reshards
-    shard = replace(shard, cast_bytes=once * shard.cast_bytes, cast_kernels=once * shard.cast_kernels)
     kept = 1.0 - fp8.gathered - fp8.casts_gathered
     whole = weight_casts(fp8, kernels, fp8.state_bytes).times(kept * elements, kept * there)
     return op.fp8_casts(whole.plus(shard.times(fp8.gathered * elements, fp8.gathered * there)))

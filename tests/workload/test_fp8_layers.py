@@ -80,8 +80,7 @@ def test_fsdp_gathers_one_byte_and_transposes_in_backward() -> None:
     assert fp8.comm.gather_layer[0] < bf16.comm.gather_layer[0]
     assert fp8.comm.reduce_layer[0] == bf16.comm.reduce_layer[0]
     whole, shards = (moved("fp8_cast", op.layer_backward_input, gpus=8, sharding=s) for s in ("zero1", "fsdp"))
-    shard = 2 * passes_of(KERNELS, "fp8_shards").backward / 8
-    assert shards - whole == pytest.approx(WEIGHTS * (CAST + shard))
+    assert shards - whole == pytest.approx(WEIGHTS * CAST)
     # rows of different scales cannot be cast apart: 16 bit are gathered, and cast in every forward
     rowwise = step(gpus=8, sharding="fsdp", fp8_recipe="rowwise")
     assert rowwise.traffic.gather_bytes[0] == bf16.traffic.gather_bytes[0]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from knee.errors import RunFailed, either
 from knee.inputs.argument_types import checked_arguments
 from knee.inputs.arguments import checked_plan
 from knee.inputs.request import ModelLike, Overrides, ProfileLike, is_job_file
 from knee.inputs.trainer_request import Say, completed_request, ranks_of
-from knee.parallelism.trainer_job import Dtype, TrainJob
+from knee.parallelism.trainer_job import TrainJob, activation_dtype
 from knee.probe.machine_facts import need_torch
 from knee.record.issued_messages import StageWork
 from knee.results.result import Result
@@ -166,7 +166,7 @@ def traced_job(job: Job) -> TrainJob:
         seq_len=job.seq_len,
         steps=2,
         warmup=0,
-        dtype="bf16" if job.plan.precision == "fp8" else cast("Dtype", job.plan.precision),
+        dtype=activation_dtype(job.plan.precision, "cuda"),
         routing="balanced" if job.model.experts else "learned",  # fake tokens choose nothing
         fp8_smallest=job.profile.fp8_smallest,
     )

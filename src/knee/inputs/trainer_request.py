@@ -14,7 +14,7 @@ from knee.errors import InputError, argument
 from knee.files import real_path
 from knee.inputs.arguments import checked_plan
 from knee.inputs.request import ClusterLike, ModelLike, Overrides, ProfileLike, Request, is_job_file, request
-from knee.parallelism.trainer_job import AttentionChoice, Dtype, Routing, TrainJob
+from knee.parallelism.trainer_job import AttentionChoice, Dtype, Routing, TrainJob, activation_dtype
 from knee.probe.inventory import read_inventory
 from knee.specs import Job
 from knee.specs.choices import Device
@@ -125,7 +125,6 @@ def trainer_job(
     if data is not None and not elsewhere:
         _check_data(Path(data), job, tell)
     steps = STEPS[where] if steps is None else steps
-    computed: Any = "fp32" if where == "cpu" else {"fp8": "bf16"}.get(job.plan.precision, job.plan.precision)
     return TrainJob(
         model=job.model,
         plan=parallel,
@@ -136,7 +135,7 @@ def trainer_job(
         warmup=warmup_of(steps) if warmup is None else warmup,
         seed=seed,
         device=where,
-        dtype=dtype or computed,
+        dtype=dtype or activation_dtype(job.plan.precision, where),
         compile=compile,
         attention=attention,
         routing=_routing(parallel),

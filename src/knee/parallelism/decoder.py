@@ -19,7 +19,7 @@ from torch.nn import functional
 from knee.parallelism.context_parallel import causal_attention
 from knee.parallelism.expert_parallel import Here
 from knee.parallelism.experts import MixtureOfExperts, RoutingRules
-from knee.parallelism.fp8 import Fp8Rules, eight_bit_weights, fp8_products
+from knee.parallelism.fp8 import Fp8Rules, fp8_products, quantized_weights
 from knee.parallelism.latent_attention import LatentProjections
 from knee.parallelism.layer_functions import linear, rms_norm, rope
 from knee.parallelism.loss import cross_entropy
@@ -73,7 +73,7 @@ class DecoderBlock(nn.Module):
             self.moe = MixtureOfExperts(model, tp, parts.exchange, parts.routing, dtype)
         else:
             self.w1, self.w3, self.w2 = weight(f, h), weight(f, h), weight(h, f)
-        self.eight = eight_bit_weights(self, parts.fp8) if parts.fp8 else None
+        self.quantized = quantized_weights(self, parts.fp8) if parts.fp8 else None
         self.run: Callable[..., Any] = self.body
         """``body``, or what recomputation and compilation made of it."""
 
@@ -105,18 +105,18 @@ class DecoderBlock(nn.Module):
 
     def _gathers(self, names: tuple[str, ...]) -> Any:
         """The group whose parts of the sequence are gathered in fp8."""
-        in_fp8 = self.eight is not None and self.eight.rules.gathers and self._narrow(names)
+        in_fp8 = self.quantized is not None and self.quantized.rules.gathers and self._in_fp8(names)
         return self.tp.gathers_sequence if in_fp8 else None
 
-    def _narrow(self, names: tuple[str, ...]) -> bool:
-        return self.eight is not None and self.eight.names.issuperset(names)
+    def _in_fp8(self, names: tuple[str, ...]) -> bool:
+        return self.quantized is not None and self.quantized.names.issuperset(names)
 
     def _products(self, x: Any, names: tuple[str, ...], **groups: Any) -> tuple[Any, ...]:
         weights = [getattr(self, name) for name in names]
-        if self.eight is None or not self._narrow(names):
+        if self.quantized is None or not self._in_fp8(names):
             return tuple(linear(x, weight) for weight in weights)
-        narrow = [self.eight.of(name, weight) for name, weight in zip(names, weights, strict=True)]
-        return fp8_products(x, weights, narrow, self.eight.rules.recipe, **groups)
+        quantized = [self.quantized.of(name, weight) for name, weight in zip(names, weights, strict=True)]
+        return fp8_products(x, weights, quantized, self.quantized.rules.recipe, **groups)
 
     def _attention(self, y: Any, cos: Any, sin: Any) -> Any:
         q, k, v = (x.view(*x.shape[:2], -1, self.head_dim) for x in self._into(y, "wq", "wk", "wv"))

@@ -7,14 +7,14 @@ Source: Micikevicius et al., FP8 Formats for Deep Learning (arXiv 2209.05433); r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from knee.parallelism.fp8_copies import E4M3, E5M2, copies, narrowed, scale_of, transposed
+from knee.parallelism.fp8_copies import E4M3, E5M2, cast_to_fp8, copies, largest_elements, scale_of, transposed
 from knee.parallelism.fp8_shards import GatheredWeight
 from knee.parallelism.tensor_parallel import gather_sequence, scatter_sequence
 from knee.parallelism.torch_internals import NamedGroup, all_reduce
@@ -27,7 +27,7 @@ MULTIPLE = 16
 """What widths of fp8 products are multiples of."""
 
 
-class Eight(NamedTuple):
+class Quantized(NamedTuple):
     """A matrix (m, k) in fp8 and its transpose (k, m), each with the numbers that its rows are multiplied by."""
 
     rows: Any
@@ -41,25 +41,23 @@ class Eight(NamedTuple):
         return transposed(self.rows) if self.columns is None else self.columns, self.columns_scale
 
 
-def eight(x: Any, recipe: Fp8Recipe, dtype: Any = E4M3) -> Eight:
-    """``x`` (m, k) in fp8."""
-    # by rows first: compiled code finds the rows' largest elements in the kernel that makes x
-    by_rows = by_columns = x.abs().amax(1, keepdim=True)
+def quantize(x: Any, recipe: Fp8Recipe, dtype: Any = E4M3, largest: Any = None) -> Quantized:
+    """``x`` (m, k) in fp8. ``largest`` is its largest element, where that is known."""
     if recipe == "rowwise":
-        by_columns = x.abs().amax(0).unsqueeze(1)
+        by_rows, by_columns = (scale_of(x.abs().amax(dim), dtype).unsqueeze(1) for dim in (1, 0))
     else:
-        by_rows = by_columns = by_rows.amax()
-    by_rows, by_columns = scale_of(by_rows, dtype), scale_of(by_columns, dtype)
+        # by rows first: compiled code finds the rows' largest elements in the kernel that makes x
+        by_rows = by_columns = scale_of(x.abs().amax(1).amax() if largest is None else largest, dtype)
     rows, columns = copies(x, by_rows, by_columns, dtype)
-    return Eight(rows, 1 / by_rows, columns, 1 / by_columns)
+    return Quantized(rows, 1 / by_rows, columns, 1 / by_columns)
 
 
-def eight_gathered(x: Any, group: NamedGroup, dtype: Any = E4M3) -> Eight:
+def quantize_and_gather(x: Any, group: NamedGroup, dtype: Any = E4M3) -> Quantized:
     """Parts (batch, sequence, k) of all ranks as one matrix in fp8: half of the bytes cross the network."""
     scale = scale_of(all_reduce(x.abs().amax(-1).amax().float(), group, "max"), dtype)
     # collectives know no fp8, and to gather is to copy
-    rows = gather_sequence(narrowed(x, scale, dtype).view(torch.uint8), group).view(dtype).flatten(0, -2)
-    return Eight(rows, 1 / scale, None, 1 / scale)
+    rows = gather_sequence(cast_to_fp8(x, scale, dtype).view(torch.uint8), group).view(dtype).flatten(0, -2)
+    return Quantized(rows, 1 / scale, None, 1 / scale)
 
 
 def product(a: Any, a_scale: Any, b: Any, b_scale: Any, out_dtype: Any, *, fast: bool) -> Any:
@@ -72,18 +70,18 @@ def product(a: Any, a_scale: Any, b: Any, b_scale: Any, out_dtype: Any, *, fast:
 def fp8_products(
     x: Any,
     weights: list[Any],
-    narrow: list[Eight],
+    quantized: list[Quantized],
     recipe: Fp8Recipe,
     *,
     enters: NamedGroup | None = None,
     leaves: NamedGroup | None = None,
 ) -> tuple[Any, ...]:
-    """Products of one input with several weights; ``narrow`` are the weights in fp8.
+    """Products of one input with several weights; ``quantized`` are the weights in fp8.
 
     ``enters``: these ranks' parts of the sequence are gathered first; ``leaves``: products are summed over these ranks
     and cut along the sequence.
     """
-    flat = [part for each in narrow for part in each]
+    flat = [part for each in quantized for part in each]
     out: tuple[Any, ...] = _Products.apply(x, recipe, enters, leaves, len(weights), *weights, *flat)
     return out
 
@@ -101,14 +99,14 @@ class _Products(torch.autograd.Function):
         count: int,
         *parts: Any,
     ) -> tuple[Any, ...]:
-        weights, narrow = parts[:count], [Eight(*parts[i : i + 4]) for i in range(count, 5 * count, 4)]
-        given = eight_gathered(x, enters) if enters else eight(x.flatten(0, -2), recipe)
+        weights, quantized = parts[:count], [Quantized(*parts[i : i + 4]) for i in range(count, 5 * count, 4)]
+        given = quantize_and_gather(x, enters) if enters else quantize(x.flatten(0, -2), recipe)
         ctx.recipe, ctx.enters, ctx.leaves, ctx.dtypes = recipe, enters, leaves, [w.dtype for w in weights]
         ctx.shape = (x.shape[0], x.shape[1] * (enters.size if enters else 1), x.shape[2])
-        ctx.late = [w.columns is None for w in narrow]
-        kept = [part for w in narrow for part in (w.rows if w.columns is None else w.columns, w.columns_scale)]
+        ctx.late = [w.columns is None for w in quantized]
+        kept = [part for w in quantized for part in (w.rows if w.columns is None else w.columns, w.columns_scale)]
         ctx.save_for_backward(*given.transposed(), *kept)
-        out = (product(given.rows, given.rows_scale, w.rows, w.rows_scale, x.dtype, fast=True) for w in narrow)
+        out = (product(given.rows, given.rows_scale, w.rows, w.rows_scale, x.dtype, fast=True) for w in quantized)
         shaped = (y.view(*ctx.shape[:2], -1) for y in out)
         return tuple(scatter_sequence(y, leaves) if leaves else y for y in shaped)
 
@@ -119,7 +117,11 @@ class _Products(torch.autograd.Function):
         given: Any = None
         of_weights = []
         for i, grad in enumerate(grads):
-            g = eight_gathered(grad, ctx.leaves, dtype) if ctx.leaves else eight(grad.flatten(0, -2), ctx.recipe, dtype)
+            g = (
+                quantize_and_gather(grad, ctx.leaves, dtype)
+                if ctx.leaves
+                else quantize(grad.flatten(0, -2), ctx.recipe, dtype)
+            )
             weight, scale = kept[2 * i : 2 * i + 2]
             weight = transposed(weight) if ctx.late[i] else weight
             part = product(g.rows, g.rows_scale, weight, scale, grad.dtype, fast=False)
@@ -151,33 +153,40 @@ class Fp8Rules:
         return min(weight.shape) >= self.smallest and not any(size % MULTIPLE for size in weight.shape)
 
 
-class EightBitWeights(nn.Module):
+class QuantizedWeights(nn.Module):
     """A block's weights in fp8."""
 
     def __init__(self, rules: Fp8Rules, weights: dict[str, Any]) -> None:
         super().__init__()
         self.rules, self.names = rules, frozenset(weights)
         for name, weight in weights.items() if rules.kept else ():
-            for part, value in eight(torch.zeros_like(weight), rules.recipe)._asdict().items():
+            for part, value in quantize(torch.zeros_like(weight), rules.recipe)._asdict().items():
                 self.register_buffer(f"{name}_{part}", value, persistent=False)
 
-    def of(self, name: str, weight: Any) -> Eight:
+    def of(self, name: str, weight: Any) -> Quantized:
         """A weight in fp8."""
         if self.rules.kept:
-            return Eight(*(getattr(self, f"{name}_{part}") for part in Eight._fields))
+            return Quantized(*(getattr(self, f"{name}_{part}") for part in Quantized._fields))
         if isinstance(weight, GatheredWeight):
-            return Eight(weight.rows, weight.scale, None, weight.scale)
-        return eight(weight.detach(), self.rules.recipe)
+            return Quantized(weight.rows, weight.scale, None, weight.scale)
+        return quantize(weight.detach(), self.rules.recipe)
 
-    def update(self, block: Any, cast: Callable[..., Eight]) -> None:
-        """Cast what the optimizer has changed; ``cast`` is ``eight`` or what compilation made of it."""
-        for name in sorted(self.names) if self.rules.kept else ():
-            for part, value in zip(Eight._fields, cast(getattr(block, name).detach(), self.rules.recipe), strict=True):
-                setattr(self, f"{name}_{part}", value)
+    def update(self, name: str, value: Quantized) -> None:
+        """Keep what was cast of a weight that the optimizer has changed."""
+        for part, tensor in value._asdict().items():
+            setattr(self, f"{name}_{part}", tensor)
 
 
-def eight_bit_weights(block: nn.Module, rules: Fp8Rules) -> EightBitWeights:
+def cast_weights(blocks: Iterable[Any], rules: Fp8Rules, cast: Callable[..., Quantized]) -> None:
+    """Cast the weights that stay whole; ``cast`` is ``quantize`` or what compilation made of it."""
+    kept = [(block, name, getattr(block, name).detach()) for block in blocks for name in sorted(block.quantized.names)]
+    sizes = largest_elements([w for *_, w in kept]) if rules.recipe == "tensorwise" else len(kept) * [None]
+    for (block, name, weight), largest in zip(kept, sizes, strict=True):
+        block.quantized.update(name, cast(weight, rules.recipe, largest=largest))
+
+
+def quantized_weights(block: nn.Module, rules: Fp8Rules) -> QuantizedWeights:
     """The weights of a block that are in fp8: those that read one input all are, or none."""
     found = {name: w for name, w in block.named_parameters(recurse=False) if w.ndim == 2 and rules.takes(w)}
     parted = {name for group in SHARED_INPUT if not found.keys() >= set(group) for name in group}
-    return EightBitWeights(rules, {name: w for name, w in found.items() if name not in parted})
+    return QuantizedWeights(rules, {name: w for name, w in found.items() if name not in parted})

@@ -31,7 +31,14 @@ def copies(x: Any, by_rows: Any, by_columns: Any, dtype: Any) -> tuple[Any, Any]
     if x.device.type == "cuda" and triton is not None:
         rows, columns = _copies_on_gpu(x, by_rows, by_columns, dtype == E5M2)
         return rows, columns
-    return narrowed(x, by_rows, dtype), narrowed(x.t(), by_columns, dtype)
+    return cast_to_fp8(x, by_rows, dtype), cast_to_fp8(x.t(), by_columns, dtype)
+
+
+def largest_elements(tensors: list[Any]) -> list[Any]:
+    """The largest absolute value of each tensor, all of them in one reading."""
+    there = [x for x in tensors if x.numel()]
+    found = iter(torch._foreach_norm(there, torch.inf) if there else ())
+    return [next(found) if x.numel() else x.new_zeros(()) for x in tensors]
 
 
 def scale_of(largest: Any, dtype: Any = E4M3) -> Any:
@@ -39,7 +46,7 @@ def scale_of(largest: Any, dtype: Any = E4M3) -> Any:
     return LARGEST[dtype] / largest.float().clamp(min=SMALLEST)
 
 
-def narrowed(x: Any, scale: Any, dtype: Any) -> Any:
+def cast_to_fp8(x: Any, scale: Any, dtype: Any) -> Any:
     """``x`` times ``scale`` in fp8; what is too large becomes the largest number."""
     top = LARGEST[dtype]
     return (x.float() * scale).clamp(-top, top).to(dtype).contiguous()

@@ -6,6 +6,8 @@ Source: torch.distributed.fsdp, extensions of all-gathers (``fsdp_pre_all_gather
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from knee.parallelism.fp8_copies import E4M3, narrowed, scale_of
+from knee.parallelism.fp8_copies import E4M3, largest_elements, scale_of
 
 aten = torch.ops.aten
 KEEPS_CLASS = {
@@ -30,16 +32,23 @@ def _outer(cls: Any, like: Any, dtype: Any) -> Any:
     )
 
 
+@dataclass(slots=True)
+class Copy:
+    """What is gathered of a shard. A shard's views share it, and every step makes it anew."""
+
+    rows: Any = None
+    scale: Any = None
+    """What the rows are multiplied by to be the weight."""
+
+
 class ShardedWeight(torch.Tensor):
     """A rank's part of a weight, as it is kept."""
 
-    def __new__(cls, inner: Any, scale: Any) -> Any:  # noqa: ARG004 (of __init__)
+    def __new__(cls, inner: Any, copy: Copy) -> Any:  # noqa: ARG004 (of __init__)
         return _outer(cls, inner, inner.dtype)
 
-    def __init__(self, inner: Any, scale: Any) -> None:
-        self.inner = inner
-        self.scale = scale
-        """What the whole weight is multiplied by when it is cast: a list of one tensor, which its views share."""
+    def __init__(self, inner: Any, copy: Copy) -> None:
+        self.inner, self.copy = inner, copy
 
     def __repr__(self, **_: Any) -> str:
         return f"ShardedWeight({tuple(self.shape)}, {self.dtype})"
@@ -47,25 +56,27 @@ class ShardedWeight(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Every operation is one on the kept tensor."""
-        scale = next(x.scale for x in (*args, *(args[0] if isinstance(args[0], list) else ())) if isinstance(x, cls))
+        copy = next(x.copy for x in args if isinstance(x, cls))
         args, kwargs = tree_map_only(cls, lambda x: x.inner, (args, kwargs or {}))
         out = func(*args, **kwargs)
         if func not in KEEPS_CLASS:
             return out
-        return tree_map_only(torch.Tensor, lambda x: cls(x, scale), out)
+        return tree_map_only(torch.Tensor, lambda x: cls(x, copy), out)
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
-        return ["inner"], self.scale
+        return ["inner"], self.copy
 
     @staticmethod
-    def __tensor_unflatten__(inner: dict[str, Any], scale: Any, size: Any, stride: Any) -> Any:
+    def __tensor_unflatten__(inner: dict[str, Any], copy: Copy, size: Any, stride: Any) -> Any:
         del size, stride
-        return ShardedWeight(inner["inner"], scale)
+        return ShardedWeight(inner["inner"], copy)
 
     def fsdp_pre_all_gather(self, mesh: Any, size: Any, stride: Any, module: Any, policy: Any) -> Any:
         """What is gathered, and what the other side needs to know."""
-        del mesh, size, stride, module, policy
-        return (narrowed(self.inner, self.scale[0], E4M3),), (1 / self.scale[0],)
+        del stride, module, policy
+        missing = -(-size[0] // mesh.size()) - len(self.copy.rows)  # FSDP2 pads the shards of the last ranks
+        rows = nn.functional.pad(self.copy.rows.view(torch.uint8), (0, 0, 0, missing)).view(E4M3)
+        return (rows,), (self.copy.scale,)
 
     def fsdp_post_all_gather(self, gathered: Any, known: Any, dtype: Any, *, out: Any = None) -> Any:
         """The whole weight. ``out`` is that of an earlier pass, whose memory has been filled again."""
@@ -106,21 +117,17 @@ class GatheredWeight(torch.Tensor):
         return GatheredWeight(inner["rows"], inner["scale"], dtype)
 
 
-def gathered_in_fp8(block: nn.Module, names: Any) -> None:
+def gathered_in_fp8(block: nn.Module, names: Iterable[str]) -> None:
     """Make FSDP2 gather these weights of a block in fp8; before the block is sharded."""
     for name in names:
-        weight = getattr(block, name)
-        scale = [torch.ones((), device=weight.device)]
-        setattr(block, name, nn.Parameter(ShardedWeight(weight.data, scale)))
+        setattr(block, name, nn.Parameter(ShardedWeight(getattr(block, name).data, Copy())))
 
 
-def update_scales(shards: list[Any], group: Any) -> None:
-    """Find the scales of whole weights from the parts that each rank of the group has: one small message for all."""
-    if not shards:
-        return
-    with torch.no_grad():
-        zero = torch.zeros((), device=shards[0].inner.device)
-        largest = torch.stack([x.inner.abs().amax().float() if x.inner.numel() else zero for x in shards])
-        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
-        for shard, scale in zip(shards, scale_of(largest).unbind(), strict=True):
-            shard.scale[0] = scale
+def cast_shards(shards: list[ShardedWeight], group: Any, cast: Callable[..., Any]) -> None:
+    """Make what is gathered, with the scale of the whole weight: one small message tells the largest elements of all.
+    ``cast`` is ``cast_to_fp8`` or what compilation made of it."""
+    inner = [shard.inner for shard in shards]
+    largest = torch.stack([x.float() for x in largest_elements(inner)])
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    for shard, x, scale in zip(shards, inner, scale_of(largest).unbind(), strict=True):
+        shard.copy.rows, shard.copy.scale = cast(x, scale, E4M3), 1 / scale

@@ -306,6 +306,12 @@ class TrainJob:
         check_interleaved(plan, self.microbatches)
 
 
+def activation_dtype(precision: str, device: str) -> Dtype:
+    """What products read and write under a plan: fp8 ones read bf16, and CPUs compute in fp32."""
+    kinds: dict[str, Dtype] = {"fp16": "fp16"}
+    return "fp32" if device == "cpu" else kinds.get(precision, "bf16")
+
+
 def _not_trained(field: str, text: str, hint: str) -> SpecError:
     """What the simulator takes and the trainer does not."""
     return SpecError(text, hint=hint, code="not-trained", field=field)

@@ -28,7 +28,7 @@ from knee.parallelism.torch_internals import (
     fake_tensors,
     fake_world,
     is_counted_product,
-    is_sharded_tensor,
+    stands_for_others,
 )
 from knee.parallelism.trainer import Trainer
 from knee.parallelism.trainer_job import TrainJob
@@ -62,7 +62,7 @@ class Log(TorchDispatchMode):
         self.product_flop = self.attention_flop = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(is_sharded_tensor(t) for t in types):
+        if any(stands_for_others(t) for t in types):
             return NotImplemented  # it calls again with its local part
         out = func(*args, **(kwargs or {}))
         name = func._overloadpacket.__name__

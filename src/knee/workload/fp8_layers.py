@@ -7,7 +7,7 @@ gradient once: rows and columns in one reading. Other stacks cast the operands o
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -155,21 +155,23 @@ def layer_casts(maps: Sequence[Projection], s: Shapes, fp8: Fp8Shapes, kernels: 
 
 
 def _weight_casts(fp8: Fp8Shapes, kernels: Kernels, *, backward: bool) -> Casts:
-    """Of each element of a weight that FSDP gathers, in one pass: its shard is cast before the gather, or all of it in
-    forward behind a 16-bit gather; backward transposes what was gathered in fp8."""
-    shard = shard_casts(fp8, kernels)
-    each = replace(shard, largest_bytes=0.0 * shard.largest_bytes, largest_kernels=0.0 * shard.largest_kernels)
-    total = each.times(fp8.reshards / fp8.shards, fp8.reshards)
-    if backward:
-        transposed = fp8.gathered * passes_of(kernels, "fp8_cast").forward / 2.0 * BYTES
-        moved, launched = total.cast_bytes + transposed, total.cast_kernels + fp8.gathered
-        return replace(total, cast_bytes=moved, cast_kernels=launched)
-    return total.plus(weight_casts(fp8, kernels, BYTES).times(fp8.casts_gathered, fp8.casts_gathered))
+    """Of each element of a weight that FSDP gathers, in one pass: all of it is cast in forward behind a 16-bit gather,
+    and transposed in backward behind one in fp8."""
+    whole = weight_casts(fp8, kernels, BYTES)
+    if not backward:
+        return whole.times(fp8.casts_gathered, fp8.casts_gathered)
+    transposed = passes_of(kernels, "fp8_cast").forward / 2.0 * BYTES
+    none = 0.0 * fp8.gathered
+    return Casts(
+        cast_bytes=fp8.gathered * transposed,
+        largest_bytes=none,
+        cast_kernels=fp8.gathered,
+        largest_kernels=none,
+    )
 
 
 def shard_casts(fp8: Fp8Shapes, kernels: Kernels) -> Casts:
-    """Of each element of a shard that is gathered in fp8: the cast, which FSDP asks for before every gather, and the
-    largest element, once a step."""
+    """Of each element of a shard that is gathered in fp8, once a step: its largest element, and the cast."""
     cast, largest = (passes_of(kernels, name) for name in ("fp8_shards", "fp8_shards_largest"))
     one = np.ones_like(fp8.rowwise)
     return Casts(
