@@ -23,9 +23,10 @@ def answer_from_the_end(folder: Path, names: Sequence[str], changes: Mapping[str
         for budgets in study.budget:
             list(budget_rows(study.name, budgets, folder / KEPT))
     cached_fidelity(folder / KEPT)
-    store = Store(folder / RECORDS, lambda _: None)
-    for point in while_wanted(reversed(points_to_run(names, changes))):
-        store.record(point.question)
+    questions = [point.question for point in reversed(points_to_run(names, changes))]
+    store = Store(folder / RECORDS, lambda _: None, coming=questions)
+    for question in while_wanted(questions):
+        store.record(question)
 
 
 if __name__ == "__main__":

@@ -211,6 +211,6 @@ def is_zero_bubble(table: PlanTable) -> Bools:
     return np.asarray((table.schedule == SCHEDULES.index("zero_bubble")) & (table.pp > 1), dtype=np.bool_)
 
 
-def world_name(table: PlanTable) -> str:
-    """What the GPUs are called that a step of plan 0 keeps together."""
-    return "replica" if table.sync_every[0] > 1 else "world"
+def world_name(table: PlanTable, plan: int = 0) -> str:
+    """What the GPUs are called that a step of a plan keeps together."""
+    return "replica" if table.sync_every[plan] > 1 else "world"
