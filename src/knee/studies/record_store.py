@@ -30,7 +30,7 @@ ENGINE = ("specs", "workload", "cost", "timeline", "energy", "metrics", "record"
 SEAL = "seal"
 IMPOSSIBLE = "impossible"
 TOGETHER = 64
-"""Questions that are answered in one call: enough to share its price, few enough that an interrupted study keeps much."""
+"""Most questions that are answered in one call besides the one asked: a study that is interrupted keeps the rest."""
 
 Specs = tuple[str, str, str, Options]
 """Names of a model, a cluster and a profile, and what is changed in them."""
