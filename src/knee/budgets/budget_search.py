@@ -23,6 +23,8 @@ from knee.specs.model import Model
 from knee.units import short
 from knee.workload.parameters import parameter_count
 
+Candidate = tuple[int, Model]
+"""GPUs and size."""
 Name = Literal["days", "usd", "mwh", "tokens_max", "tokens_per_param"]
 J_PER_MWH = 1e3 * J_PER_KWH
 HOUR_S = 3600.0
@@ -30,6 +32,8 @@ LEAST_DRAW_FRAC = 0.4
 """Of the board's limit: no plan worth having draws less, so that energy cannot buy more tokens than this."""
 TOGETHER = 3
 """Batches that are priced at once, from the largest down to half of it: one that splits better may be faster."""
+AHEAD = 8
+"""Sizes that are priced at once, after the first: it may rule out most others."""
 TABLE_COUNTS = 2
 """Counts of GPUs whose best run is always found, from the most down: what fewer GPUs would reach."""
 
@@ -147,7 +151,7 @@ class Problem:
 
     def most_tokens(self, limits: BudgetLimits, model: Model, gpus: int) -> float:
         """No plan affords more."""
-        speed = self.rates.most_tokens_per_s_per_gpu(model)
+        speed = self.rates.most_tokens_per_s_per_gpu(model, beside=self.ladder())
         gpu = self.rates.cluster.gpu
         return self.tokens(limits, gpus, gpus * speed, speed / (LEAST_DRAW_FRAC * gpu.tdp_w), model)[0]
 
@@ -253,6 +257,16 @@ class Problem:
                 return None
         return None
 
+    def look_ahead(self, limits: BudgetLimits, candidates: Iterable[Candidate], below: float = math.inf) -> None:
+        """Price several candidates in few calls, for ``best_at`` to find."""
+        self.rates.look_ahead(
+            (model, (gpus, size), speed)
+            for gpus, model in candidates
+            if self.least_loss(limits, model, gpus) < below
+            for speed in [self._least_tokens_per_s(limits, model, gpus, below)]
+            for size in self.batches(limits, model, gpus)[:TOGETHER]
+        )
+
     def price(self, limits: BudgetLimits, model: Model, counts: Iterable[int]) -> None:
         """Price the first batches of several counts at once, for ``best_at`` to find."""
         self.rates.of(model, [(gpus, size) for gpus in counts for size in self.batches(limits, model, gpus)[:TOGETHER]])
@@ -283,16 +297,21 @@ class Problem:
         best = self.reachable(limits, (gpus,))
         best = best if best is not None and best.loss < below else None
         below = min(below, best.loss) if best is not None else below
-        rungs = self._large_enough(self.ladder()[::every], below)
-        bounds = sorted(((self.least_loss(limits, model, gpus), i) for i, model in enumerate(rungs)))
-        for bound, i in bounds:
+        for n, (bound, model) in enumerate(sizes := self._by_bound(limits, gpus, below, every)):
             if bound >= below:
                 break
-            self.progress(f"{gpus:,} GPUs, {short(parameter_count(rungs[i]))} parameters", 0, 0)
-            run = self.best_at(limits, rungs[i], gpus, below=below)
+            if n % AHEAD == 1:
+                self.look_ahead(limits, [(gpus, one) for _, one in sizes[n : n + AHEAD]], below)
+            self.progress(f"{gpus:,} GPUs, {short(parameter_count(model))} parameters", 0, 0)
+            run = self.best_at(limits, model, gpus, below=below)
             if run is not None:
                 best, below = run, run.loss
         return best
+
+    def _by_bound(self, limits: BudgetLimits, gpus: int, below: float, every: int) -> list[tuple[float, Model]]:
+        """Sizes that may lose less than ``below`` on so many GPUs, best first, with the least that each can lose."""
+        rungs = self._large_enough(self.ladder()[::every], below)
+        return sorted(((self.least_loss(limits, model, gpus), model) for model in rungs), key=lambda pair: pair[0])
 
     def by_count(self, limits: BudgetLimits, *, every: int = 1, shown: int = TABLE_COUNTS) -> dict[int, BudgetRun]:
         """The best run of each count that could be the best of all, and of the largest doublings anyway."""

@@ -156,9 +156,10 @@ def _fastest_costs(model: Model, cluster: Cluster, profile: Profile, table: Plan
         table.precision,
         is_narrow(table) & Modes.of(table).reshards,
         casts_weights(table),
-        *columns_of(cluster.gpu, profile),
+        *columns_of(model, cluster.gpu, profile),
     )
-    few, gpu, profile = table.rows(first), variant_rows(cluster.gpu, first), variant_rows(profile, first)
+    few, gpu = table.rows(first), variant_rows(cluster.gpu, first)
+    model, profile = variant_rows(model, first), variant_rows(profile, first)
     s = shapes_of(model, few, casts=profile.casts_weights)
     products, half = product_column(few), half_column(few)
 
@@ -299,14 +300,14 @@ def comm_costs(
     """Price every message of every plan, once for each kind of plan that sends the same over the same groups."""
     axes = [getattr(table, axis) for axis in table.placement]
     kinds: list[Floats | Ints | Bools] = [table.sharding, table.sync_every, table.reduce_dtype, table.cp_method]
-    kinds += [table.sequence_parallel, *columns_of(cluster.node, cluster.fabric, profile)]
+    kinds += [table.sequence_parallel, *columns_of(model, cluster.node, cluster.fabric, profile)]
     if model.experts is not None:
         kinds += (table.ep, table.etp, table.dispatcher, table.precision, busiest_rank(model, table))
     first, kind = equal_rows(table.gpus, table.micro_tokens, *kinds, *axes)
     if len(first) == len(table):
         return _comm_costs(model, cluster, profile, table, modes, t, g)
     few, some = table.rows(first), expanded(g, first)
-    cluster, profile = variant_rows(cluster, first), variant_rows(profile, first)
+    model, cluster, profile = (variant_rows(spec, first) for spec in (model, cluster, profile))
     return expanded(_comm_costs(model, cluster, profile, few, expanded(modes, first), expanded(t, first), some), kind)
 
 
