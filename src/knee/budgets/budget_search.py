@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Literal
 
 from knee.budgets.gpu_counts import doublings, ladder, rounded
@@ -313,6 +314,11 @@ class Problem:
         rungs = self._large_enough(self.ladder()[::every], below)
         return sorted(((self.least_loss(limits, model, gpus), model) for model in rungs), key=lambda pair: pair[0])
 
+    def _coming(self, limits: BudgetLimits, counts: Iterable[int], below: float, every: int) -> list[Candidate]:
+        """Sizes on these counts that may lose less, count by count: the first of them."""
+        sizes = ((gpus, self._by_bound(limits, gpus, below, every)) for gpus in counts)
+        return list(islice(((gpus, model) for gpus, own in sizes for bound, model in own if bound < below), 2 * AHEAD))
+
     def by_count(self, limits: BudgetLimits, *, every: int = 1, shown: int = TABLE_COUNTS) -> dict[int, BudgetRun]:
         """The best run of each count that could be the best of all, and of the largest doublings anyway."""
         counts = self.counts(limits)
@@ -324,10 +330,13 @@ class Problem:
             (min((self.least_loss(limits, model, gpus) for model in some), default=math.inf), gpus) for gpus in counts
         ]
         bounds = sorted(least)
-        for bound, gpus in bounds:
+        for n, (bound, gpus) in enumerate(bounds):
             below = min((run.loss for run in found.values()), default=math.inf)
             if bound >= below:
                 break
+            if n == 1:
+                # what the first count has not ruled out
+                self.look_ahead(limits, self._coming(limits, [count for _, count in bounds[n:]], below, every), below)
             run = self.best_of_count(limits, gpus, below=below, every=every)
             if run is not None:
                 found[gpus] = run
@@ -364,7 +373,9 @@ class Problem:
         at = ladder.index(run.model) if run.model in ladder else -1
         if not every <= at < len(ladder) - every:
             return float(run.params)
-        around = [self.best_at(limits, ladder[at + d], run.gpus) for d in (-every, 0, every)]
+        places = (at - every, at, at + every)
+        self.look_ahead(limits, [(run.gpus, ladder[place]) for place in places])
+        around = [self.best_at(limits, ladder[place], run.gpus) for place in places]
         points = [(math.log(one.params), one.loss) for one in around if one is not None]
         return math.exp(_vertex(points)) if len(points) == 3 else float(run.params)
 

@@ -22,6 +22,9 @@ def even_sizes(problem: Problem, limits: BudgetLimits, best: BudgetRun) -> tuple
         return best.params, best.params
     at = ladder.index(best.model)
 
+    beside = [ladder[at + d] for d in range(-PATIENCE, PATIENCE + 1) if 0 <= at + d < len(ladder)]
+    problem.look_ahead(limits, [(best.gpus, model) for model in beside], best.loss + EVEN_LOSS)
+
     def furthest(rungs: Iterable[Model]) -> int:
         found, missed = best.params, 0
         for model in rungs:

@@ -156,6 +156,7 @@ def _climbed(problem: Problem, limits: BudgetLimits, run: BudgetRun) -> BudgetRu
         while better is not None:
             run, at = better, ladder.index(better.model)
             beside = [ladder[i] for i in (at - step, at + step) if 0 <= i < len(ladder)]
+            problem.look_ahead(limits, [(run.gpus, model) for model in beside], run.loss)
             runs = [problem.best_at(limits, model, run.gpus, below=run.loss) for model in beside]
             better = min((one for one in runs if one is not None), key=lambda one: one.loss, default=None)
     return run
@@ -178,6 +179,7 @@ def _worth(law: Law, before: BudgetRun | None, after: BudgetRun | None) -> float
 def sizes_around(problem: Problem, limits: BudgetLimits, best: BudgetRun) -> list[BudgetRun]:
     """The best runs of sizes around the best one, on its GPUs, by factors of two."""
     around = _sizes(problem, best)
+    problem.look_ahead(limits, [(best.gpus, model) for model in around])
     runs = (problem.best_at(limits, model, best.gpus) for model in around)
     return [run for run in runs if run is not None]
 
@@ -195,6 +197,7 @@ def grid_of(problem: Problem, limits: BudgetLimits, best: BudgetRun) -> dict[tup
     """Runs over counts of GPUs and sizes around the best."""
     counts = sorted({*problem.doublings(limits)[-ISO_COUNTS:], best.gpus, limits.gpus})
     sizes = _sizes(problem, best)
+    problem.look_ahead(limits, [(gpus, model) for gpus in counts for model in sizes])
     for model in sizes:
         problem.price(limits, model, counts)
     return {(gpus, model): problem.best_at(limits, model, gpus) for gpus in counts for model in sizes}

@@ -66,6 +66,12 @@ class PricedPlans:
             **unknown,
         )
 
+    def is_narrowed(self, longest_s: float) -> bool:
+        """Whether ``bound`` and ``fit`` have nothing to find out for plans that take no longer than this."""
+        asked = self.least_s <= longest_s
+        unknown = ~self.is_sharded | (self.recompute == UNKNOWN)
+        return not (asked & unknown).any()
+
     def fitted(self, rows: Ints) -> PlanTable:
         """Some of the plans, with the recomputation with which they fit."""
         chosen = self.recompute[rows]

@@ -143,12 +143,16 @@ class Rates:
     def look_ahead(self, asked: Iterable[Asked]) -> None:
         """Price the plans of several models at once, as far as ``of`` will have to. What it answers does not depend on
         this; a call of the simulator takes little longer for many plans than for few."""
-        new = [one for one in dict.fromkeys(asked) if self._is_open(*one)]
-        if len({model for model, _, _ in new}) > 1:
-            together = self._narrowed(new)
-            if together is not None:
-                together.plans.simulate(together.space, self.cluster, self.profile, together.first())
-                together.give_back()
+        new = [one for one in asked if self._is_open(*one) and not self._is_narrowed(*one)]
+        together = self._narrowed(new) if len({(model, gpus) for model, (gpus, _), _ in new}) > 1 else None
+        if together is not None:
+            together.plans.simulate(together.space, self.cluster, self.profile, together.first())
+            together.give_back()
+
+    def _is_narrowed(self, model: Model, key: Key, least_tokens_per_s: float) -> bool:
+        plans = self._plans(model, *key)
+        tokens = key[1] * self.seq_len
+        return plans is None or plans.is_narrowed(tokens / least_tokens_per_s if least_tokens_per_s else np.inf)
 
     def _is_open(self, model: Model, key: Key, least_tokens_per_s: float) -> bool:
         """Whether it is not known yet if a plan is that fast."""
