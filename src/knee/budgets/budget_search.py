@@ -8,15 +8,15 @@ only computed are not priced.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice, starmap
 from typing import Literal
 
 from knee.budgets.gpu_counts import doublings, ladder, rounded
 from knee.budgets.model_family import Family
 from knee.budgets.scaling_laws import BatchLaw, Law
-from knee.budgets.throughput import Rate, Rates
+from knee.budgets.throughput import Asked, Rate, Rates
 from knee.budgets.training_cost import DAY_S
 from knee.energy.carbon import J_PER_KWH
 from knee.progress import Progress, silent
@@ -33,8 +33,8 @@ LEAST_DRAW_FRAC = 0.4
 """Of the board's limit: no plan worth having draws less, so that energy cannot buy more tokens than this."""
 TOGETHER = 3
 """Batches that are priced at once, from the largest down to half of it: one that splits better may be faster."""
-AHEAD = 8
-"""Sizes that are priced at once, after the first: it may rule out most others."""
+AHEAD = 12
+"""Candidates that are priced at once, after the first of them: it may rule out most others."""
 TABLE_COUNTS = 2
 """Counts of GPUs whose best run is always found, from the most down: what fewer GPUs would reach."""
 
@@ -260,13 +260,14 @@ class Problem:
 
     def look_ahead(self, limits: BudgetLimits, candidates: Iterable[Candidate], below: float = math.inf) -> None:
         """Price several candidates in few calls, for ``best_at`` to find."""
-        self.rates.look_ahead(
-            (model, (gpus, size), speed)
-            for gpus, model in candidates
-            if self.least_loss(limits, model, gpus) < below
-            for speed in [self._least_tokens_per_s(limits, model, gpus, below)]
-            for size in self.batches(limits, model, gpus)[:TOGETHER]
-        )
+        self.rates.look_ahead(asked for one in candidates for asked in self._asked(limits, *one, below))
+
+    def _asked(self, limits: BudgetLimits, gpus: int, model: Model, below: float) -> list[Asked]:
+        """What ``best_at`` asks for first."""
+        if self.least_loss(limits, model, gpus) >= below:
+            return []
+        speed = self._least_tokens_per_s(limits, model, gpus, below)
+        return [(model, (gpus, size), speed) for size in self.batches(limits, model, gpus)[:TOGETHER]]
 
     def price(self, limits: BudgetLimits, model: Model, counts: Iterable[int]) -> None:
         """Price the first batches of several counts at once, for ``best_at`` to find."""
@@ -292,17 +293,27 @@ class Problem:
     # ---- all of them ----------------------------------------------------------------------------------------------
 
     def best_of_count(
-        self, limits: BudgetLimits, gpus: int, *, below: float = math.inf, every: int = 1
+        self,
+        limits: BudgetLimits,
+        gpus: int,
+        *,
+        below: float = math.inf,
+        every: int = 1,
+        then: Sequence[int] | None = None,
     ) -> BudgetRun | None:
-        """The size that loses least on so many GPUs, if it loses less than ``below``: exact, by bounds."""
+        """The size that loses least on so many GPUs, if it loses less than ``below``: exact, by bounds. ``then`` are
+        the counts that come next, if a count before this one has ruled out most sizes."""
         best = self.reachable(limits, (gpus,))
         best = best if best is not None and best.loss < below else None
         below = min(below, best.loss) if best is not None else below
+        informed = best is not None or then is not None
         for n, (bound, model) in enumerate(sizes := self._by_bound(limits, gpus, below, every)):
             if bound >= below:
                 break
-            if n % AHEAD == 1:
-                self.look_ahead(limits, [(gpus, one) for _, one in sizes[n : n + AHEAD]], below)
+            if (n or informed) and not all(starmap(self.rates.is_narrowed, self._asked(limits, gpus, model, below))):
+                own = ((gpus, one) for _, one in sizes[n:])
+                coming = chain(own, self._candidates(limits, then or (), below, every))
+                self.look_ahead(limits, islice(coming, AHEAD), below)
             self.progress(f"{gpus:,} GPUs, {short(parameter_count(model))} parameters", 0, 0)
             run = self.best_at(limits, model, gpus, below=below)
             if run is not None:
@@ -314,10 +325,10 @@ class Problem:
         rungs = self._large_enough(self.ladder()[::every], below)
         return sorted(((self.least_loss(limits, model, gpus), model) for model in rungs), key=lambda pair: pair[0])
 
-    def _coming(self, limits: BudgetLimits, counts: Iterable[int], below: float, every: int) -> list[Candidate]:
-        """Sizes on these counts that may lose less, count by count: the first of them."""
-        sizes = ((gpus, self._by_bound(limits, gpus, below, every)) for gpus in counts)
-        return list(islice(((gpus, model) for gpus, own in sizes for bound, model in own if bound < below), 2 * AHEAD))
+    def _candidates(self, limits: BudgetLimits, counts: Iterable[int], below: float, every: int) -> Iterator[Candidate]:
+        """Sizes on these counts that may lose less, count by count."""
+        for gpus in counts:
+            yield from ((gpus, model) for bound, model in self._by_bound(limits, gpus, below, every) if bound < below)
 
     def by_count(self, limits: BudgetLimits, *, every: int = 1, shown: int = TABLE_COUNTS) -> dict[int, BudgetRun]:
         """The best run of each count that could be the best of all, and of the largest doublings anyway."""
@@ -334,10 +345,8 @@ class Problem:
             below = min((run.loss for run in found.values()), default=math.inf)
             if bound >= below:
                 break
-            if n == 1:
-                # what the first count has not ruled out
-                self.look_ahead(limits, self._coming(limits, [count for _, count in bounds[n:]], below, every), below)
-            run = self.best_of_count(limits, gpus, below=below, every=every)
+            then = [count for _, count in bounds[n + 1 :]] if n else None
+            run = self.best_of_count(limits, gpus, below=below, every=every, then=then)
             if run is not None:
                 found[gpus] = run
         # from the most down, beside a size that a neighbour suggests: the best is found sooner

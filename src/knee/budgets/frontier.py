@@ -151,12 +151,14 @@ def _climbed(problem: Problem, limits: BudgetLimits, run: BudgetRun) -> BudgetRu
     ladder = problem.ladder()
     if run.model not in ladder:
         return run
+    at = ladder.index(run.model)
+    near = ladder[max(0, at - COARSE // 2) : at + COARSE // 2 + 1]
+    problem.look_ahead(limits, [(run.gpus, model) for model in near], run.loss)
     for step in (COARSE // 2, 1):
         better: BudgetRun | None = run
         while better is not None:
             run, at = better, ladder.index(better.model)
             beside = [ladder[i] for i in (at - step, at + step) if 0 <= i < len(ladder)]
-            problem.look_ahead(limits, [(run.gpus, model) for model in beside], run.loss)
             runs = [problem.best_at(limits, model, run.gpus, below=run.loss) for model in beside]
             better = min((one for one in runs if one is not None), key=lambda one: one.loss, default=None)
     return run

@@ -90,14 +90,23 @@ class PlansTogether:
         rows = np.flatnonzero(~self.is_slow & (plans.recompute >= 0) & (plans.fit_s <= self.longest_s))
         return rows[np.argsort(plans.recompute[rows], kind="stable")]
 
-    def first(self) -> Ints:
-        """Plans that are simulated first: the fastest and the thriftiest by their bounds, or all of a model's few."""
-        rows = self.quick
-        model, part = self.model[rows], self.part[rows]
-        chosen = np.bincount(model, minlength=1)[model] <= FEW
-        chosen[_least(self.plans.fit_s[rows], part, FIRST)] = True
-        chosen[_least(self.plans.fit_j[rows], part, 1)] = True
-        return rows[chosen]
+    def simulate(self, cluster: Cluster, profile: Profile) -> Ints:
+        """Simulate all plans that may be the fastest of their part, by their bounds; their rows. Others of a model that
+        has few may be simulated with them."""
+        plans, rows = self.plans, self.quick
+        part, bound, model = self.part[rows], plans.fit_s[rows], self.model[rows]
+        # the fastest and the thriftiest by their bounds
+        first = np.union1d(_least(bound, part, FIRST), _least(plans.fit_j[rows], part, 1))
+        at_once = np.bincount(model, minlength=1)[model] <= FEW
+        at_once[first] = True
+        plans.simulate(self.space, cluster, profile, rows[at_once])
+        best = np.full(len(self.parts), np.inf)
+        np.minimum.at(best, part[first], plans.step_s[rows[first]])
+        left = bound <= best[part]
+        left[first] = False
+        index = np.concatenate((first, np.flatnonzero(left)))
+        plans.simulate(self.space, cluster, profile, rows[index])
+        return rows[index]
 
     def give_back(self) -> None:
         """Hand what is known now to the parts."""
@@ -143,13 +152,14 @@ class Rates:
     def look_ahead(self, asked: Iterable[Asked]) -> None:
         """Price the plans of several models at once, as far as ``of`` will have to. What it answers does not depend on
         this; a call of the simulator takes little longer for many plans than for few."""
-        new = [one for one in asked if self._is_open(*one) and not self._is_narrowed(*one)]
+        new = [one for one in asked if self._is_open(*one) and not self.is_narrowed(*one)]
         together = self._narrowed(new) if len({(model, gpus) for model, (gpus, _), _ in new}) > 1 else None
         if together is not None:
-            together.plans.simulate(together.space, self.cluster, self.profile, together.first())
+            together.simulate(self.cluster, self.profile)
             together.give_back()
 
-    def _is_narrowed(self, model: Model, key: Key, least_tokens_per_s: float) -> bool:
+    def is_narrowed(self, model: Model, key: Key, least_tokens_per_s: float) -> bool:
+        """Whether nothing is left to be priced for ``of`` but steps."""
         plans = self._plans(model, *key)
         tokens = key[1] * self.seq_len
         return plans is None or plans.is_narrowed(tokens / least_tokens_per_s if least_tokens_per_s else np.inf)
@@ -186,7 +196,8 @@ class Rates:
             return dict.fromkeys(keys)
         possible = _keys(together.plans.table.rows(np.flatnonzero(together.is_slow | (together.plans.recompute >= 0))))
         known: dict[Key, Rate | None] = {key: None for key in keys if key not in possible}
-        found = self._fastest(together)
+        rows = together.simulate(self.cluster, self.profile)
+        found = _winners(some_of(together.plans, rows), together.part[rows])
         together.give_back()
         known |= {key: rate for key, rate in found.items() if rate.tokens_per_s >= least_tokens_per_s}
         # none is as fast: who asks for as much need not look again
@@ -211,23 +222,6 @@ class Rates:
         plans.bound(space, self.cluster, self.profile, longest_s)
         plans.fit(space, self.cluster, self.profile, longest_s)
         return PlansTogether(parts=parts, plans=plans, model=model, part=part, space=space, longest_s=longest_s)
-
-    def _fastest(self, together: PlansTogether) -> dict[Key, Rate]:
-        """The best of each count and batch; plans that cannot be it by their bound are not simulated."""
-        plans, space, rows = together.plans, together.space, together.quick
-        if not len(rows):
-            return {}
-        group, bound = together.part[rows], plans.fit_s[rows]
-        # the fastest and the thriftiest by their bounds
-        first = np.union1d(_least(bound, group, FIRST), _least(plans.fit_j[rows], group, 1))
-        plans.simulate(space, self.cluster, self.profile, rows if len(rows) <= FEW else rows[first])
-        best = np.full(group.max() + 1, np.inf)
-        np.minimum.at(best, group[first], plans.step_s[rows[first]])
-        left = bound <= best[group]
-        left[first] = False
-        index = np.concatenate((first, np.flatnonzero(left)))
-        plans.simulate(space, self.cluster, self.profile, rows[index])
-        return _winners(some_of(plans, rows[index]), group[index])
 
     def _plans(self, model: Model, gpus: int, batch: int) -> PricedPlans | None:
         key = model, (gpus, batch)
