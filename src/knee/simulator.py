@@ -193,8 +193,8 @@ def simulate_table(
     done = []
     for start in range(0, len(table), CHUNK):
         some = slice(start, start + CHUNK)
-        specs = (variant_rows(spec, some) for spec in (model, cluster, profile))
-        done.append(evaluate(*specs, table.rows(some), convention=convention).results)
+        own = variant_rows(model, some), variant_rows(cluster, some), variant_rows(profile, some)
+        done.append(evaluate(*own, table.rows(some), convention=convention).results)
     return joined_results(done)
 
 

@@ -208,15 +208,15 @@ class Rates:
     def _narrowed(self, asked: Sequence[Asked]) -> PlansTogether | None:
         """All plans in question with their bounds and memory, as far as they may be as fast; None where there are
         none."""
-        found = [(one, part) for one in asked if (part := self._plans(one[0], *one[1])) is not None]
-        if not found:
+        known = {one: plans for one in asked if (plans := self._plans(one[0], *one[1])) is not None}
+        if not known:
             return None
-        parts = [part for _, part in found]
-        plans, part = joined_plans(parts), np.repeat(np.arange(len(parts)), [len(part.table) for part in parts])
-        number = {model: i for i, model in enumerate(dict.fromkeys(model for (model, _, _), _ in found))}
-        model = np.array([number[model] for (model, _, _), _ in found])[part]
-        space = replace(self._space(asked[0][0], 1, 1), model=side_by_side(list(number), model))
-        slowest = np.array([speed for (_, _, speed), _ in found])[part]
+        parts = list(known.values())
+        plans, part = joined_plans(parts), np.repeat(np.arange(len(parts)), [len(one.table) for one in parts])
+        models = {model: i for i, model in enumerate(dict.fromkeys(model for model, _, _ in known))}
+        model = np.array([models[one] for one, _, _ in known])[part]
+        space = replace(self._space(asked[0][0], 1, 1), model=side_by_side(list(models), model))
+        slowest = np.array([speed for _, _, speed in known])[part]
         with np.errstate(divide="ignore"):
             longest_s = plans.table.global_batch * self.seq_len / slowest
         plans.bound(space, self.cluster, self.profile, longest_s)

@@ -307,7 +307,7 @@ def comm_costs(
     if len(first) == len(table):
         return _comm_costs(model, cluster, profile, table, modes, t, g)
     few, some = table.rows(first), expanded(g, first)
-    model, cluster, profile = (variant_rows(spec, first) for spec in (model, cluster, profile))
+    model, cluster, profile = variant_rows(model, first), variant_rows(cluster, first), variant_rows(profile, first)
     return expanded(_comm_costs(model, cluster, profile, few, expanded(modes, first), expanded(t, first), some), kind)
 
 

@@ -67,7 +67,7 @@ class Cuts:
 
     def of(self, plan: int) -> tuple[int, int, int, float]:
         """The way of one plan."""
-        return self.ways[self.of_plan[plan]]
+        return self.ways[int(self.of_plan[plan])]
 
 
 def cuts_of(model: Model, profile: Profile, table: PlanTable) -> Cuts:
