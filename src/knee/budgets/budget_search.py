@@ -258,6 +258,16 @@ class Problem:
                 return None
         return None
 
+    def look_ahead_at(self, several: Iterable[BudgetLimits], *, every: int) -> None:
+        """Price what ``optimum`` will ask for within each of several limits, by what is known of them."""
+        asked: list[Asked] = []
+        for limits in several:
+            known = self.reachable(limits)
+            if known is not None:
+                some = self._candidates(limits, self.counts(limits), known.loss, every)
+                asked += [new for one in some for new in self._asked(limits, *one, known.loss)]
+        self.rates.look_ahead(asked)
+
     def look_ahead(self, limits: BudgetLimits, candidates: Iterable[Candidate], below: float = math.inf) -> None:
         """Price several candidates in few calls, for ``best_at`` to find."""
         self.rates.look_ahead(asked for one in candidates for asked in self._asked(limits, *one, below))

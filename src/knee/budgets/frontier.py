@@ -128,8 +128,9 @@ def frontier_of(problem: Problem, limits: BudgetLimits, best: BudgetRun, axis: A
     assert now is not None
     values = [now * 2.0**k for k in range(-HALVINGS, DOUBLINGS + 1)]
     found: list[BudgetRun | None] = []
-    for value in values:
-        within = _within(limits, of_axis, value)
+    every = [_within(limits, of_axis, value) for value in values]
+    problem.look_ahead_at(every, every=COARSE)
+    for within in every:
         run = problem.optimum(within, every=COARSE)
         runs = [run and _climbed(problem, within, run), problem.reachable(within), *found[-1:]]
         # what a smaller budget reached, a larger one does too

@@ -152,7 +152,11 @@ class Rates:
     def look_ahead(self, asked: Iterable[Asked]) -> None:
         """Price the plans of several models at once, as far as ``of`` will have to. What it answers does not depend on
         this; a call of the simulator takes little longer for many plans than for few."""
-        new = [one for one in asked if self._is_open(*one) and not self.is_narrowed(*one)]
+        least: dict[tuple[Model, Key], float] = {}
+        for model, key, speed in asked:
+            least[model, key] = min(speed, least.get((model, key), math.inf))
+        every = [(model, key, speed) for (model, key), speed in least.items()]
+        new = [one for one in every if self._is_open(*one) and not self.is_narrowed(*one)]
         together = self._narrowed(new) if len({(model, gpus) for model, (gpus, _), _ in new}) > 1 else None
         if together is not None:
             together.simulate(self.cluster, self.profile)
