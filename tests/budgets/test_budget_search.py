@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knee.budgets.budget_search import BudgetLimits, BudgetRun, Problem
+from knee.budgets.budget_run import BudgetLimits, BudgetRun
+from knee.budgets.budget_search import Problem
 from knee.budgets.flop_counting import flop_choice
 from knee.budgets.frontier import PAYS_FRAC, bands_of, frontier_of, lost_by, marginals
 from knee.budgets.model_family import family_of

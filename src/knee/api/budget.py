@@ -8,7 +8,8 @@ import numpy as np
 
 from knee.budgets import frontier as fr
 from knee.budgets.budget_limits import check_dense, check_limits, refuse_nothing
-from knee.budgets.budget_search import BudgetLimits, BudgetRun, Problem
+from knee.budgets.budget_run import BudgetLimits, BudgetRun
+from knee.budgets.budget_search import Problem
 from knee.budgets.equal_loss import even_sizes
 from knee.budgets.flop_counting import flop_choice
 from knee.budgets.model_family import LEAST_PARAMS, MOST_PARAMS, Family, family_of

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain, islice, starmap
-from typing import Literal
 
+from knee.budgets.budget_run import HOUR_S, J_PER_MWH, BudgetLimits, BudgetRun, Name
 from knee.budgets.gpu_counts import doublings, ladder, rounded
 from knee.budgets.model_family import Family
 from knee.budgets.scaling_laws import BatchLaw, Law
 from knee.budgets.throughput import Asked, Rate, Rates
 from knee.budgets.training_cost import DAY_S
-from knee.energy.carbon import J_PER_KWH
 from knee.progress import Progress, silent
 from knee.specs.model import Model
 from knee.units import short
@@ -26,9 +25,6 @@ from knee.workload.parameters import parameter_count
 
 Candidate = tuple[int, Model]
 """GPUs and size."""
-Name = Literal["days", "usd", "mwh", "tokens_max", "tokens_per_param"]
-J_PER_MWH = 1e3 * J_PER_KWH
-HOUR_S = 3600.0
 LEAST_DRAW_FRAC = 0.4
 """Of the board's limit: no plan worth having draws less, so that energy cannot buy more tokens than this."""
 TOGETHER = 3
@@ -37,71 +33,6 @@ AHEAD = 12
 """Candidates that are priced at once, after the first of them: it may rule out most others."""
 TABLE_COUNTS = 2
 """Counts of GPUs whose best run is always found, from the most down: what fewer GPUs would reach."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetLimits:
-    """What may be spent; None where there is no limit."""
-
-    gpus: int
-    days: float | None = None
-    usd: float | None = None
-    mwh: float | None = None
-    tokens_max: float | None = None
-
-    def scaled(self, factor: float) -> BudgetLimits:
-        """All of them times a factor, but for the GPUs and the data."""
-
-        def of(value: float | None) -> float | None:
-            return None if value is None else value * factor
-
-        return replace(self, days=of(self.days), usd=of(self.usd), mwh=of(self.mwh))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetRun:
-    """One candidate, trained on all the tokens that the limits afford."""
-
-    model: Model
-    params: int
-    counted: float
-    """Parameters as the law counts them."""
-    rate: Rate
-    tokens: float
-    loss: float
-    binding: Name
-    """The limit that ends it."""
-    time_s: float
-    energy_j: float
-    """Of the GPUs and the site around them."""
-    cost_usd: float | None
-    batch_tokens: float
-    critical_batch_tokens: float
-
-    @property
-    def gpus(self) -> int:
-        """That train it."""
-        return self.rate.gpus
-
-    @property
-    def days(self) -> float:
-        """How long it takes."""
-        return self.time_s / DAY_S
-
-    @property
-    def mwh(self) -> float:
-        """As people pay for it."""
-        return self.energy_j / J_PER_MWH
-
-    @property
-    def tokens_per_param(self) -> float:
-        """20 is Chinchilla's."""
-        return self.tokens / self.params
-
-    @property
-    def gpu_hours(self) -> float:
-        """As model cards have it."""
-        return self.time_s * self.gpus / HOUR_S
 
 
 @dataclass(slots=True, kw_only=True)
@@ -133,6 +64,12 @@ class Problem:
         if not self.rungs:
             self.rungs = self.family.ladder()
         return self.rungs
+
+    def sizes_near(self, model: Model, rungs: int) -> list[Model]:
+        """A size of the ladder, and those up to so many rungs from it; none where it is another's."""
+        ladder = self.ladder()
+        at = ladder.index(model) if model in ladder else None
+        return [] if at is None else ladder[max(0, at - rungs) : at + rungs + 1]
 
     def doublings(self, limits: BudgetLimits) -> list[int]:
         """From a node to the limit, ascending."""
@@ -264,7 +201,10 @@ class Problem:
         for limits in several:
             known = self.reachable(limits)
             if known is not None:
-                some = self._candidates(limits, self.counts(limits), known.loss, every)
+                some = chain(
+                    self._candidates(limits, self.counts(limits), known.loss, every),
+                    ((known.gpus, model) for model in self.sizes_near(known.model, every // 2)),
+                )
                 asked += [new for one in some for new in self._asked(limits, *one, known.loss)]
         self.rates.look_ahead(asked)
 

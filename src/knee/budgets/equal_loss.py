@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from knee.budgets.budget_search import BudgetLimits, BudgetRun, Problem
+from knee.budgets.budget_run import BudgetLimits, BudgetRun
+from knee.budgets.budget_search import Problem
 from knee.specs.model import Model
 from knee.workload.parameters import parameter_count
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from knee.budgets.budget_search import HOUR_S, J_PER_MWH, BudgetLimits, BudgetRun, Name, Problem
+from knee.budgets.budget_run import HOUR_S, J_PER_MWH, BudgetLimits, BudgetRun, Name
+from knee.budgets.budget_search import Problem
 from knee.budgets.model_family import STEPS_PER_DOUBLING
 from knee.budgets.scaling_laws import Law
 from knee.budgets.training_cost import DAY_S
@@ -152,8 +153,7 @@ def _climbed(problem: Problem, limits: BudgetLimits, run: BudgetRun) -> BudgetRu
     ladder = problem.ladder()
     if run.model not in ladder:
         return run
-    at = ladder.index(run.model)
-    near = ladder[max(0, at - COARSE // 2) : at + COARSE // 2 + 1]
+    near = problem.sizes_near(run.model, COARSE // 2)
     problem.look_ahead(limits, [(run.gpus, model) for model in near], run.loss)
     for step in (COARSE // 2, 1):
         better: BudgetRun | None = run
