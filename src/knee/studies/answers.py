@@ -29,7 +29,7 @@ MICRO = (1, 2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True, slots=True)
-class PlansTogether:
+class QuestionPlans:
     """Questions about one model on one cluster under one profile: all their plans, for one call of the simulator."""
 
     jobs: tuple[Job, ...]
@@ -53,7 +53,7 @@ class PlansTogether:
         return found
 
 
-def together(jobs: Mapping[Question, Sequence[Job]]) -> Iterator[PlansTogether]:
+def together(jobs: Mapping[Question, Sequence[Job]]) -> Iterator[QuestionPlans]:
     """The plans of questions, those with the same specs side by side."""
     groups: dict[tuple[object, ...], dict[Question, Sequence[Job]]] = {}
     for q, own in jobs.items():
@@ -61,7 +61,7 @@ def together(jobs: Mapping[Question, Sequence[Job]]) -> Iterator[PlansTogether]:
     for group in groups.values():
         every, ends = tuple(chain(*group.values())), accumulate(map(len, group.values()), initial=0)
         rows = {q: range(*ends_of) for q, ends_of in zip(group, pairwise(ends), strict=True)}
-        yield PlansTogether(every, table_of(every), rows)
+        yield QuestionPlans(every, table_of(every), rows)
 
 
 def answer(question: Question) -> dict[str, Any]:
