@@ -52,6 +52,7 @@ class Store:
     _before: frozenset[str] = frozenset()
     """Keys of the records that lay here from the beginning; a second process may add others."""
     _coming: dict[Specs, list[Question]] = field(default_factory=dict)
+    _keys: dict[Question, str] = field(default_factory=dict)
 
     def __post_init__(self, coming: Iterable[Question]) -> None:
         if self.folder is not None:
@@ -66,7 +67,7 @@ class Store:
 
     def record(self, question: Question) -> dict[str, Any]:
         """The answer that lies here, or a new one, which then does."""
-        key = key_of(question)
+        key = self._key(question)
         found = self._remembered.get(key) if self.folder is None else self._read(self.folder / f"{key}.json", key)
         record = found or self._made(question)
         if key not in self._asked:
@@ -77,16 +78,21 @@ class Store:
 
     def _made(self, question: Question) -> dict[str, Any]:
         """The new record of a question; those of the next questions about the same specs are made with it."""
-        missing = (other for other in self._coming.get(_specs(question), ()) if not self._has(key_of(other)))
+        missing = (other for other in self._coming.get(_specs(question), ()) if not self._has(self._key(other)))
         made = answers(dict.fromkeys((question, *islice(missing, TOGETHER))))
         return {one: self._keep(one, found) for one, found in made.items()}[question]
+
+    def _key(self, question: Question) -> str:
+        if question not in self._keys:
+            self._keys[question] = key_of(question)
+        return self._keys[question]
 
     def _has(self, key: str) -> bool:
         return key in self._remembered if self.folder is None else (self.folder / f"{key}.json").exists()
 
     def _keep(self, question: Question, found: dict[str, Any] | SpecError) -> dict[str, Any]:
         answered = {"kind": "simulated", IMPOSSIBLE: found.message} if isinstance(found, SpecError) else found
-        key, made = key_of(question), {"knee": knee.__version__, "engine": engine()}
+        key, made = self._key(question), {"knee": knee.__version__, "engine": engine()}
         text = json.dumps(sealed(answered | {"question": asdict(question), "key": key, "made": made}), allow_nan=False)
         record: dict[str, Any] = json.loads(text)  # as it will be read: tuples are lists
         if self.folder is None:
