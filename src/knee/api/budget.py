@@ -81,7 +81,7 @@ def budget(
 
     ``gpus``, ``days``, ``usd``, ``mwh`` and ``tokens_max`` are limits; amounts may be text such as ``"2M"`` or
     ``"15T"``. ``model`` or ``params`` fixes the size; if ``model`` is a job file, it also sets the cluster and the
-    profile. ``frontier`` adds the loss against each limit with its knee, which takes about a minute.
+    profile. ``frontier`` adds the loss against each limit with its knee, which takes some seconds more.
 
     If nothing can be trained, ``DoesNotFit`` is raised with a hint on what would help.
 

@@ -121,8 +121,8 @@ from knee.specs.defaults import DEFAULT_BATCH_LAW, DEFAULT_FAMILY, DEFAULT_GRID,
     "--frontier",
     section="Output",
     is_flag=True,
-    help="Also show loss against days, dollars, MWh and CO2e with their knees, and curves of equal loss. Takes about a "
-    "minute.",
+    help="Also show loss against days, dollars, MWh and CO2e with their knees, and curves of equal loss. Takes some "
+    "seconds more.",
 )
 @option(
     "--check",
