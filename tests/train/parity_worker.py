@@ -85,10 +85,13 @@ def run(case: dict) -> dict:
             stack.enter_context(mock.patch.object(*BREAKS[case["break"]]))
         tracer = stack.enter_context(torch.profiler.profile()) if case.get("trace") else None
         results = [model.step(local_tokens(job, model.mesh, i)) for i in range(job.steps)]
+        # a forward without gradients would be compiled anew
+        valid = None if job.compile else float(model.evaluate(local_tokens(job, model.mesh, job.steps)))
     # rank 0's are looked at
     events = collections.Counter(e.name for e in tracer.events()) if tracer and model.mesh.rank == 0 else {}
     return {
         "losses": [float(r.loss_tensor) for r in results],
+        "valid": valid,
         "norms": [float(r.norm_tensor) for r in results],
         "seconds": time.perf_counter() - began,
         "events": {name: count for name, count in events.items() if "FSDP::" in name or "c10d::" in name},

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from knee.parallelism.decoder import Decoder, Parts  # noqa: E402 - they import torch
-from knee.parallelism.layer_functions import EPS, rope_table  # noqa: E402
+from knee.parallelism.layer_functions import rope_table  # noqa: E402
 
 SIZES = {"layers": 3, "hidden": 32, "ffn": 48, "heads": 4, "vocab": 64}
 THEIR_SIZES = {
@@ -24,7 +24,7 @@ THEIR_SIZES = {
     "moe_intermediate_size": 16,
     "num_experts_per_tok": 2,
     "norm_topk_prob": True,
-    "rms_norm_eps": EPS,
+    "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
     "attn_implementation": "eager",
 }

@@ -28,6 +28,7 @@ from knee.specs.model import Model
 STD = 0.02
 LAST = ("wo", "w2", "shared_w2", "expert_out")
 """Weights whose results are added to the residual stream."""
+BIASES = ("bq", "bk", "bv", "bo", "b1", "b3", "b2")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,7 @@ class DecoderBlock(nn.Module):
     def __init__(self, model: Model, layer: int, parts: Parts) -> None:
         super().__init__()
         tp, dtype = parts.tp, parts.state_dtype
-        self.head_dim, self.tp, self.attend = model.head_dim, tp, parts.attend
+        self.head_dim, self.tp, self.attend, self.eps = model.head_dim, tp, parts.attend, model.norm_eps
         h, f = model.hidden, model.ffn // tp.size
 
         def weight(*shape: int) -> Any:
@@ -58,6 +59,7 @@ class DecoderBlock(nn.Module):
 
         self.attention_norm, self.mlp_norm = weight(h), weight(h)
         self.latent = self.moe = self.q_norm = self.k_norm = None
+        self.bq = self.bk = self.bv = self.bo = self.b1 = self.b3 = self.b2 = None
         if model.latent_attention is not None:
             value = model.heads * model.latent_attention.value_size // tp.size
             self.latent = LatentProjections(model, tp, parts.attend, pads_values=parts.pads_values, dtype=dtype)
@@ -65,12 +67,18 @@ class DecoderBlock(nn.Module):
         else:
             q, kv = model.q_width // tp.size, model.kv_width // tp.size
             self.wq, self.wk, self.wv, self.wo = weight(q, h), weight(kv, h), weight(kv, h), weight(h, q)
+            if model.qkv_bias:
+                self.bq, self.bk, self.bv = weight(q), weight(kv), weight(kv)
+        if model.attention_output_bias:
+            self.bo = weight(h)
         if model.qk_norm == "head":
             self.q_norm, self.k_norm = weight(self.head_dim), weight(self.head_dim)
         if model.experts is not None and model.experts.has_experts(layer):
             self.moe = MixtureOfExperts(model, tp, parts.exchange, parts.routing, dtype)
         else:
             self.w1, self.w3, self.w2 = weight(f, h), weight(f, h), weight(h, f)
+            if model.mlp_bias:
+                self.b1, self.b3, self.b2 = weight(f), weight(f), weight(h)
         self.run: Callable[..., Any] = self.body
         """``body``, or what recomputation and compilation made of it."""
 
@@ -80,21 +88,28 @@ class DecoderBlock(nn.Module):
 
     def body(self, x: Any, cos: Any, sin: Any) -> Any:
         """Attention and MLP, each with a norm before and a residual around it."""
-        y = rms_norm(x, self.attention_norm)
+        y = rms_norm(x, self.attention_norm, self.eps)
         a = self.latent(y, cos, sin) if self.latent is not None else self._attention(y, cos, sin)
-        x = x + self.tp.leave(linear(a, self.wo))
-        y = rms_norm(x, self.mlp_norm)
+        x = x + self._left(linear(a, self.wo), self.bo)
+        y = rms_norm(x, self.mlp_norm, self.eps)
         if self.moe is not None:
             return x + self.moe(y)
         y = self.tp.enter(y)
-        return x + self.tp.leave(linear(functional.silu(linear(y, self.w1)) * linear(y, self.w3), self.w2))
+        inner = functional.silu(linear(y, self.w1, self.b1)) * linear(y, self.w3, self.b3)
+        return x + self._left(linear(inner, self.w2), self.b2)
+
+    def _left(self, x: Any, bias: Any) -> Any:
+        """Activations as they leave the inner part; a bias is added once, to what is whole."""
+        x = self.tp.leave(x)
+        return x if bias is None else x + bias.to(x.dtype)
 
     def _attention(self, y: Any, cos: Any, sin: Any) -> Any:
         y = self.tp.enter(y)
         batch, tokens, _ = y.shape
-        q, k, v = (linear(y, w).view(batch, tokens, -1, self.head_dim) for w in (self.wq, self.wk, self.wv))
+        weights = ((self.wq, self.bq), (self.wk, self.bk), (self.wv, self.bv))
+        q, k, v = (linear(y, w, b).view(batch, tokens, -1, self.head_dim) for w, b in weights)
         if self.q_norm is not None:
-            q, k = rms_norm(q, self.q_norm), rms_norm(k, self.k_norm)
+            q, k = rms_norm(q, self.q_norm, self.eps), rms_norm(k, self.k_norm, self.eps)
         return self.attend(rope(q, cos, sin), rope(k, cos, sin), v).reshape(batch, tokens, -1)
 
 
@@ -133,7 +148,7 @@ class Decoder(nn.Module):
             x = block(x, *self.turn)
         if not self.last:
             return x
-        y = self.tp.enter(rms_norm(x, self.norm))
+        y = self.tp.enter(rms_norm(x, self.norm, self.model.norm_eps))
         head = self.embedding if self.model.tied_embeddings else self.output
         return self.loss(linear(y, head), labels, self.tp.vocabulary)
 
@@ -152,7 +167,7 @@ def initial(name: str, shape: list[int], *, layers: int, seed: int, device: Any)
     leaf = name.rsplit(".", 1)[-1]
     if leaf.endswith("norm"):
         return torch.ones(shape, device=device)
-    if leaf.endswith("bias"):
+    if leaf in BIASES or leaf.endswith("bias"):
         return torch.zeros(shape, device=device)
     std = STD / (2 * layers) ** 0.5 if leaf in LAST else STD
     generator = torch.Generator(device).manual_seed((seed << 32) + zlib.crc32(name.encode()))

@@ -18,8 +18,10 @@ from knee.parallelism.decoder import Decoder, Parts, full_shape, initial
 from knee.parallelism.expert_balance import LoadBalancer
 from knee.parallelism.expert_parallel import Here, TokenExchange
 from knee.parallelism.experts import EXPERT_WEIGHTS, RoutingRules, expert_part, expert_shape
+from knee.parallelism.forward_only import forward_only
 from knee.parallelism.fsdp import before_microbatch, local_part, place, shard
 from knee.parallelism.layer_functions import rope_table
+from knee.parallelism.learning_rate import learning_rate
 from knee.parallelism.mesh import Mesh, chunks_here
 from knee.parallelism.optimizer import Optimizer
 from knee.parallelism.precision import TYPES, LossScale
@@ -52,6 +54,8 @@ class Trainer:
 
     def __init__(self, job: TrainJob, mesh: Mesh) -> None:
         self.job, self.mesh = job, mesh
+        self.steps_done = 0
+        """Optimizer steps since the first weights, those before a resumption included."""
         self.decoders = [_decoder(job, mesh, layers) for _, layers in chunks_here(job, mesh)]
         self.scale = LossScale(mesh.device) if job.dtype == "fp16" else None
         self.optimizer = Optimizer(self.decoders, job, mesh, compiled if job.compile else None)
@@ -75,6 +79,7 @@ class Trainer:
             self.replicas.finish()
         scale = self.scale.value if self.scale else torch.ones((), device=self.mesh.device)
         self.optimizer.take_gradients()
+        self.optimizer.adamw.set_lr(learning_rate(self.job, self.steps_done))
         plan = self.job.plan
         norm, loss = self.optimizer.norm_and(loss / (scale * plan.dp * plan.cp * plan.tp))
         overflow = self.optimizer.step(norm, scale)
@@ -82,7 +87,22 @@ class Trainer:
         if self.scale:
             self.scale.update(overflow)
         self.optimizer.clear()
+        self.steps_done += 1
         return StepResult(loss_tensor=loss, norm_tensor=norm / scale)
+
+    @torch.no_grad()
+    def evaluate(self, tokens: Any) -> Any:
+        """The mean loss of a global batch, equal on every rank. ``tokens`` are as in ``step``; nothing is learned."""
+        tokens = tokens.to(self.mesh.device, non_blocking=True)
+        inputs, target = self._cut(tokens[:, :-1]), self._cut(tokens[:, 1:])
+        with _attention(self.job):
+            loss = forward_only(self.decoders, self.job, self.mesh, inputs, target)
+        self.balancer.forget()
+        plan = self.job.plan
+        loss = loss.float() / (self.job.microbatches * plan.dp * plan.cp * plan.tp)
+        if self.mesh.world > 1:
+            torch.distributed.all_reduce(loss)
+        return loss
 
     def _pipeline(self) -> Any:
         from knee.parallelism.pipeline_parallel import Pipeline  # torch's takes most of a second to import
