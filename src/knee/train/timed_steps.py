@@ -26,9 +26,13 @@ class StepClock:
         self.device = device
         self.marks: list[Any] = []
         self.host_s: list[float] = []
+        self.after_pause: set[int] = set()
+        """Marks before which no step was, but a validation."""
 
-    def mark(self) -> None:
-        """Here one step ends and the next begins."""
+    def mark(self, *, after_pause: bool = False) -> None:
+        """Here one step ends and the next begins, or a pause between them ends."""
+        if after_pause:
+            self.after_pause.add(len(self.host_s))
         self.host_s.append(time.perf_counter())
         if self.device == "cuda":
             import torch
@@ -46,12 +50,15 @@ class StepClock:
             count -= 1
         return count
 
+    def steps(self) -> list[int]:
+        """The marks at the ends of steps that the device has reached."""
+        return [i for i in range(1, self.passed()) if i not in self.after_pause]
+
     def times_s(self) -> list[float]:
         """Time of every step whose end the device has reached."""
-        count = self.passed()
         if self.device != "cuda":
-            return [float(step) for step in np.diff(self.host_s)]
-        return [a.elapsed_time(b) / 1e3 for a, b in zip(self.marks[: count - 1], self.marks[1:count], strict=True)]
+            return [self.host_s[i] - self.host_s[i - 1] for i in self.steps()]
+        return [self.marks[i - 1].elapsed_time(self.marks[i]) / 1e3 for i in self.steps()]
 
 
 class Values:
