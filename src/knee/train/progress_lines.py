@@ -19,7 +19,7 @@ PERIOD_S = 1.0
 STILL_S = 10.0
 """Between lines that say that something is still being done."""
 COMPILES = (
-    "Compiling and tuning the kernels of the blocks, the loss and the optimizer; on a GPU this takes one to two minutes "
+    "Compiling and tuning the kernels of the blocks, the loss and the optimizer. On a GPU this takes a minute or two "
     "the first time, and less while PyTorch's cache has them"
 )
 

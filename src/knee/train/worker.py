@@ -28,7 +28,7 @@ from knee.train.between_steps import BetweenSteps
 from knee.train.deterministic import be_deterministic
 from knee.train.power_meter import open_power
 from knee.train.profiled_steps import UNDER_PROFILER, coordinates, keeps_trace, read_trace, traced_steps, write_trace
-from knee.train.progress_lines import TrainProgress, say, said_while
+from knee.train.progress_lines import TrainProgress, said_while, say
 from knee.train.rank_state import Place, RankState
 from knee.train.run_record import (
     HEARTBEATS,
