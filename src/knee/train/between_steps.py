@@ -79,13 +79,15 @@ class BetweenSteps:
 
             read_huggingface(self.trainer, folder)
 
-    def after(self, done: int) -> None:
-        """After a step of the loop."""
+    def after(self, done: int) -> bool:
+        """After a step of the loop; whether a checkpoint was begun, for which the device was waited for."""
         job = self.run.job
         if job.valid_every and (done % job.valid_every == 0 or done == job.steps):
             self._validate(done)
-        if self.saver is not None and done % job.checkpoint_every == 0 and done < job.steps:
+        due = self.saver is not None and done % job.checkpoint_every == 0 and done < job.steps
+        if due:
             self._begin(done)
+        return due
 
     def save_last(self) -> None:
         """Begin the checkpoint after the last step."""

@@ -57,7 +57,8 @@ class TrainProgress:
         flop = run.job.facts.get("flop_per_token")
         self.flop_frac = None if peak is None or flop is None else flop / (peak * run.job.gpus)
         self.log = None if self.quiet or run.out is None else MetricsLog(run.job, run.out, run.start)
-        self.validated = 0
+        self.logged, self.validated = run.start, 0
+        """The last step, and the number of validation losses, that were logged."""
 
     def first_step(self) -> AbstractContextManager[None]:
         """Around the first step, which compiles."""
@@ -74,10 +75,10 @@ class TrainProgress:
         done = self.run.steps_done
         if done <= self.last_done or self.run.losses is None:
             return
-        times_s = self.run.clock.times_s()[self.last_done - self.run.start : done - self.run.start]
-        self._log(self.last_done, done, times_s)
-        self.last_s, self.last_done = now, done
-        loss = self.run.losses.read(done - self.run.start)[-1]
+        times_s = self.run.clock.times_s(self.last_done - self.run.start)[: done - self.last_done]
+        self.log_steps()
+        self.last_s, self.last_done, own = now, done, done - self.run.start
+        loss = self.run.losses.read(own, own - 1)[0]
         self._print(f"step {done}/{self.run.job.steps}", loss, sum(times_s) / len(times_s))
 
     def window(self) -> None:
@@ -88,16 +89,17 @@ class TrainProgress:
             self._print(f"steps {first} to {self.run.job.steps}", None, step_s)
             self._log_validation()
 
-    def _log(self, first: int, done: int, times_s: list[float]) -> None:
-        """The metrics of steps that are done since the last line."""
-        run = self.run
+    def log_steps(self) -> None:
+        """Log the steps that are done and were not logged yet."""
+        run, first, done = self.run, self.logged, min(self.run.steps_done, self.run.job.steps)
         if self.log is None or run.losses is None or run.grad_norms is None:
             return
-        losses, norms = (values.read(done - run.start) for values in (run.losses, run.grad_norms))
-        for step, step_s in zip(range(first + 1, done + 1), times_s, strict=True):
+        self.logged, times_s = done, run.clock.times_s(first - run.start)[: done - first]
+        losses, norms = (values.read(done - run.start, first - run.start) for values in (run.losses, run.grad_norms))
+        for step, step_s, loss, norm in zip(range(first + 1, done + 1), times_s, losses, norms, strict=True):
             values = {
-                "loss": losses[step - run.start - 1],
-                "grad_norm": norms[step - run.start - 1],
+                "loss": loss,
+                "grad_norm": norm,
                 "learning_rate": learning_rate(run.job, step - 1),
                 "step_s": step_s,
                 "tokens_per_s": run.job.tokens / step_s,

@@ -220,7 +220,8 @@ def train(run: RankState, watch: Watch) -> None:
             run.clock.mark()
             run.waits_s.append(batches.waited_s)
             progress.step(run.start + number + 1)
-            between.after(run.start + number + 1)
+            if between.after(run.start + number + 1):
+                progress.log_steps()  # a run that goes on from there does not log them again
         end_window(run, began_s)
         progress.window()
         between.save_last()
