@@ -51,6 +51,7 @@ def config_of(model: Model, dtype: str) -> dict[str, Any]:
 def _experts(model: Model, family: str) -> dict[str, Any]:
     experts = model.experts
     assert experts is not None
+    common: dict[str, Any]
     if family == "mixtral":
         common = {"num_local_experts": experts.count, "num_experts_per_tok": experts.top_k}
         return common | {"intermediate_size": experts.ffn}

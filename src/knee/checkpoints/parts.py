@@ -67,7 +67,7 @@ class TensorPart:
         ]
 
 
-class PartsSavePlanner(DefaultSavePlanner):  # type: ignore[misc]
+class PartsSavePlanner(DefaultSavePlanner):
     """Saves ``TensorPart``s. Pieces that several ranks have are written by one of them."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class PartsSavePlanner(DefaultSavePlanner):  # type: ignore[misc]
         return self.state_dict[index.fqn].piece_at(index.offset)
 
 
-class PartsLoadPlanner(DefaultLoadPlanner):  # type: ignore[misc]
+class PartsLoadPlanner(DefaultLoadPlanner):
     """Reads into ``TensorPart``s."""
 
     def __init__(self) -> None:

@@ -91,7 +91,7 @@ class CheckpointSaver:
             )
 
 
-class _HostCopies(AsyncStager):  # type: ignore[misc]
+class _HostCopies(AsyncStager):
     """Copies of this rank's tensors in the host's memory, which is allocated once. No save runs while another does."""
 
     def __init__(self, *, pinned: bool) -> None:
@@ -122,7 +122,7 @@ class _HostCopies(AsyncStager):  # type: ignore[misc]
         self.kept = {}
 
 
-class _RunFolderWriter(dcp.FileSystemWriter):  # type: ignore[misc]
+class _RunFolderWriter(dcp.FileSystemWriter):
     """torch's files with their checksums; the folder gets its name when all ranks have written."""
 
     def __init__(self, partial: Path, final: Path, saver: CheckpointSaver) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -90,5 +91,19 @@ def _check_config(folder: Path, job: TrainJob, say: Say) -> None:
         shown = ", ".join(f"{name} {theirs[name]} and not {ours[name]}" for name in other[:3])
         hint = f"train the model of that folder: knee train {folder}"
         raise InputError(f"{folder} has another model: {shown}", hint=hint, code="other-model", field="weights")
+    scaling = rope_scaling(folder / "config.json")
+    if scaling:
+        say(f"{folder} stretches its rotary embedding ({scaling}); it is trained without that, so long texts differ")
     if theirs["norm_eps"] != ours["norm_eps"]:
         say(f"norms add {ours['norm_eps']:g}, but {theirs['norm_eps']:g} in {folder}: `knee train {folder}` uses it")
+
+
+def rope_scaling(config: Path) -> str:
+    """How a config stretches the rotary embedding; empty if it does not."""
+    plain = json.loads(config.read_text(encoding="utf-8"))
+    for key in ("rope_scaling", "rope_parameters"):
+        table = plain.get(key) or {}
+        kind = table.get("rope_type", table.get("type", "default"))
+        if kind != "default":
+            return str(kind)
+    return ""

@@ -90,7 +90,7 @@ class Trainer:
         self.steps_done += 1
         return StepResult(loss_tensor=loss, norm_tensor=norm / scale)
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def evaluate(self, tokens: Any) -> Any:
         """The mean loss of a global batch, equal on every rank. ``tokens`` are as in ``step``; nothing is learned."""
         tokens = tokens.to(self.mesh.device, non_blocking=True)

@@ -169,9 +169,10 @@ class TrainJob:
         for name in ("lr", "clip_norm", "capacity_factor", "balance_loss", "balance_rate"):
             if not math.isfinite(getattr(self, name)):
                 raise out_of_range(name, getattr(self, name), "it must be a finite number")
-        for name, least in (("lr_min_frac", 0.0), ("lr_decay_frac", 1e-6)):
-            if not least <= getattr(self, name) <= 1:
-                raise out_of_range(name, f"{getattr(self, name):g}", "it must be more than 0 and at most 1")
+        if not 0 <= self.lr_min_frac <= 1:
+            raise out_of_range("lr_min_frac", f"{self.lr_min_frac:g}", "it must be between 0 and 1")
+        if not 0 < self.lr_decay_frac <= 1:
+            raise out_of_range("lr_decay_frac", f"{self.lr_decay_frac:g}", "it must be more than 0 and at most 1")
         if self.valid_every and self.valid_batches < 1:
             raise out_of_range("valid_batches", self.valid_batches, "it must be at least 1")
         if self.seed >= 1 << 31:

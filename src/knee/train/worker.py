@@ -139,7 +139,7 @@ def _guarded(run: RankState, watch: Watch) -> int:
     except RankTerminated as asked:
         status, error, code = "terminated", str(asked), BY_SIGNAL + asked.number
     except KneeError as problem:
-        status, error = "failed", problem.message
+        status, error = "failed", problem.message + (f"; {problem.hint}" if problem.hint else "")
     except Exception as problem:
         status, error = classify(problem)
         lost = status == "failed" and bool(PEER.search(f"{type(problem).__name__} {problem}"))
