@@ -23,7 +23,7 @@ from knee.checkpoints.folder import (
 from knee.datasets.token_batches import Share, open_data
 from knee.errors import InputError
 from knee.parallelism.trainer_job import AUTO, TrainJob
-from knee.train.progress_lines import say
+from knee.train.progress_lines import said_while, say
 from knee.train.rank_state import RankState
 from knee.train.timed_steps import synchronize
 
@@ -125,10 +125,11 @@ class BetweenSteps:
         synchronize(job.device)
         began_s = time.perf_counter()
         losses = []
-        for batch in range(job.valid_batches):
-            run.phase = f"validating {done} {batch}"
-            losses.append(self.trainer.evaluate(torch.from_numpy(self.held_out.batch(batch))))
-        loss = float(torch.stack(losses).mean())
+        with said_while(run, "computing the validation loss"):  # the first time it compiles too
+            for batch in range(job.valid_batches):
+                run.phase = f"validating {done} {batch}"
+                losses.append(self.trainer.evaluate(torch.from_numpy(self.held_out.batch(batch))))
+            loss = float(torch.stack(losses).mean())
         run.valid_losses.append({"step": done, "loss": loss})
         self.tell(f"step {done}/{job.steps}  validation loss {loss:.4f}")
         run.phase = "training"
