@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -158,6 +159,17 @@ def test_a_full_disk_loses_the_checkpoint_and_the_last_one_fails_the_run(
     assert record["steps_done"] == STEPS
     assert "the newest complete one is of step 2, and training goes on" in said
     assert [path.name for path in checkpoints_in(tmp_path / "checkpoints")] == ["step-00000002"]
+
+
+def test_a_disk_that_is_too_small_is_said_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from knee.checkpoints import save
+
+    monkeypatch.setattr(save.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    code, record = run(a_job(tmp_path))
+    assert (code, record["steps_done"]) == (ExitCode.FAILED, 0)
+    assert "free space there" in record["error"]
 
 
 @pytest.mark.parametrize(

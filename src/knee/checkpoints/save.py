@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -16,13 +17,14 @@ from torch.distributed.checkpoint.staging import AsyncStager
 
 from knee.checkpoints.folder import CHECKPOINTS, complete, name_of, remove_unfinished, write_checksum, write_state
 from knee.checkpoints.parts import PartsSavePlanner, TensorPart
-from knee.checkpoints.trainer_state import state_parts
+from knee.checkpoints.trainer_state import state_bytes, state_parts, weight_parts
 from knee.errors import NotWritten, argument
 from knee.parallelism.trainer import Trainer
+from knee.units import show
 
 POLL_S = 0.2
-SPARE_FRAC = 1.02
-"""Headers and padding of the files, over the tensors."""
+STATES = 3
+"""Weights and both moments of the optimizer."""
 
 
 def host_group(timeout: Any) -> Any:
@@ -50,6 +52,7 @@ class CheckpointSaver:
         if trainer.mesh.rank == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
             remove_unfinished(self.folder)
+            _check_space(self.folder, STATES * state_bytes(weight_parts(trainer)))
         # one process warns that it is alone, which it knows
         warnings.filterwarnings("ignore", message="torch.distributed is (disabled|unavailable)")
 
@@ -144,6 +147,16 @@ class _RunFolderWriter(dcp.FileSystemWriter):
         job = self.saver.trainer.job
         write_state(self.partial, job, self.saver.step, self.saver.data)
         complete(self.partial, self.final, job.keep)
+
+
+def _check_space(folder: Path, needed: int) -> None:
+    """Refuse a folder that cannot take one checkpoint; with a pipeline, its first stages alone are counted."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise NotWritten(
+            f"a checkpoint takes {show(needed, 'bytes')}, but {folder} has {show(free, 'bytes')} free",
+            hint=f"free space there, or give another {argument('out')}",
+        )
 
 
 def _written_bytes(folder: Path) -> int:
