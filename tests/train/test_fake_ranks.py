@@ -304,7 +304,6 @@ def test_the_answers_table_counts_the_same_calls(name: str) -> None:
     ("model", "field"),
     [
         ("olmo2-7b", "model.qk_norm"),
-        ("qwen2.5-0.5b", "model.qkv_bias"),
         ("gemma2-2b", "model.mlp"),
         ("gpt-neox-20b", "model.mlp"),
     ],

@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "scale": ("knee.cli.scale", "Show what more GPUs bring, and where adding GPUs stops paying off (the knee)."),
     "budget": ("knee.cli.budget", "Find the best model that a budget of GPUs, days, dollars or MWh can train."),
     "train": ("knee.cli.train", "Train a model on real hardware under a plan, and measure it."),
+    "weights": ("knee.cli.weights", "Write the weights of a run as a Hugging Face folder (safetensors)."),
     "sweep": ("knee.cli.sweep", "Train a grid of runs on this machine, on other hosts or on a Slurm cluster."),
     "dryrun": ("knee.cli.dryrun", "Trace the trainer without GPUs: FLOP and collectives of each rank."),
     "compare": ("knee.cli.compare", "Compare measured, simulated and published records."),

@@ -152,6 +152,15 @@ def command(ctx: click.Context) -> None:
     help="Device to train on; default: the CPU if the cluster is a CPU, else the GPUs.",
 )
 @option(
+    "--checkpoint-every",
+    section="Runs",
+    type=int,
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Save a checkpoint every N steps. A run that is started again goes on from its newest one. 0 means none.",
+)
+@option(
     "--timeout",
     "timeout_s",
     section="Runs",
