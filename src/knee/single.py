@@ -30,7 +30,7 @@ ASSUMPTIONS = (
     "compute kernels of a GPU run one after another; the host launches them in advance unless it is too slow",
     "rings follow the physical order of the network unless the cluster sets topology_aware to false; groups of the "
     "same kind communicate at the same time",
-    "time for checkpoints, evaluation and failures is not included",
+    "the step has no checkpoints, evaluation and failures; whole runs (tokens) are also given with them",
 )
 
 

@@ -36,6 +36,7 @@ from knee.inputs.request import (
     request,
 )
 from knee.progress import Progress, silent
+from knee.reliability.published_interruptions import interrupted_runs
 from knee.results.budget_check_result import BudgetCheck
 from knee.results.budget_result import Budget
 from knee.specs import Cluster, Job, Model, Profile
@@ -302,4 +303,4 @@ def budget_check() -> BudgetCheck:
     >>> all(abs(run.error_frac) < 0.25 for run in knee.budget_check().runs)
     True
     """
-    return BudgetCheck(runs=tuple(published_runs()))
+    return BudgetCheck(runs=tuple(published_runs()), interrupted=tuple(interrupted_runs()))

@@ -10,11 +10,12 @@ from typing import Any
 import click
 
 from knee.launch.site import Site
-from knee.results.field_words import field_rows, unit_words
 from knee.specs.hardware import AttentionRate, Cluster, Fabric, GemmRate, Gpu, Node, NodeNics, Tier
 from knee.specs.model import Experts, LatentAttention, Model
 from knee.specs.profile import Profile
+from knee.specs.reliability import Reliability
 from knee.specs.user_files.data_sheets import MEASURED
+from knee.specs.user_files.field_words import field_rows, unit_words
 from knee.studies.study_file import Bandwidths, Budgets, Draw, Published, Study, StudyGrid
 
 MARK = "<!-- The rest of this page is made by `python -m knee.cli.file_docs`. -->\n"
@@ -24,6 +25,7 @@ TABLES: tuple[tuple[str, type], ...] = (
     ("Cluster: `[fabric]`", Fabric),
     ("Cluster: `[fabric]`, instead of `nic_bytes_per_s`", NodeNics),
     ("Cluster: `[[fabric.tiers]]`", Tier),
+    ("Cluster: `[reliability]`", Reliability),
     ("GPU", Gpu),
     ("GPU: `[gemm.TYPE]`", GemmRate),
     ("GPU: `[attention.KERNEL]`", AttentionRate),

@@ -20,6 +20,7 @@ from knee.energy.carbon import CarbonGrid
 from knee.errors import InputError, argument
 from knee.inputs.argument_types import checked_arguments
 from knee.record.plan_words import plan_words
+from knee.reliability.whole_run import run_with_failures
 from knee.results.budget_words import assumptions, frontier_words, sentences
 from knee.results.result import Result, flat
 from knee.specs.catalog import Source
@@ -199,6 +200,7 @@ def as_data(answer: Budget) -> dict[str, Any]:
             "even_params": answer.even,
             "even_loss": EVEN_LOSS,
             "trust": answer.trust.as_json(),
+            "with_failures": best_with_failures(answer),
             "bands": asdict(answer.bands)
             | {"law_covers_frac": BAND_FRAC, "engine_covers_frac": answer.trust.covered_frac},
         },
@@ -286,6 +288,13 @@ def run_data(answer: Budget, run: BudgetRun) -> dict[str, Any]:
         "plan": asdict(rate.plan),
         "plan_words": plan_words(rate.plan),
     }
+
+
+def best_with_failures(answer: Budget) -> dict[str, Any]:
+    """The best run on the same tokens, with failures and restarts."""
+    best, cluster = answer.best, answer.problem.rates.cluster
+    step_s = best.batch_tokens / best.rate.tokens_per_s
+    return run_with_failures(best.model, cluster, best.gpus, best.time_s, step_s=step_s, cost_usd=best.cost_usd)
 
 
 def frontier_data(answer: Budget, one: Frontier) -> dict[str, Any]:

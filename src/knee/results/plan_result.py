@@ -151,7 +151,8 @@ class PlanSearch(Result):
         """The cost of training on the tokens with this plan; the range is that of the recommended plan."""
         if self.whole_run is None:
             return None
-        return self.whole_run.answer(plan, self.found.cluster, self.found.space.gpus, self.trust.band)
+        space = self.found.space
+        return self.whole_run.answer(plan, space.model, self.found.cluster, space.gpus, self.trust.band)
 
     def ranked(self, row: int) -> RankedPlan:
         """The plan of a row of the search, counted from 0."""

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from knee.budgets.budget_search import HOUR_S, J_PER_MWH, BudgetLimits, BudgetRun
 from knee.budgets.frontier import KNEE_WORDS, Frontier, IsoLoss
 from knee.budgets.training_cost import DAY_S
+from knee.cli.render.measurement import failure_words
 from knee.cli.render.table import print_heading, print_rows
 from knee.record.plan_words import plan_words
+from knee.results.budget_result import best_with_failures
 from knee.results.budget_words import (
     AXIS_WORDS,
     FRONTIER_SIZES,
@@ -66,6 +68,8 @@ def print_answer(answer: Budget) -> None:
         f"{problem.rates.seq_len:,} tokens per sequence, scaling law {problem.law.name}"
     )
     _print_sides(answer)
+    failed = best_with_failures(answer)
+    print_rows([[f"goodput of the best run: {failed['goodput_frac']:.1%}; {failure_words(failed)}"]])
     print_heading("the best run at each GPU count")
     print_rows([_HEAD, *(_row(run) for run in answer.by_count.values())], right=range(10), optional=(8, 9, 7, 3, 6))
     if len(answer.sizes) > 1:
