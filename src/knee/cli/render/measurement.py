@@ -56,6 +56,9 @@ def _print_question(job: Job, trust: Trust) -> None:
     if plan.pp > 1:
         words.append(plan.schedule + (f" x {plan.virtual_stages}" if plan.virtual_stages > 1 else ""))
     words += [f"synchronize replicas every {plan.sync_every:,} steps"] if plan.sync_every > 1 else []
+    words += [f"in {plan.sync_fragments:,} fragments"] if plan.sync_fragments > 1 else []
+    words += [f"in {plan.sync_dtype}"] if plan.sync_dtype is not None else []
+    words += ["hierarchical collectives"] if plan.collectives != "flat" else []
     share = "" if plan.recompute_frac == 1 else f" ({plan.recompute_frac:.0%})"
     again = "+".join(plan.recompute_modules) or plan.recompute
     words += [f"recompute {again}{share}", plan.precision]
