@@ -23,7 +23,7 @@ def daly_interval_s(wait_s: float, mean_s: float) -> float:
     """Daly's best time between checkpoints.
 
     Formula: sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + (C / 2M) / 9) - C for C < 2M, else M
-    Source:  Daly, Future Generation Computer Systems 22(3), 2006, equation 37
+    Source:  Daly, Future Generation Computer Systems 22(3), 2006
     """
     if wait_s >= 2.0 * mean_s:
         return mean_s

@@ -20,6 +20,7 @@ from knee.energy.carbon import CarbonGrid
 from knee.errors import InputError, argument
 from knee.inputs.argument_types import checked_arguments
 from knee.record.plan_words import plan_words
+from knee.reliability.drawn_month import month_of_job
 from knee.reliability.whole_run import run_with_failures
 from knee.results.budget_words import assumptions, frontier_words, sentences
 from knee.results.result import Result, flat
@@ -159,7 +160,9 @@ class Budget(ByValue, Result):
         from knee.files import write_text
         from knee.report.budget_page import budget_page
 
-        write_text(Path(out), budget_page(self.to_dict(), command=command))
+        best, cluster = self.best, self.problem.rates.cluster
+        month = month_of_job(best.model, cluster, best.gpus, best.batch_tokens / best.rate.tokens_per_s)
+        write_text(Path(out), budget_page(self.to_dict(), command=command, month=month))
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------
