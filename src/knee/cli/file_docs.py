@@ -16,6 +16,7 @@ from knee.specs.profile import Profile
 from knee.specs.reliability import Reliability
 from knee.specs.user_files.data_sheets import MEASURED
 from knee.specs.user_files.field_words import field_rows, unit_words
+from knee.studies.long_run_tables import LongRun, ReplicaExchange, Wall
 from knee.studies.study_file import Bandwidths, Budgets, Draw, Published, Study, StudyGrid
 
 MARK = "<!-- The rest of this page is made by `python -m knee.cli.file_docs`. -->\n"
@@ -38,6 +39,9 @@ TABLES: tuple[tuple[str, type], ...] = (
     ("Study: `[[grid]]` and `[common]`", StudyGrid),
     ("Study: `[[bandwidths]]`", Bandwidths),
     ("Study: `[[budget]]`", Budgets),
+    ("Study: `[[long_run]]`", LongRun),
+    ("Study: `[[exchange]]`", ReplicaExchange),
+    ("Study: `[[wall]]`", Wall),
     ("Study: `[[draw]]`", Draw),
     ("Study: `[[published]]`", Published),
 )

@@ -2,95 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import Any
 
-from pydantic import Field, StrictFloat
-
-from knee.budgets.training_cost import bill_of, parse_tokens
-from knee.budgets.walls import BATCH_TOKENS, DAYS, GOOD_FRAC, largest_flop, largest_run
+from knee.budgets.training_cost import DAY_S, bill_of, parse_tokens
+from knee.budgets.walls import GOOD_FRAC, largest_flop, largest_run
 from knee.cost.slow_exchange import grid_step, needed_bits_per_s
 from knee.energy.carbon import grid as grid_of
-from knee.errors import SpecError
 from knee.reliability.drawn_month import month_of
 from knee.reliability.goodput import goodput_of
 from knee.reliability.whole_run import whole_run
 from knee.single import simulate
 from knee.specs.load import load_cluster, load_model, load_profile, make_job, split_overrides
+from knee.studies.long_run_tables import LongRun, ReplicaExchange, Wall
+from knee.trust.trust import trust_of
 from knee.workload.parameters import parameter_count
 
-Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[StrictFloat | int, Field(gt=0, allow_inf_nan=False)]
 BEYOND_GRID = 1000.0
 """Gbit/s: the largest bandwidth of the papers' grid, and what stands for more than that."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LongRun:
-    """A training run of some tokens on several numbers of GPUs, with failures and without."""
-
-    series: str
-    """Name of the curves."""
-    model: str
-    """Model, by name or path."""
-    cluster: str
-    """Cluster, by name or path."""
-    profile: str
-    """Software profile, by name or path."""
-    gpus: Annotated[tuple[Count, ...], Field(min_length=1)]
-    """Numbers of GPUs."""
-    global_batch: Count
-    """Sequences per step."""
-    seq_len: Count
-    """Tokens per sequence."""
-    tokens: str
-    """Tokens of the run, such as 15T."""
-    plan: Mapping[str, int | str] = field(default_factory=dict)
-    """Fields of the plan; data parallelism fills the GPUs."""
-    set: Mapping[str, str] = field(default_factory=dict)
-    """As ``--set``, for the cluster and the profile."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
-    """Replicas on slow links: bandwidth that they need, beside a table that was published."""
-
-    series: str
-    """Name of the row of the table."""
-    params: Positive
-    """Parameters."""
-    step_s: Positive
-    """Time of a step without exchange, in seconds."""
-    every: Count = 1
-    """Steps between two exchanges; 1 is data parallelism."""
-    utilisation: Annotated[tuple[Positive, ...], Field(min_length=1)]
-    """Shares of the time in which replicas compute."""
-    gbit_per_s: tuple[Positive, ...]
-    """Published bandwidths in Gbit/s, one for each share; more than 1,000 is written as 1001."""
-
-    def __post_init__(self) -> None:
-        if len(self.gbit_per_s) != len(self.utilisation):
-            text = "gbit_per_s needs one value for each value of utilisation"
-            raise SpecError(text, code="contradiction", field="gbit_per_s")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wall:
-    """The utilisation of the largest runs against their FLOP, with the cluster's data rates and latencies."""
-
-    series: str
-    """Name of the curve."""
-    cluster: str
-    """Cluster, by name or path."""
-    flop: tuple[Positive, ...] = ()
-    """FLOP of the runs."""
-    days: Positive = DAYS
-    """Days of training."""
-    batch_tokens: Positive = BATCH_TOKENS
-    """Tokens per step at the FLOP of GPT-3; the batch grows with the cube root of the model."""
-    latency_frac: Positive = 1.0
-    """Latencies divided by those of the cluster."""
+ABSTRACT = {"kind": "simulated", "trust": "extrapolated"}
+"""Of rows that an abstract model gives, which no run was compared with."""
 
 
 def long_run_rows(study: str, grid: LongRun) -> Iterator[dict[str, Any]]:
@@ -107,6 +38,7 @@ def long_run_rows(study: str, grid: LongRun) -> Iterator[dict[str, Any]]:
         goodput = goodput_of(params, cluster, gpus, step_s=measured.step_s)
         run = whole_run(goodput, bill.time_s)
         common = {"study": study, "kind": "simulated", "model": grid.model, "cluster": grid.cluster, "gpus": gpus}
+        common["trust"] = trust_of(job).label
         days = {
             "no failures": bill.time_s,
             "mean": run.mean_s,
@@ -115,7 +47,7 @@ def long_run_rows(study: str, grid: LongRun) -> Iterator[dict[str, Any]]:
         }
         for name, time_s in days.items():
             row = {"goodput_frac": goodput.goodput_frac, "interruptions": run.interruptions}
-            yield common | {"series": f"{grid.series}: {name}", "run_days": time_s / 86_400.0} | row
+            yield common | {"series": f"{grid.series}: {name}", "run_days": time_s / DAY_S} | row
         if gpus == grid.gpus[-1]:
             for cause, share in (goodput.causes | {"checkpoints": goodput.parts["checkpoints"]}).items():
                 yield common | {"series": f"{grid.series}: {cause.replace('_', ' ')}", "cause_frac": share}
@@ -123,7 +55,7 @@ def long_run_rows(study: str, grid: LongRun) -> Iterator[dict[str, Any]]:
                 yield common | {"series": grid.series, **event}
 
 
-def exchange_rows(study: str, grids: tuple[Exchange, ...]) -> Iterator[dict[str, Any]]:
+def exchange_rows(study: str, grids: tuple[ReplicaExchange, ...]) -> Iterator[dict[str, Any]]:
     """A row for each cell of the published tables, and one for all of them."""
     apart = []
     for grid in grids:
@@ -136,7 +68,7 @@ def exchange_rows(study: str, grids: tuple[Exchange, ...]) -> Iterator[dict[str,
             yield {
                 "study": study,
                 "series": grid.series,
-                "kind": "simulated",
+                **ABSTRACT,
                 "params": grid.params,
                 "sync_every": grid.every,
                 "utilisation_frac": share,
@@ -146,7 +78,7 @@ def exchange_rows(study: str, grids: tuple[Exchange, ...]) -> Iterator[dict[str,
             }
     if apart:
         within = sum(steps <= 1 for steps in apart) / len(apart)
-        yield {"study": study, "series": "all cells", "kind": "simulated", "within_frac": within, "cells": len(apart)}
+        yield {"study": study, "series": "all cells", **ABSTRACT, "within_frac": within, "cells": len(apart)}
 
 
 def wall_rows(study: str, grid: Wall) -> Iterator[dict[str, Any]]:
@@ -157,7 +89,7 @@ def wall_rows(study: str, grid: Wall) -> Iterator[dict[str, Any]]:
         "batch_tokens": float(grid.batch_tokens),
         "latency_frac": float(grid.latency_frac),
     }
-    common = {"study": study, "series": grid.series, "kind": "simulated", "cluster": grid.cluster}
+    common = {"study": study, "series": grid.series, **ABSTRACT, "cluster": grid.cluster}
     for flop in grid.flop:
         run = largest_run(cluster, float(flop), **given)
         degrees = {name: getattr(run, name) for name in ("gpus", "tp", "pp", "dp")}
