@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from knee.launch.site import Site
+from knee.reliability.defaults import NO_DEFAULT, default_of
 from knee.specs.hardware import AttentionRate, Cluster, Fabric, GemmRate, Gpu, Node, NodeNics, Tier
 from knee.specs.model import Experts, LatentAttention, Model
 from knee.specs.profile import Profile
@@ -66,6 +67,8 @@ def _table(title: str, spec: type) -> str:
 
 
 def _default(spec: type, name: str, value: Any) -> str:
+    if spec is Reliability and name not in NO_DEFAULT:
+        return f"`{default_of('defaults', name)[1].value}`"
     if name in MEASURED.get(spec, ()):
         return "nearest"
     if value is MISSING or is_dataclass(value):
