@@ -158,7 +158,7 @@ def _answer(
         bills = {}
         for gpus, measured in one.curve.usable if tokens is not None else []:
             bills[gpus] = bill_of(measured, tokens or 0.0, grid=site, pue=site_pue, band=trusts[gpus].band)
-        rule = {"threshold": threshold, "keep_frac": keep, "band": band if known else None}
+        rule: dict[str, Any] = {"threshold": threshold, "keep_frac": keep, "band": band if known else None}
         goodputs = goodputs_of(one.curve)
         done.append(
             replace(

@@ -92,7 +92,7 @@ def largest_flop(
         run = largest_run(cluster, 10.0**middle, days=days, batch_tokens=batch_tokens, latency_frac=latency_frac)
         good = run.utilisation_frac is not None and run.utilisation_frac >= utilisation_frac
         low, high = (middle, high) if good else (low, middle)
-    return 10.0**low
+    return float(10.0**low)
 
 
 def _powers(layers: float, batch: float) -> list[Floats]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -274,7 +274,7 @@ def _table(space: Space, shared: Callable[[int], Sequence[tuple[Sharding, int, i
     )
 
 
-def _synced(space: Space, copies: Ints) -> dict[str, Ints]:
+def _synced(space: Space, copies: Ints) -> dict[str, Any]:
     """How replicas exchange, in plans that have some and let them run apart."""
     apart = (copies > 1) & (space.sync_every > 1)
     values = {"sync_every": (space.sync_every, 1), "sync_fragments": (space.fixed.sync_fragments, 1)}

@@ -9,6 +9,7 @@ from knee.budgets.training_cost import DAY_S, bill_of, parse_tokens
 from knee.budgets.walls import GOOD_FRAC, largest_flop, largest_run
 from knee.cost.slow_exchange import grid_step, needed_bits_per_s
 from knee.energy.carbon import grid as grid_of
+from knee.errors import DoesNotFit
 from knee.reliability.drawn_month import month_of
 from knee.reliability.goodput import goodput_of
 from knee.reliability.whole_run import whole_run
@@ -34,6 +35,12 @@ def long_run_rows(study: str, grid: LongRun) -> Iterator[dict[str, Any]]:
         sizes = {"gpus": gpus, "global_batch": grid.global_batch, "seq_len": grid.seq_len}
         job, _ = make_job(model, cluster, profile, **sizes, plan_options=dict(grid.plan))
         measured = simulate(job)
+        if not measured.fits:
+            raise DoesNotFit(
+                f"{study}: the plan of {grid.series} does not fit on {gpus:,} GPUs",
+                hint="change plan in [[long_run]]",
+                field="long_run",
+            )
         bill = bill_of(measured, tokens, grid=grid_of("world"), pue=1.0)
         goodput = goodput_of(params, cluster, gpus, step_s=measured.step_s)
         run = whole_run(goodput, bill.time_s)

@@ -15,7 +15,8 @@ DEFAULT_OUTER_LAW = "charles-2025"
 
 @cache
 def _law(name: str) -> dict[str, Any]:
-    return read_toml(ROOT / "outer_sync_laws.toml")[name]
+    law: dict[str, Any] = read_toml(ROOT / "outer_sync_laws.toml")[name]
+    return law
 
 
 def loss_ratio(params: float, replicas: int, law: str = DEFAULT_OUTER_LAW) -> float:

@@ -53,8 +53,10 @@ def print_checked(check: BudgetCheck) -> None:
         right=range(1, 8),
     )
     print_heading("assumptions:")
-    for one in (*check.runs, *check.interrupted):
-        sys.stdout.write(f"  - {one.name}: {one.assumed}. {one.source}\n")
+    said = [(run.name, run.assumed, run.source) for run in check.runs]
+    said += [(run.name, run.assumed, run.source) for run in check.interrupted]
+    for name, assumed, source in said:
+        sys.stdout.write(f"  - {name}: {assumed}. {source}\n")
     print_heading(check.sentence)
 
 
