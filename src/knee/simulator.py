@@ -39,6 +39,8 @@ from knee.timeline.step_actions import Actions, run_actions
 from knee.timeline.step_time import StepColumns, run_step
 from knee.workload import operations as op
 from knee.workload.flop import model_flop_per_token
+from knee.workload.fp8_layers import fp8_shapes, shard_casts, weight_casts
+from knee.workload.layer_weights import layer_tensors
 from knee.workload.memory import MemoryColumns, memory_of
 from knee.workload.parameters import head_layers, stage_elements
 from knee.workload.projections import expert_share
@@ -120,7 +122,7 @@ def evaluate(
     optimizer = optimizer_cost(cluster, profile, model, parts)
     late = late_gather_s(profile, model, parts)
     outer_sync = outer_sync_cost(model, cluster, profile, table, modes, traffic, groups)
-    memory = memory_of(model, profile, table, shapes_of(model, table), modes, traffic)
+    memory = memory_of(model, profile, table, shapes_of(model, table, profile), modes, traffic)
     flop, moved = step_work(model, parts)
     moved = moved + optimizer.moved_bytes + outer_sync.moved_bytes
     results, outer_sync = _results(
@@ -152,7 +154,8 @@ def evaluate(
 def priced(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> tuple[StepParts, GroupPlacements]:
     """What every operation and message of the plans takes alone, before anything runs beside anything."""
     modes = Modes.of(table)
-    traffic = traffic_of(model, table, modes, scatters_sends=profile.scatters_sends)
+    fp8 = fp8_shapes(table, profile)
+    traffic = traffic_of(model, table, modes, scatters_sends=profile.scatters_sends, fp8=fp8)
     groups = groups_of(model, cluster, table, modes)
     compute = compute_costs(model, cluster, profile, table)
     comm = comm_costs(model, cluster, profile, table, modes, traffic, groups)
@@ -233,6 +236,7 @@ def optimizer_cost(cluster: Cluster, profile: Profile, model: Model, parts: Step
     summed = kept_bytes * whole * (table.microbatches - 1.0)
     copies = _narrow_copies_bytes(model, parts, whole)
     operations = op.optimizer(owned, table.state_bytes, cast, summed, copies, profile.kernels)
+    operations += fp8_weight_casts(model, parts)
     return cost_of(cluster.gpu, profile, product_column(table), operations)
 
 
@@ -240,6 +244,8 @@ def _narrow_copies_bytes(model: Model, parts: StepParts, whole: Floats) -> Float
     """Moved to make the fp8 or NVFP4 weights that all microbatches of a step read; passes that gather cast them."""
     table, none = parts.table, np.zeros(len(whole))
     kept = is_narrow(table) & ~parts.modes.reshards
+    if parts.profile.fp8_shared_casts:
+        kept = kept & (table.precision == PRECISIONS.index("fp4"))
     if not kept.any():
         return none
     held = parts.traffic.layer.elements + parts.traffic.experts.elements
@@ -247,6 +253,21 @@ def _narrow_copies_bytes(model: Model, parts: StepParts, whole: Floats) -> Float
     four = op.NVFP4_COPY_BYTES * (1.0 - parts.profile.bf16_layers_frac) * layers
     narrow = np.where(table.precision == PRECISIONS.index("fp4"), four, op.FP8_COPY_BYTES * whole)
     return np.where(kept, narrow, 0.0)
+
+
+def fp8_weight_casts(model: Model, parts: StepParts) -> list[op.Operation]:
+    """Casts of weights in stacks with shared casts, for all microbatches of a step: of those that stay whole, or of the
+    shards that are gathered."""
+    fp8, kernels = fp8_shapes(parts.table, parts.profile), parts.profile.kernels
+    if fp8 is None or not fp8.shared_casts:
+        return []
+    layers = np.ceil(model.walked_layers / parts.table.pp)
+    weights = layers * sum(tensor.cols > 1 and not tensor.experts for tensor in layer_tensors(model))
+    elements = layers * parts.traffic.fp8.elements / fp8.shards
+    there, shard = np.where(elements > 0, weights, 0.0), shard_casts(fp8, kernels)
+    kept = 1.0 - fp8.gathered - fp8.casts_gathered
+    whole = weight_casts(fp8, kernels, fp8.state_bytes).times(kept * elements, kept * there)
+    return op.fp8_casts(whole.plus(shard.times(fp8.gathered * elements, fp8.gathered * there)))
 
 
 def late_gather_s(profile: Profile, model: Model, parts: StepParts) -> Floats:
@@ -279,7 +300,8 @@ def step_work(model: Model, parts: StepParts) -> tuple[Floats, Floats]:
         )
         totals[field] = passes * layer, ends * table.microbatches / table.pp
     attention = passes * c.attention_forward_flop * (3.5 + full)
-    products = (1.0 - energy_saved_frac(parts.profile, table)) * (totals["flop"][0] - attention)
+    saved = energy_saved_frac(table) * step_total(model, table, c, "narrow_flop")
+    products = totals["flop"][0] - attention - saved
     flop = products + attention + attention_again * passes * c.attention_forward_flop + totals["flop"][1]
     return flop, totals["moved_bytes"][0] + totals["moved_bytes"][
         1

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from knee.arrays import Floats
 from knee.errors import argument
 from knee.record.measurement import CommLoad, Measurement, Memory
 from knee.simulator import EvaluatedStep, Results, evaluate
@@ -173,13 +174,18 @@ def _parameter_loads(w: EvaluatedStep) -> list[Row]:
 
     def rows(collective: str, group: str, kind: str, width: float, load: float, times: dict[str, float]) -> list[Row]:
         """The load is shared out by work: what runs beside compute is slowed alike."""
+
+        def size_of(kind: str, part: str, elements: float) -> float:
+            saved = float(t.fp8_saved_bytes[0]) if (kind, part) == ("gather", "layer") else 0.0
+            return width * elements - saved
+
         ranks = int((w.groups.shard if group == "dp_shard" else w.groups.replicate).ranks[0])
         expert_ranks = ranks if group == "dp_replicate" and not ddp else int(w.groups.expert_shard.ranks[0])
         seconds = {part: times[part] * alone for part, alone in work(kind).items()}
         scale = load / (sum(seconds.values()) or 1.0)
         places = dict.fromkeys(messages, (group, ranks)) | {"experts": ("edp", expert_ranks)}
         return [
-            (collective, *places[part], times[part] * calls, width * elements, scale * seconds[part])
+            (collective, *places[part], times[part] * calls, size_of(kind, part, elements), scale * seconds[part])
             for part, (calls, elements) in messages.items()
         ]
 
@@ -230,9 +236,18 @@ def _local_loads(w: EvaluatedStep, layer_passes: float) -> list[Row]:
     of_loss, loss_s = (LOSS_ALL_REDUCES if parallel else 1) * end_passes, float(comm.tp_loss[0])
     of_loss_bytes = 4.0 * tokens if parallel else float(w.traffic.logits_bytes[0])
     exchange, reduction = float(comm.tp_gather[0]), float(comm.tp_all_reduce[0])
+
+    def in_fp8(forward: Floats, backward: Floats) -> float:
+        return layer_passes * (float(forward[0]) * (again + ops) + float(backward[0]))
+
+    eight = in_fp8(w.traffic.tp_fp8_forward, w.traffic.tp_fp8_backward)
+    scales_s = eight * float(comm.tp_scale[0])
+    eight_s = eight * exchange - in_fp8(comm.tp_forward_saved, comm.tp_backward_saved) - scales_s
     sums = calls(attrgetter("sums"))
     rows: list[Row] = [
-        ("all_gather", "tp", tp, gathers, size, gathers * exchange),
+        ("all_gather", "tp", tp, gathers - eight, size, (gathers - eight) * exchange),
+        ("all_gather", "tp", tp, eight, size / 2.0, eight_s),
+        ("all_reduce", "tp", tp, eight, 4.0, scales_s),
         ("reduce_scatter", "tp", tp, scatters, size, scatters * exchange),
         ("all_reduce", "tp", tp, all_reduces, size, all_reduces * reduction),
         ("all_reduce" if parallel else "all_gather", "tp", tp, of_loss, of_loss_bytes, of_loss * loss_s),

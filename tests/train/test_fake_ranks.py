@@ -98,6 +98,11 @@ EQUAL = {
     "fsdp x cp": {"dp_shard": 2, "cp": 2},
     "tp x cp": {"tp": 2, "cp": 2},
     "tp x pp x cp": {**PP, "tp": 2, "cp": 2},
+    "fp8, accumulation": {"precision": "fp8", "micro_batch": 2},
+    "fp8, fsdp": {**FSDP, "precision": "fp8", "micro_batch": 2, "recompute": "full"},
+    "fp8, fsdp_no_reshard x tp": {"dp_shard": 2, "tp": 2, "precision": "fp8"},
+    "fp8, rowwise, fsdp x tp": {**FSDP, "tp": 2, "precision": "fp8", "fp8_recipe": "rowwise"},
+    "fp8, narrow keys and values": {**FSDP, "tp": 4, "precision": "fp8"},
     "tp outside": {"dp_shard": 2, "tp": 2, "placement": ("dp_shard", "cp", "tp", "pp", "dp_replicate")},
 }
 EXPERTS = TrainJob(
@@ -125,6 +130,10 @@ def job_of(plan: dict) -> Job:
     model = replace(TINY, layers=2 * chosen.pp if chosen.virtual_stages < 4 else 8)
     # one node holds all of it, so that no message shows in two pieces
     cluster, profile = load_cluster("dgx-h100").spec, load_profile("eager").spec
+    if chosen.precision == "fp8":
+        # widths that fp8 products take, apart from keys and values under tp 4
+        model = replace(model, hidden=64, ffn=128, heads=8, kv_heads=4, head_size=16)
+        profile = replace(profile, fp8_shared_casts=True, fp8_gathers=True, fp8_smallest=32)
     return Job(
         model=model,
         cluster=cluster,

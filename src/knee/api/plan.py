@@ -34,6 +34,7 @@ from knee.specs.hardware import Precision
 from knee.specs.plan import (
     Collectives,
     Dispatcher,
+    Fp8Recipe,
     Recompute,
     RecomputeModule,
     ReduceDtype,
@@ -59,6 +60,7 @@ def plan(
     profile: ProfileLike | None = None,
     overrides: Overrides = (),
     precision: Precision | None = None,
+    fp8_recipe: Fp8Recipe | None = None,
     reduce_dtype: ReduceDtype | None = None,
     state_dtype: StateDtype | None = None,
     sync_every: int = 1,
@@ -116,6 +118,7 @@ def plan(
     parts = searched_parts(model, cluster, profile, sizes, pairs_of(overrides))
     types = {
         "precision": precision,
+        "fp8_recipe": fp8_recipe,
         "reduce_dtype": reduce_dtype,
         "state_dtype": state_dtype,
         "dispatcher": dispatcher,

@@ -16,10 +16,9 @@ from knee.inputs.argument_types import checked_arguments
 from knee.inputs.arguments import checked_plan, require
 from knee.inputs.request import ClusterLike, ModelLike, Overrides, ProfileLike, pairs_of
 from knee.progress import Progress, silent
-from knee.reliability.whole_run import whole_run
 from knee.results.scale_question import ScaleQuestion, shown
 from knee.results.scale_result import Scaling, ScalingCurve
-from knee.search.failure_knee import curve_with_failures, goodputs_of
+from knee.search.failure_knee import with_failures
 from knee.search.knee import knees_of
 from knee.search.scaling_curve import ScalePoint, check_batch, checked_counts, parse_counts
 from knee.specs.choices import OBJECTIVES, Objective
@@ -159,19 +158,9 @@ def _answer(
         for gpus, measured in one.curve.usable if tokens is not None else []:
             bills[gpus] = bill_of(measured, tokens or 0.0, grid=site, pue=site_pue, band=trusts[gpus].band)
         rule: dict[str, Any] = {"threshold": threshold, "keep_frac": keep, "band": band if known else None}
-        goodputs = goodputs_of(one.curve)
-        done.append(
-            replace(
-                one,
-                trusts=trusts,
-                bills=bills,
-                goodputs=goodputs,
-                runs={n: whole_run(goodputs[n], bill.time_s) for n, bill in bills.items() if n in goodputs},
-                knees=knees_of(one.curve, **rule),
-                knees_with_failures=knees_of(curve_with_failures(one.curve, goodputs), **rule),
-                band=band if known else None,
-            )
-        )
+        failed = with_failures(one.curve, {n: bill.time_s for n, bill in bills.items()}, **rule)
+        knees = knees_of(one.curve, **rule)
+        done.append(replace(one, trusts=trusts, bills=bills, knees=knees, band=rule["band"], **failed))
     found = Scaling(
         curves=tuple(done),
         local_batch=asked.sizes["local_batch"],

@@ -17,6 +17,7 @@ from knee.errors import InputError
 from knee.specs.choices import OBJECTIVES, TARGETS
 from knee.specs.plan import (
     COLLECTIVES,
+    FP8_RECIPES,
     PRECISIONS,
     RECOMPUTES,
     REDUCE_DTYPES,
@@ -41,6 +42,12 @@ from knee.specs.plan import (
     section="Job",
     type=Word(PRECISIONS),
     help="Data type of the matrix products; default: the job file's value, or bf16.",
+)
+@option(
+    "--fp8-recipe",
+    section="Job",
+    type=Word(FP8_RECIPES),
+    help="How --precision fp8 scales its operands; default: the job file's value, or tensorwise.",
 )
 @option(
     "--reduce-dtype",

@@ -27,14 +27,17 @@ from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Kernels, Profile
 from knee.specs.variants import columns_of, variant_rows
 from knee.workload import operations as op
+from knee.workload.fp8_layers import fp8_shapes
 from knee.workload.parameters import parameter_count, routed_parameter_count
 from knee.workload.recomputed_modules import operations_of
 from knee.workload.shapes import Shapes
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 
 
-def shapes_of(model: Model, table: PlanTable, *, casts: bool = False) -> Shapes:
-    """What the kernels of each plan depend on; ``casts`` where the stack casts whole fp32 weights in every forward."""
+def shapes_of(model: Model, table: PlanTable, profile: Profile | None = None) -> Shapes:
+    """What the kernels of each plan depend on; without a profile, no stack casts whole fp32 weights in every forward,
+    and none has fp8 layers of its own."""
+    casts = profile is not None and profile.casts_weights
     tokens = table.micro_tokens.astype(np.float64)
     eight_bit, four_bit = (table.precision == PRECISIONS.index(name) for name in ("fp8", "fp4"))
     ring = table.cp_method == CP_METHODS.index("ring")
@@ -54,6 +57,7 @@ def shapes_of(model: Model, table: PlanTable, *, casts: bool = False) -> Shapes:
         four_bit=np.where(four_bit, 1.0, 0.0),
         casts_narrow=np.where((eight_bit | four_bit) & Modes.of(table).reshards, 1.0, 0.0),
         casts=np.where(casts_weights(table) & casts, 1.0, 0.0),
+        fp8=fp8_shapes(table, profile),
     )
 
 
@@ -115,13 +119,10 @@ def step_total(model: Model, table: PlanTable, c: ComputeCosts, name: str) -> Fl
 
 def step_clock(model: Model, cluster: Cluster, profile: Profile, table: PlanTable, c: ComputeCosts) -> Floats:
     """The clock at which a plan's compute draws no more than the board's limit (``energy.clock``)."""
-    full, passes = table.repeats_frac, model.walked_layers * table.microbatches / table.pp
 
     def total(name: str) -> Floats:
         return step_total(model, table, c, name)
 
-    layer = (1.0 + full) * c.layer_forward.flop + c.layer_backward_input.flop + c.layer_backward_weight.flop
-    products = passes * (layer - c.attention_forward_flop * (3.5 + full) + c.ops_again.flop)
     shards = np.where(table.sharding == SHARDINGS.index("ddp"), 1, table.dp_shard * table.cp)
     owned = (parameter_count(model) - routed_parameter_count(model)) / (table.tp * table.pp * shards)
     ddp = table.sharding == SHARDINGS.index("ddp")
@@ -133,7 +134,7 @@ def step_clock(model: Model, cluster: Cluster, profile: Profile, table: PlanTabl
     work = StepWork(
         clocked_s=total("clocked_s"),
         other_s=total("time_s") - total("clocked_s") + updated.time_s,
-        flop=total("flop") - energy_saved_frac(profile, table) * products,
+        flop=total("flop") - energy_saved_frac(table) * total("narrow_flop"),
         moved_bytes=total("moved_bytes") + updated.moved_bytes,
         bubble_frac=(table.pp - 1.0) / (table.microbatches * table.virtual_stages),
         host_s=total("kernels") * profile.launch_s * cluster.node.launch_scale,
@@ -144,6 +145,7 @@ def step_clock(model: Model, cluster: Cluster, profile: Profile, table: PlanTabl
 def _fastest_costs(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> ComputeCosts:
     """Each segment at the highest clock."""
     routed = () if model.experts is None else (table.ep, table.etp, table.dispatcher, busiest_rank(model, table))
+    fp8 = fp8_shapes(table, profile)
     first, kind = equal_rows(
         *routed,
         table.micro_tokens,
@@ -156,10 +158,11 @@ def _fastest_costs(model: Model, cluster: Cluster, profile: Profile, table: Plan
         table.precision,
         is_narrow(table) & Modes.of(table).reshards,
         casts_weights(table),
+        *(() if fp8 is None else fp8.columns),
         *columns_of(cluster.gpu, profile),
     )
     few, gpu, profile = table.rows(first), variant_rows(cluster.gpu, first), variant_rows(profile, first)
-    s = shapes_of(model, few, casts=profile.casts_weights)
+    s = shapes_of(model, few, profile)
     products, half = product_column(few), half_column(few)
 
     def costs(types: Ints, lists: dict[str, list[op.Operation]]) -> dict[str, Cost]:
@@ -225,11 +228,10 @@ def bf16_layers(profile: Profile, table: PlanTable) -> Floats:
     return np.where(table.precision == PRECISIONS.index("fp4"), profile.bf16_layers_frac, 0.0)
 
 
-def energy_saved_frac(profile: Profile, table: PlanTable) -> Floats:
-    """Of the energy of a layer's products, which goes with the bits that they multiply (assumed); attention and the
-    output projection stay in 16."""
-    fp4 = 0.75 * (1.0 - profile.bf16_layers_frac)
-    return np.array([{"fp8": 0.5, "fp4": fp4}.get(name, 0.0) for name in PRECISIONS])[table.precision]
+def energy_saved_frac(table: PlanTable) -> Floats:
+    """Of the energy of products in fewer than 16 bits. That of fp4 goes with the bits that they multiply (assumed)."""
+    saved = {"fp8": constant("fp8", "energy_saved_frac"), "fp4": 0.75}
+    return np.array([saved.get(name, 0.0) for name in PRECISIONS])[table.precision]
 
 
 def peak_column(cluster: Cluster, table: PlanTable) -> Floats:
@@ -275,7 +277,13 @@ class CommCosts:
     replicate_root: Floats
     tp_gather: Floats
     """All-gather or reduce-scatter of a microbatch's activations (sequence parallel)."""
+    tp_forward_saved: Floats
+    """Of a layer's gathers forward, what they are shorter by because they are in fp8, less the reduction of the largest
+    element before each."""
+    tp_backward_saved: Floats
     tp_all_reduce: Floats
+    tp_scale: Floats
+    """All-reduce of one number."""
     tp_sum: Floats
     """All-reduce of one number per token."""
     tp_loss: Floats
@@ -300,6 +308,7 @@ def comm_costs(
     axes = [getattr(table, axis) for axis in table.placement]
     kinds: list[Floats | Ints | Bools] = [table.sharding, table.sync_every, table.reduce_dtype, table.cp_method]
     kinds += [table.sequence_parallel, table.collectives, *columns_of(cluster.node, cluster.fabric, profile)]
+    kinds += [t.fp8_saved_bytes, t.tp_fp8_forward, t.tp_fp8_backward]
     if model.experts is not None:
         kinds += (table.ep, table.etp, table.dispatcher, table.precision, busiest_rank(model, table))
     first, kind = equal_rows(table.gpus, table.micro_tokens, *kinds, *axes)
@@ -321,7 +330,9 @@ def _comm_costs(
 
     # the messages of one group stand side by side: what a ring's links take is then worked out once
     elements = np.array((t.layer.moved, t.embedding.moved, t.head.moved, root))
-    sharded = np.concatenate((PARAMETER_BYTES * elements, t.reduce_bytes * elements))
+    gathered = PARAMETER_BYTES * elements
+    gathered[0] -= t.fp8_saved_bytes
+    sharded = np.concatenate((gathered, t.reduce_bytes * elements))
     gather, reduce = np.split(gather_s(links, g.shard, sharded) + shard_wait, 2)
     reduce = np.where(modes.ddp, 0.0, reduce)
     message = t.reduce_bytes * elements / np.where(modes.ddp, 1.0, g.shard.ranks)
@@ -335,26 +346,33 @@ def _comm_costs(
     def send(group: GroupPlacement, message: Floats, axis: str) -> Floats:
         return send_s(links, group.ranks, group.nodes == 1, message, nodes_apart(table, per_node, axis))
 
-    tp_all_reduce, tp_sum = all_reduce_s(links, g.tp, np.array((t.tp_bytes, 4.0 * table.micro_tokens)))
+    one = np.full(len(table), 4.0)
+    tp_all_reduce, tp_sum, tp_scale = all_reduce_s(links, g.tp, np.array((t.tp_bytes, 4.0 * table.micro_tokens, one)))
     weights = over(gather, "gather") | over(reduce, "reduce") | over(replicate, "replicate")
     weights |= expert_weight_costs(links, profile, modes, t, g.expert_shard, g.replicate)
     if model.experts is not None:
         for name in ("gather", "reduce", "replicate"):
             weights[f"{name}_layer"] = weights[f"{name}_layer"] + weights[f"{name}_experts"]
     dispatch, combine, etp_gather = routed_costs(model, links, table, g.ep, g.etp)
+    tp_gather, tp_fp8 = gather_s(links, g.tp, np.array((t.tp_bytes, t.tp_bytes / 2.0)))
     return CommCosts(
         **weights,
         dispatch=dispatch,
         combine=combine,
         etp_gather=etp_gather,
-        tp_gather=gather_s(links, g.tp, t.tp_bytes) + tp_wait,
+        tp_gather=tp_gather + tp_wait,
+        tp_forward_saved=t.tp_fp8_forward * (tp_gather - tp_fp8 - tp_scale),
+        tp_backward_saved=t.tp_fp8_backward * (tp_gather - tp_fp8 - tp_scale),
         tp_all_reduce=tp_all_reduce + tp_wait,
         tp_sum=tp_sum,
+        tp_scale=tp_scale,
         tp_loss=tp_sum if profile.loss_parallel else gather_s(links, g.tp, t.logits_bytes),
         cp_gather=gather_s(links, g.cp, t.cp_bytes),
         cp_send=np.where(table.cp > 1, send(g.cp, t.cp_bytes, "cp"), 0.0),
         pp_send=np.where(table.pp > 1, send(g.pp, t.pp_bytes, "pp"), 0.0),
-        norm=all_reduce_s(links, g.world, np.full(len(table), 4.0)),
+        # and once a step the largest elements of all weights that are gathered in fp8
+        norm=all_reduce_s(links, g.world, one)
+        + np.where(t.fp8_saved_bytes > 0, all_reduce_s(links, g.shard, one), 0.0),
     )
 
 
@@ -369,7 +387,7 @@ def contention(
     """
     ranks = np.where(modes.ddp, g.replicate.ranks, g.shard.ranks)
     width = np.where(modes.ddp, 2.0 * t.reduce_bytes, PARAMETER_BYTES)
-    sent = width * t.layer.moved * (ranks - 1.0) / ranks
+    sent = (width * t.layer.moved - t.fp8_saved_bytes) * (ranks - 1.0) / ranks
     sent = sent + width * t.experts.moved * (g.expert_shard.ranks - 1.0) / g.expert_shard.ranks
     time = np.where(modes.ddp, comm.replicate_layer, comm.gather_layer)
     rate = sent / np.where(time > 0, time, 1.0)

@@ -218,6 +218,11 @@ def _add_precision(launch: LaunchCommand, job: Job) -> None:
     launch.option("--training.mixed_precision_reduce", "float32")
     if job.plan.precision == "fp8":
         launch.notes.append("fp8 uses torchao's float8 (lm_head stays in bf16) and gathers parameters in bf16")
+        if job.plan.fp8_recipe != "rowwise":
+            launch.notes.append(
+                f"torchtitan scales fp8 operands by rows, but the plan has the recipe {job.plan.fp8_recipe}; "
+                "--fp8-recipe rowwise simulates what torchtitan does"
+            )
 
 
 def _compiles(job: Job) -> bool:

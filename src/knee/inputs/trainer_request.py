@@ -14,7 +14,7 @@ from knee.errors import InputError, argument
 from knee.files import real_path
 from knee.inputs.arguments import checked_plan
 from knee.inputs.request import ClusterLike, ModelLike, Overrides, ProfileLike, Request, is_job_file, request
-from knee.parallelism.trainer_job import AttentionChoice, Dtype, Routing, TrainJob
+from knee.parallelism.trainer_job import AttentionChoice, Dtype, Routing, TrainJob, activation_dtype
 from knee.probe.inventory import read_inventory
 from knee.specs import Job
 from knee.specs.choices import Device
@@ -100,13 +100,13 @@ def trainer_job(
     _check_device(device)
     where = (device or "cuda") if elsewhere else _device_here(device, world)
     precision = plan.get("precision")
-    if dtype is not None and precision not in (None, dtype):
+    if dtype is not None and precision not in (None, dtype, "fp8"):
         raise InputError(
             f"{argument('dtype')} {dtype} and {argument('precision')} {precision} contradict each other",
             code="contradiction",
             field="dtype",
         )
-    if dtype in ("bf16", "fp16"):
+    if dtype in ("bf16", "fp16") and precision != "fp8":
         plan["precision"] = dtype
     tell = say if os.environ.get("RANK", "0") == "0" else lambda _: None
     named = is_job_file(model) or cluster is not None
@@ -125,7 +125,6 @@ def trainer_job(
     if data is not None and not elsewhere:
         _check_data(Path(data), job, tell)
     steps = STEPS[where] if steps is None else steps
-    computed: Any = "fp32" if where == "cpu" else job.plan.precision
     return TrainJob(
         model=job.model,
         plan=parallel,
@@ -136,7 +135,7 @@ def trainer_job(
         warmup=warmup_of(steps) if warmup is None else warmup,
         seed=seed,
         device=where,
-        dtype=dtype or computed,
+        dtype=dtype or activation_dtype(job.plan.precision, where),
         compile=compile,
         attention=attention,
         routing=_routing(parallel),

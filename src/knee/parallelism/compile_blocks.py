@@ -14,10 +14,10 @@ SHAPES = 64
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function, compiled for the shapes it meets; blocks are alike and share one program.
 
-    On a GPU, block sizes of memory-bound kernels are tuned: some seconds at the start, some milliseconds of each step.
+    Inductor's search for block sizes (``coordinate_descent_tuning``) is left out: on an H200 it takes the first step of
+    a 7B model from 23 to 49 s, and 13 to 101 s in fp8, and makes no later step faster.
     """
     # a model with experts and latent attention has more shapes of weights than torch compiles by default
     torch._dynamo.config.recompile_limit = SHAPES
-    options = {"coordinate_descent_tuning": True} if torch.cuda.is_available() else None
-    made: Callable[..., Any] = torch.compile(function, dynamic=False, options=options)
+    made: Callable[..., Any] = torch.compile(function, dynamic=False)
     return made

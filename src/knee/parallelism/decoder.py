@@ -19,6 +19,7 @@ from torch.nn import functional
 from knee.parallelism.context_parallel import causal_attention
 from knee.parallelism.expert_parallel import Here
 from knee.parallelism.experts import MixtureOfExperts, RoutingRules
+from knee.parallelism.fp8 import Fp8Rules, fp8_products, quantized_weights
 from knee.parallelism.latent_attention import LatentProjections
 from knee.parallelism.layer_functions import linear, rms_norm, rope
 from knee.parallelism.loss import cross_entropy
@@ -42,6 +43,7 @@ class Parts:
     """How rows come to their experts."""
     routing: RoutingRules = field(default_factory=RoutingRules)
     state_dtype: Any = torch.float32
+    fp8: Fp8Rules | None = None
 
 
 class DecoderBlock(nn.Module):
@@ -71,6 +73,7 @@ class DecoderBlock(nn.Module):
             self.moe = MixtureOfExperts(model, tp, parts.exchange, parts.routing, dtype)
         else:
             self.w1, self.w3, self.w2 = weight(f, h), weight(f, h), weight(h, f)
+        self.quantized = quantized_weights(self, parts.fp8) if parts.fp8 else None
         self.run: Callable[..., Any] = self.body
         """``body``, or what recomputation and compilation made of it."""
 
@@ -82,20 +85,44 @@ class DecoderBlock(nn.Module):
         """Attention and MLP, each with a norm before and a residual around it."""
         y = rms_norm(x, self.attention_norm)
         a = self.latent(y, cos, sin) if self.latent is not None else self._attention(y, cos, sin)
-        x = x + self.tp.leave(linear(a, self.wo))
+        x = x + self._out(a, "wo")
         y = rms_norm(x, self.mlp_norm)
         if self.moe is not None:
             return x + self.moe(y)
-        y = self.tp.enter(y)
-        return x + self.tp.leave(linear(functional.silu(linear(y, self.w1)) * linear(y, self.w3), self.w2))
+        gate, up = self._into(y, "w1", "w3")
+        return x + self._out(functional.silu(gate) * up, "w2")
+
+    def _into(self, y: Any, *names: str) -> tuple[Any, ...]:
+        """Products of a block's input with weights whose rows the tensor-parallel group cuts."""
+        group = self._gathers(names)
+        return self._products(y if group else self.tp.enter(y), names, enters=group)
+
+    def _out(self, y: Any, name: str) -> Any:
+        """The product that ends a block's inner part, summed over the tensor-parallel group."""
+        group = self._gathers((name,))
+        (out,) = self._products(y, (name,), leaves=group)
+        return out if group else self.tp.leave(out)
+
+    def _gathers(self, names: tuple[str, ...]) -> Any:
+        """The group whose parts of the sequence are gathered in fp8."""
+        in_fp8 = self.quantized is not None and self.quantized.rules.gathers and self._in_fp8(names)
+        return self.tp.gathers_sequence if in_fp8 else None
+
+    def _in_fp8(self, names: tuple[str, ...]) -> bool:
+        return self.quantized is not None and self.quantized.names.issuperset(names)
+
+    def _products(self, x: Any, names: tuple[str, ...], **groups: Any) -> tuple[Any, ...]:
+        weights = [getattr(self, name) for name in names]
+        if self.quantized is None or not self._in_fp8(names):
+            return tuple(linear(x, weight) for weight in weights)
+        quantized = [self.quantized.of(name, weight) for name, weight in zip(names, weights, strict=True)]
+        return fp8_products(x, weights, quantized, self.quantized.rules.recipe, **groups)
 
     def _attention(self, y: Any, cos: Any, sin: Any) -> Any:
-        y = self.tp.enter(y)
-        batch, tokens, _ = y.shape
-        q, k, v = (linear(y, w).view(batch, tokens, -1, self.head_dim) for w in (self.wq, self.wk, self.wv))
+        q, k, v = (x.view(*x.shape[:2], -1, self.head_dim) for x in self._into(y, "wq", "wk", "wv"))
         if self.q_norm is not None:
             q, k = rms_norm(q, self.q_norm), rms_norm(k, self.k_norm)
-        return self.attend(rope(q, cos, sin), rope(k, cos, sin), v).reshape(batch, tokens, -1)
+        return self.attend(rope(q, cos, sin), rope(k, cos, sin), v).flatten(2)
 
 
 class Decoder(nn.Module):

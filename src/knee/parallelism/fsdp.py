@@ -8,6 +8,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from knee.parallelism.decoder import Decoder
+from knee.parallelism.fp8_shards import ShardedWeight, gathered_in_fp8
 from knee.parallelism.mesh import Mesh
 from knee.parallelism.precision import TYPES
 from knee.parallelism.trainer_job import TrainJob
@@ -30,6 +31,8 @@ def shard(decoder: Decoder, job: TrainJob, mesh: Mesh) -> None:
         else:
             fully_shard(experts, mesh=mesh.experts.sharded, reshard_after_forward=reshards, mp_policy=policy)
     for block in decoder.blocks.values():
+        if block.quantized is not None and block.quantized.rules.gathers:
+            gathered_in_fp8(block, block.quantized.names)
         fully_shard(block, mesh=mesh.sharded, reshard_after_forward=reshards, mp_policy=policy, ignored_params=local)
     fully_shard(decoder, mesh=mesh.sharded, reshard_after_forward=False, mp_policy=policy, ignored_params=local)
     _prefetch(decoder, job.plan.prefetch)
@@ -93,7 +96,19 @@ def place(local: Any, whole: Any, sharded: Any) -> None:
 
 def local_part(tensor: Any) -> Any:
     """What of a parameter or gradient lies on this rank."""
+    shard = shard_of(tensor)
+    return shard.inner if isinstance(shard, ShardedWeight) else shard
+
+
+def shard_of(tensor: Any) -> Any:
+    """The same, in the class that FSDP2 gathers it by."""
     from torch.distributed.tensor import DTensor
 
     with torch.no_grad():
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def shards_in_fp8(decoders: list[Decoder]) -> list[ShardedWeight]:
+    """The parts on this rank of all weights that are gathered in fp8."""
+    shards = (shard_of(p) for decoder in decoders for p in decoder.parameters())
+    return [shard for shard in shards if isinstance(shard, ShardedWeight)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import warnings
 from dataclasses import dataclass, field
@@ -80,7 +81,18 @@ def make_mesh(plan: Plan, device: Any, *, fake: bool = False) -> Mesh:
     """The plan's groups over the running process group; placement says which axis is innermost."""
     axes = [axis for axis in reversed(plan.placement) if getattr(plan, axis) > 1]
     if not axes:
-        return Mesh(plan=plan, rank=0, world=1, device=device, root=None, sharded=None, copies=None, fake=fake)
+        alone = _mesh_of_one(device) if plan.sharding == "fsdp" else None
+        return Mesh(
+            plan=plan,
+            rank=0,
+            world=1,
+            device=device,
+            root=None,
+            sharded=alone,
+            copies=None,
+            experts=ExpertMesh(sharded=alone),
+            fake=fake,
+        )
     shape = tuple(getattr(plan, axis) for axis in axes)
     if prod(shape) != dist.get_world_size():
         raise SpecError(f"the plan fills {prod(shape)} processes, but {dist.get_world_size()} were started")
@@ -97,6 +109,15 @@ def make_mesh(plan: Plan, device: Any, *, fake: bool = False) -> Mesh:
         experts=_expert_mesh(plan, device, root, sharded, copies),
         fake=fake,
     )
+
+
+def _mesh_of_one(device: Any) -> Any:
+    """What FSDP2 needs to run on one process: the program that runs on many, without their communication."""
+    if not dist.is_initialized():
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        atexit.register(dist.destroy_process_group)
+    return init_device_mesh(device.type, (1,), mesh_dim_names=("dp_shard",))
 
 
 def _flat(root: Any, axes: list[str], wanted: tuple[str, ...], name: str) -> Any:

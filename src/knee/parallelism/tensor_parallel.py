@@ -44,6 +44,11 @@ class Whole:
         """The group that shares the vocabulary of the loss."""
         return None
 
+    @property
+    def gathers_sequence(self) -> NamedGroup | None:
+        """The group whose ranks have parts of each sequence outside a block's inner parts (sequence parallelism)."""
+        return None
+
 
 class Split(Whole):
     """A tensor-parallel group."""
@@ -71,6 +76,11 @@ class Split(Whole):
     def vocabulary(self) -> NamedGroup | None:
         """The loss is computed on parts of the vocabulary (loss parallel)."""
         return self.group
+
+    @property
+    def gathers_sequence(self) -> NamedGroup | None:
+        """The group itself, under sequence parallelism."""
+        return self.group if self.splits_sequence else None
 
 
 def gather_sequence(x: Any, group: NamedGroup) -> Any:

@@ -18,7 +18,10 @@ from knee.parallelism.decoder import Decoder, Parts, full_shape, initial
 from knee.parallelism.expert_balance import LoadBalancer
 from knee.parallelism.expert_parallel import Here, TokenExchange
 from knee.parallelism.experts import EXPERT_WEIGHTS, RoutingRules, expert_part, expert_shape
-from knee.parallelism.fsdp import before_microbatch, local_part, place, shard
+from knee.parallelism.fp8 import Fp8Rules, cast_weights, quantize
+from knee.parallelism.fp8_copies import cast_to_fp8
+from knee.parallelism.fp8_shards import cast_shards
+from knee.parallelism.fsdp import before_microbatch, local_part, place, shard, shards_in_fp8
 from knee.parallelism.layer_functions import rope_table
 from knee.parallelism.mesh import Mesh, chunks_here
 from knee.parallelism.optimizer import Optimizer
@@ -62,6 +65,9 @@ class Trainer:
         )
         self.balancer = LoadBalancer(self.decoders, job, mesh)
         self.pipeline = self._pipeline() if job.plan.pp > 1 else None
+        self._fp8, self._shards = _fp8_rules(job, mesh), shards_in_fp8(self.decoders)
+        self._quantize, self._cast = (compiled(f) if job.compile else f for f in (quantize, cast_to_fp8))
+        self._cast_weights()
         self._here = positions(job.seq_len, mesh.group("cp")).to(mesh.device) if job.plan.cp > 1 else None
 
     def step(self, tokens: Any) -> StepResult:
@@ -78,11 +84,23 @@ class Trainer:
         plan = self.job.plan
         norm, loss = self.optimizer.norm_and(loss / (scale * plan.dp * plan.cp * plan.tp))
         overflow = self.optimizer.step(norm, scale)
+        self._cast_weights()
         self.balancer.after_step()
         if self.scale:
             self.scale.update(overflow)
         self.optimizer.clear()
         return StepResult(loss_tensor=loss, norm_tensor=norm / scale)
+
+    def _cast_weights(self) -> None:
+        """Make the fp8 copies that all microbatches of the next step read or gather."""
+        if self._fp8 is None:
+            return
+        with torch.no_grad():
+            if self._shards:
+                cast_shards(self._shards, self.mesh.sharded.get_group(self.mesh.sharded.ndim - 1), self._cast)
+            elif self._fp8.kept:
+                blocks = (block for decoder in self.decoders for block in decoder.blocks.values())
+                cast_weights(blocks, self._fp8, self._quantize)
 
     def _pipeline(self) -> Any:
         from knee.parallelism.pipeline_parallel import Pipeline  # torch's takes most of a second to import
@@ -140,6 +158,7 @@ def _decoder(job: TrainJob, mesh: Mesh, layers: range) -> Decoder:
             averaged=plan.cp,
         ),
         state_dtype=TYPES[plan.state_dtype],
+        fp8=_fp8_rules(job, mesh),
     )
     # sharded weights are made after they are cut; fake ones hold nothing and are made at once
     with torch.device("meta" if mesh.sharded is not None and not mesh.fake else mesh.device):
@@ -162,6 +181,12 @@ def _decoder(job: TrainJob, mesh: Mesh, layers: range) -> Decoder:
     if not mesh.fake:
         _set_weights(decoder, job, mesh)
     return decoder
+
+
+def _fp8_rules(job: TrainJob, mesh: Mesh) -> Fp8Rules | None:
+    if job.plan.precision != "fp8":
+        return None
+    return Fp8Rules(recipe=job.plan.fp8_recipe, smallest=job.fp8_smallest, kept=mesh.sharded is None)
 
 
 def _set_weights(decoder: Decoder, job: TrainJob, mesh: Mesh) -> None:

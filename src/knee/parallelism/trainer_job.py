@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from knee.errors import SpecError, argument, out_of_range
 from knee.specs.choices import Device
-from knee.specs.defaults import LEARNING_RATE, TIMEOUT_S
+from knee.specs.defaults import FP8_SMALLEST, LEARNING_RATE, TIMEOUT_S
 from knee.specs.model import Experts, LatentAttention, Model
 from knee.specs.model.departures import departures
 from knee.specs.plan import Plan
@@ -57,6 +57,9 @@ class TrainJob:
     compile: bool = False
     """torch.compile of every block and of the loss."""
     attention: AttentionChoice = "auto"
+    fp8_smallest: int = FP8_SMALLEST
+    """With fp8, weights that are narrower in either direction keep 16-bit products: casts would cost more than they
+    gain."""
     lr: float = LEARNING_RATE
     clip_norm: float = 1.0
     """Largest norm of the gradient; 0 does not clip (the norm is reported all the same)."""
@@ -149,7 +152,12 @@ class TrainJob:
                 code="contradiction",
                 field="warmup",
             )
-        for name, known in (("device", Device), ("dtype", Dtype), ("attention", AttentionChoice), ("routing", Routing)):
+        for name, known in (
+            ("device", Device),
+            ("dtype", Dtype),
+            ("attention", AttentionChoice),
+            ("routing", Routing),
+        ):
             if getattr(self, name) not in get_args(known):
                 text = f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(get_args(known))}"
                 raise SpecError(text, code="unknown-choice", field=name)
@@ -178,9 +186,7 @@ class TrainJob:
                 f"use {argument('attention')} auto on a CPU",
             )
             raise _not_trained("attention", text, hint)
-        if plan.precision in ("fp8", "fp4"):
-            text = f"{plan.precision} matrix products can be simulated but not trained"
-            raise _not_trained("plan.precision", text, f"use {argument('precision')} bf16")
+        self._check_fp8()
         if plan.sharding in ("zero1", "zero2"):
             raise _not_trained(
                 "plan.sharding",
@@ -225,6 +231,19 @@ class TrainJob:
             raise _not_trained(
                 "plan.state_dtype", "fp16 training keeps fp32 parameters", f"use {argument('state_dtype')} fp32"
             )
+
+    def _check_fp8(self) -> None:
+        model, precision = self.model, self.plan.precision
+        if precision == "fp4":
+            text = "fp4 matrix products can be simulated but not trained"
+            raise _not_trained("plan.precision", text, f"use {argument('precision')} fp8 or bf16")
+        if precision == "fp8" and (model.experts or model.latent_attention):
+            part = "experts" if model.experts else "latent attention"
+            text = f"{model.name} has {part}, whose fp8 products can be simulated but not trained"
+            raise _not_trained("plan.precision", text, f"use {argument('precision')} bf16")
+        if precision == "fp8" and self.dtype == "fp16":
+            text = "fp8 products read and write bf16, not fp16"
+            raise _not_trained("dtype", text, f"use {argument('dtype')} bf16")
 
     def _check_split_of_model(self) -> None:
         model, plan = self.model, self.plan
@@ -288,6 +307,12 @@ class TrainJob:
                 field="global_batch",
             )
         check_interleaved(plan, self.microbatches)
+
+
+def activation_dtype(precision: str, device: str) -> Dtype:
+    """What products read and write under a plan: fp8 ones read bf16, and CPUs compute in fp32."""
+    kinds: dict[str, Dtype] = {"fp16": "fp16"}
+    return "fp32" if device == "cpu" else kinds.get(precision, "bf16")
 
 
 def _not_trained(field: str, text: str, hint: str) -> SpecError:

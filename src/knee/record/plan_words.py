@@ -28,4 +28,5 @@ def plan_words(plan: Plan) -> str:
     again = "+".join(plan.recompute_modules) or plan.recompute
     words += [f"recompute {again}{share}"] if plan.recompute != "none" else []
     words += [plan.precision] if plan.precision != "bf16" else []
+    words += [plan.fp8_recipe] if plan.fp8_recipe != "tensorwise" else []
     return ", ".join(words)

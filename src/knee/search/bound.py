@@ -17,14 +17,15 @@ from knee.arrays import Bools, Floats, Ints, equal_rows
 from knee.cost.kernel_cost import Cost
 from knee.cost.outer_sync import outer_sync_cost
 from knee.cost.skew import expected_maximum
+from knee.cost.step_parts import is_narrow
 from knee.energy.step_power import power_w
 from knee.simulator import CHUNK, late_gather_s, optimizer_cost, priced, step_work
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
-from knee.specs.plan import SCHEDULES
+from knee.specs.plan import SCHEDULES, SHARDINGS
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
-from knee.timeline.actions import LocalComm, StepParts, is_zero_bubble
+from knee.timeline.actions import LocalComm, StepParts
 from knee.timeline.pipeline_spans import transfers
 from knee.timeline.plan_passes import recomputed
 from knee.workload.layers_per_stage import chunk_layers, stage_layers
@@ -70,18 +71,19 @@ def least_step(model: Model, cluster: Cluster, profile: Profile, table: PlanTabl
     return _least(cluster, span + once, flop, moved, work.blocked_s + comm.norm + late + straggler + outer.comm_s)
 
 
+_SEGMENTS = ("sequence_parallel", "recompute", "recompute_frac", "cp_method", "precision", "fp8_recipe")
+"""What segments depend on, beside degrees and sizes."""
+
+
 def least_unsharded_step(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> LeastStep:
     """Whatever the sharding of the plans: compute, bubble, and tensor- and context-parallel messages alone."""
     names = ("gpus", "global_batch", "seq_len", "dp", "tp", "pp", "cp", "ep", "etp", "micro_batch")
-    first, kind = equal_rows(
-        *(
-            getattr(table, name)
-            for name in (*names, "sequence_parallel", "recompute", "recompute_frac", "cp_method", "precision")
-        )
-    )
+    first, kind = equal_rows(*(getattr(table, name) for name in (*names, *_SEGMENTS)))
     # a schedule puts the same stretches together; the longest bubble leaves most power, and so the highest clock
     few = table.rows(first)
     few = replace(few, schedule=np.full(len(few), SCHEDULES.index("1f1b")), virtual_stages=np.ones_like(few.pp))
+    # weights that stay whole are cast least often to fp8 and fp4
+    few = replace(few, sharding=np.where(is_narrow(few), SHARDINGS.index("zero1"), few.sharding))
     parts = _unsharded(priced(model, cluster, profile, few)[0])
     flop, moved = (column[kind] for column in step_work(model, parts))
     work = _Work.of(model, parts).rows(kind)
@@ -182,7 +184,7 @@ class _Work:
     def of(cls, model: Model, parts: StepParts) -> _Work:
         """Price the stretches."""
         c, local, modes = parts.compute, parts.local, parts.modes
-        out, back = parts.copies(parts.traffic.layer_moved)
+        out, back = parts.copies()
         again_s, again_kernels = recomputed(parts)
         forward_s = c.layer_forward.time_s + np.where(modes.reshards, out, 0.0)
         backward_s = c.layer_backward_input.time_s + c.layer_backward_weight.time_s + again_s
@@ -270,7 +272,7 @@ def _span_s(
     """Until the last backward has ended. A rank waits for its first microbatch, works through all of them without a
     pause at best, and the last one, once it is handed on, goes back through the ranks before it; the slowest such path
     counts. ``passes_s`` has all passes of a rank, and until the last of them is handed on."""
-    wait, split = work.wait_s, is_zero_bubble(table)
+    wait, split = work.wait_s, table.splits_backward
     spans = []
     for rank in ranks:
         after = ~rank.first

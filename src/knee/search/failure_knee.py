@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from knee.errors import SpecError
 from knee.record.measurement import Measurement
 from knee.reliability.goodput import NO_PROGRESS, Goodput, goodput_of
+from knee.reliability.whole_run import whole_run
+from knee.search.knee import knees_of
 from knee.search.scaling_curve import Curve, ScalePoint
 from knee.workload.parameters import parameter_count
 
 NOTHING_FRAC = 1e-9
 """Goodput of a run that makes no progress: a curve has a ratio between neighbours."""
+
+
+def with_failures(curve: Curve, times_s: Mapping[int, float], **rule: Any) -> dict[str, Any]:
+    """Goodput of every GPU count, the runs of these lengths, and the knees by the same rule."""
+    goodputs = goodputs_of(curve)
+    return {
+        "goodputs": goodputs,
+        "runs": {gpus: whole_run(goodputs[gpus], time_s) for gpus, time_s in times_s.items() if gpus in goodputs},
+        "knees_with_failures": knees_of(curve_with_failures(curve, goodputs), **rule),
+    }
 
 
 def goodputs_of(curve: Curve) -> dict[int, Goodput]:

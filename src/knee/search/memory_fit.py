@@ -23,8 +23,9 @@ SHARES = (0.25, 0.5, 0.75)
 def memory_table(space: Space, profile: Profile, table: PlanTable) -> MemoryColumns:
     """Memory of every plan."""
     modes = Modes.of(table)
-    traffic = traffic_of(space.model, table, modes, scatters_sends=profile.scatters_sends)
-    return memory_of(space.model, profile, table, shapes_of(space.model, table), modes, traffic)
+    shapes = shapes_of(space.model, table, profile)
+    traffic = traffic_of(space.model, table, modes, scatters_sends=profile.scatters_sends, fp8=shapes.fp8)
+    return memory_of(space.model, profile, table, shapes, modes, traffic)
 
 
 def memory_bytes(space: Space, profile: Profile, table: PlanTable) -> Floats:

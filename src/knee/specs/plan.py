@@ -17,6 +17,7 @@ ReduceDtype = Literal["fp32", "bf16"]
 StateDtype = Literal["fp32", "bf16"]
 SyncDtype = Literal["fp32", "bf16", "fp8", "fp4"]
 Collectives = Literal["flat", "hierarchical"]
+Fp8Recipe = Literal["tensorwise", "rowwise"]
 Dispatcher = Literal["alltoall", "deepep", "hybridep"]
 Routing = Literal["balanced", "dropless", "power_law:1.01", "power_law:1.2"]
 
@@ -53,9 +54,12 @@ COLLECTIVES: tuple[Collectives, ...] = get_args(Collectives)
 DISPATCHERS: tuple[Dispatcher, ...] = get_args(Dispatcher)
 ROUTINGS: tuple[Routing, ...] = get_args(Routing)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+FP8_RECIPES: tuple[Fp8Recipe, ...] = get_args(Fp8Recipe)
 MOST = 16_777_216
 MOST_IMBALANCE = 1_000
 AXES = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
+DATA_TYPES = ("precision", "fp8_recipe", "reduce_dtype", "state_dtype")
+"""Fields that say in which types a plan computes; a search takes them as given."""
 ROUTED = ("dispatcher", "ep_overlap", "routing", "imbalance", "capacity_factor")
 """Fields that say how tokens reach experts; a search takes them as given."""
 EXCHANGES = ("collectives", "sync_fragments", "sync_dtype")
@@ -109,6 +113,8 @@ class Plan:
     recompute_modules: tuple[RecomputeModule, ...] = ()
     """Of recompute modules: the parts of a block that are run again in backward."""
     precision: Precision = "bf16"
+    fp8_recipe: Fp8Recipe = "tensorwise"
+    """Of precision fp8: one scale for each tensor, or one for each row that a product sums over."""
     prefetch: int = 1
     """Layers whose parameters are gathered ahead of the one that computes; 0 hides no gather."""
     reduce_dtype: ReduceDtype = "fp32"
@@ -147,6 +153,13 @@ class Plan:
                 f"{self.recompute}",
                 hint=f"use {argument('recompute')} blocks",
                 code="contradiction",
+            )
+        if self.fp8_recipe != "tensorwise" and self.precision != "fp8":
+            raise SpecError(
+                f"fp8_recipe {self.fp8_recipe} applies only to precision fp8, but precision is {self.precision}",
+                hint=f"use {argument('precision')} fp8, or leave {argument('fp8_recipe')} out",
+                code="contradiction",
+                field="plan.fp8_recipe",
             )
         self._check_modules()
         for name in ("imbalance", "capacity_factor"):

@@ -15,6 +15,7 @@ from knee.specs.plan import (
     COLLECTIVES,
     CP_METHODS,
     DISPATCHERS,
+    FP8_RECIPES,
     PRECISIONS,
     RECOMPUTE_MODULES,
     RECOMPUTES,
@@ -58,6 +59,7 @@ class PlanTable(ByValue):
     """Bit i: the plan recomputes ``RECOMPUTE_MODULES[i]``."""
     cp_method: Ints
     precision: Ints
+    fp8_recipe: Ints
     reduce_dtype: Ints
     state_dtype: Ints
     sync_every: Ints
@@ -107,6 +109,11 @@ class PlanTable(ByValue):
         """Share of the blocks that are run again in backward; 0 for plans that recompute no whole block."""
         return np.where(self.recompute >= RECOMPUTES.index("blocks"), self.recompute_frac, 0.0)
 
+    @property
+    def splits_backward(self) -> Bools:
+        """Plans whose backward is split in two."""
+        return np.asarray((self.schedule == SCHEDULES.index("zero_bubble")) & (self.pp > 1), dtype=np.bool_)
+
     def recomputes(self, policy: Recompute) -> Floats:
         """1 for plans with this policy, 0 for others."""
         return np.where(self.recompute == RECOMPUTES.index(policy), 1.0, 0.0)
@@ -146,6 +153,7 @@ class PlanTable(ByValue):
             recompute_modules=tuple(m for i, m in enumerate(RECOMPUTE_MODULES) if self.modules[row] >> i & 1),
             recompute_frac=float(self.recompute_frac[row]),
             precision=PRECISIONS[self.precision[row]],
+            fp8_recipe=FP8_RECIPES[self.fp8_recipe[row]],
             prefetch=int(self.prefetch[row]),
             reduce_dtype=REDUCE_DTYPES[self.reduce_dtype[row]],
             state_dtype=STATE_DTYPES[self.state_dtype[row]],
@@ -209,6 +217,7 @@ def table_of(jobs: Sequence[Job]) -> PlanTable:
         modules=ints([sum(1 << RECOMPUTE_MODULES.index(m) for m in set(p.recompute_modules)) for p in plans]),
         cp_method=ints([CP_METHODS.index(p.cp_method) for p in plans]),
         precision=ints([PRECISIONS.index(p.precision) for p in plans]),
+        fp8_recipe=ints([FP8_RECIPES.index(p.fp8_recipe) for p in plans]),
         reduce_dtype=ints([REDUCE_DTYPES.index(p.reduce_dtype) for p in plans]),
         state_dtype=ints([STATE_DTYPES.index(p.state_dtype) for p in plans]),
         sync_every=ints([p.sync_every for p in plans]),

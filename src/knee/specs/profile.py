@@ -125,6 +125,18 @@ class Profile:
     bf16_layers_frac: float = 0.16
     """With fp4: share of the layers, at both ends of the model, whose matrix products stay in bf16 as the recipe
     asks."""
+    fp8_shared_casts: bool = False
+    """With fp8: whether an input is cast once for all matrix products that read it and each output gradient once, by
+    rows and by columns, and only the fp8 columns of inputs are kept for backward. Otherwise every matrix product casts
+    its operands, and 16-bit inputs are kept."""
+    fp8_gathers: bool = False
+    """With fp8, shared casts and the recipe tensorwise: whether FSDP gathers weights in fp8, and sequence parallelism
+    activations and output gradients."""
+    fp8_smallest: int = 0
+    """With fp8 and shared casts: weights that are narrower in either direction keep 16-bit matrix products."""
+    fp8_forward_scale: float = 1.0
+    """With fp8: rate of forward matrix products, which may sum in fewer bits (fast accumulation), divided by the rate
+    of backward ones."""
     checked_error_frac: float = 0.0
     """Error of tokens/s that 80% of your held-out runs stayed within when ``knee calibrate`` checked the fit; 0 means
     not checked."""
@@ -148,6 +160,7 @@ class Profile:
             "allocator_frac",
             "context_bytes",
             "reduces_in_flight",
+            "fp8_smallest",
             "checked_error_frac",
         ):
             if getattr(self, name) < 0:
@@ -165,6 +178,7 @@ class Profile:
             "stream_scale",
             "expert_gemm_scale",
             "expert_stream_scale",
+            "fp8_forward_scale",
             "ddp_bucket_bytes",
         ):
             if not getattr(self, name) > 0:

@@ -16,6 +16,7 @@ PLAN = (
     "recompute",
     "recompute_frac",
     "precision",
+    "fp8_recipe",
     "reduce_dtype",
     "sync_every",
     "sync_fragments",

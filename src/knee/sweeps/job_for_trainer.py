@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from knee.parallelism.trainer_job import TrainJob
+from knee.parallelism.trainer_job import TrainJob, activation_dtype
 from knee.specs import Job, Model
 from knee.specs.choices import Device
 from knee.specs.defaults import DEFAULT_CONVENTION, TIMEOUT_S, TRACE_STEPS
@@ -41,7 +41,6 @@ def train_job(job: Job, settings: RunSettings, *, out: str, command: list[str]) 
     """The same job for the trainer; SpecError where it cannot train it."""
     device = device_of(job, settings)
     steps = STEPS[device] if settings.steps is None else settings.steps
-    dtype: Any = "fp32" if device == "cpu" else job.plan.precision
     # the record's profile is that of the program that ran, whatever stack the grid has simulated
     facts = facts_of(job, cluster=job.cluster.name, profile=None, convention=DEFAULT_CONVENTION, command=command)
     return TrainJob(
@@ -53,7 +52,7 @@ def train_job(job: Job, settings: RunSettings, *, out: str, command: list[str]) 
         steps=steps,
         warmup=warmup_of(steps) if settings.warmup is None else settings.warmup,
         device=device,
-        dtype=dtype,
+        dtype=activation_dtype(job.plan.precision, device),
         trace_steps=settings.trace_steps,
         out=out,
         timeout_s=settings.timeout_s,

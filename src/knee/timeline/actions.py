@@ -12,7 +12,7 @@ from knee.cost.kernel_cost import stream_s
 from knee.cost.step_parts import CommCosts, ComputeCosts
 from knee.specs.hardware import Gpu
 from knee.specs.model import Model
-from knee.specs.plan import CP_METHODS, SCHEDULES
+from knee.specs.plan import CP_METHODS
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
 from knee.workload import tp_messages
@@ -79,8 +79,8 @@ def local_comms(
     sp = table.sequence_parallel
     issue = host_scale * issue_s(profile, table, groups)
 
-    def tp(of: tp_messages.TpMessages) -> LocalComm:
-        total = np.where(sp, of.collectives * comm.tp_gather, of.all_reduces * comm.tp_all_reduce)
+    def tp(of: tp_messages.TpMessages, saved: Floats | float = 0.0) -> LocalComm:
+        total = np.where(sp, of.collectives * comm.tp_gather - saved, of.all_reduces * comm.tp_all_reduce)
         host = np.where(sp, of.collectives, of.all_reduces) * issue
         blocks = (1.0 - share) * total
         if of.sums:
@@ -92,8 +92,8 @@ def local_comms(
 
     times = tp_messages.LOSS_ALL_REDUCES if profile.loss_parallel else 1
     forward_cp, backward_cp = _context_parallel(profile, table, comm, compute)
-    forward = tp(tp_messages.layer_forward(model)).plus(forward_cp)
-    backward = tp(tp_messages.layer_backward(model, profile)).plus(backward_cp)
+    forward = tp(tp_messages.layer_forward(model), comm.tp_forward_saved).plus(forward_cp)
+    backward = tp(tp_messages.layer_backward(model, profile), comm.tp_backward_saved).plus(backward_cp)
     if model.experts is not None:
         routed = routed_comm(model, profile, table, comm, host_scale)
         again = routed.times(table.recomputes_module("moe"))
@@ -103,7 +103,7 @@ def local_comms(
         embedding_backward=tp(tp_messages.EMBEDDING_BACKWARD),
         layer_forward=forward,
         layer_backward=backward.plus(forward.times(table.repeats_frac)).plus(
-            tp(tp_messages.ops_again(model)).times(table.recomputes("ops"))
+            tp(tp_messages.ops_again(model), comm.tp_forward_saved).times(table.recomputes("ops"))
         ),
         head_forward=tp(tp_messages.HEAD_FORWARD).plus(blocking(times * comm.tp_loss)),
         head_backward=tp(tp_messages.HEAD_BACKWARD),
@@ -185,10 +185,10 @@ class StepParts:
         queued = self.serial_replicas & (both > 0)
         return np.where(queued, self.comm.replicate_layer / np.where(queued, both, 1.0), 0.0)
 
-    def copies(self, elements: Floats) -> tuple[Floats, Floats]:
-        """FSDP's copy-out after a gather and copy-in (with the cast) before a reduce."""
-        out = MemoryBound(name="copy_out", moved_bytes=2.0 * PARAMETER_BYTES * elements, kernels=1, rate="copy_out")
-        moved = (PARAMETER_BYTES + self.traffic.reduce_bytes) * elements
+    def copies(self) -> tuple[Floats, Floats]:
+        """FSDP's copy-out after a layer's gather and copy-in (with the cast) before its reduction."""
+        out = MemoryBound(name="copy_out", moved_bytes=2.0 * self.traffic.gather_bytes, kernels=1, rate="copy_out")
+        moved = (PARAMETER_BYTES + self.traffic.reduce_bytes) * self.traffic.layer_moved
         back = MemoryBound(name="copy_in", moved_bytes=moved, kernels=1, rate="copy_in")
         return (
             np.where(self._copies, stream_s(self.gpu, self.profile, out), 0.0),
@@ -203,12 +203,8 @@ class StepParts:
         """HBM traffic of a layer's copies in one step: resharding plans copy out twice and in every microbatch."""
         out, back = 2.0 * PARAMETER_BYTES, PARAMETER_BYTES + self.traffic.reduce_bytes
         each = np.where(self.modes.reshards, (2.0 * out + back) * self.table.microbatches, out + back)
-        return np.where(self._copies, each * self.traffic.layer_moved, 0.0)
-
-
-def is_zero_bubble(table: PlanTable) -> Bools:
-    """Plans whose backward is split in two."""
-    return np.asarray((table.schedule == SCHEDULES.index("zero_bubble")) & (table.pp > 1), dtype=np.bool_)
+        saved = 2.0 * self.traffic.fp8_saved_bytes * np.where(self.modes.reshards, 2.0 * self.table.microbatches, 1.0)
+        return np.where(self._copies, each * self.traffic.layer_moved - saved, 0.0)
 
 
 def world_name(table: PlanTable) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from knee.arrays import Floats, Ints, equal_rows
-from knee.timeline.actions import StepParts, is_zero_bubble
+from knee.timeline.actions import StepParts
 from knee.timeline.chunks import ChunkRows
 from knee.timeline.closed_forms import run
 from knee.timeline.passes import SUM_NAMES, Pass, Sums, WalkedPass, joined
@@ -89,7 +89,7 @@ def times_of(parts: StepParts, rows: ChunkRows, walked: Mapping[str, WalkedPass]
     once, more = np.ones(len(rows)), (parts.table.microbatches - 1)[rows.plan].astype(np.float64)
     times = {"F_first": once, "F": more, "B": more, "B_last": once}
     if "W" in walked:
-        split = is_zero_bubble(parts.table)[rows.plan]
+        split = parts.table.splits_backward[rows.plan]
         times |= {"W": more * split, "W_last": once * split}
     if "B_late" in walked:
         # passes of the first and last group, in place of as many others

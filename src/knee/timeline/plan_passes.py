@@ -181,7 +181,7 @@ def forward_pass(parts: StepParts, *, gathers: Bools) -> PlanPass:
     """Forward of one microbatch; ``gathers`` says, per plan, whether this one brings the parameters."""
     c, local, table = parts.compute, parts.local, parts.table
     layer = _segment(parts, c.layer_forward, local.layer_forward)
-    out, _ = parts.copies(parts.traffic.layer_moved)
+    out, _ = parts.copies()
     # ZeRO-1's gather beside forward writes in place: nothing is copied out
     out = np.where(gathers & ~parts.modes.zero1, out, 0.0)
     never = np.zeros(len(table), dtype=np.bool_)
@@ -239,7 +239,7 @@ def recomputed(parts: StepParts) -> tuple[Floats, Floats]:
 def _backward_layer(parts: StepParts, reduces: Bools, what: str) -> Segment:
     """A layer's backward: what it computes, launches and exchanges."""
     c = parts.compute
-    out, back = parts.copies(parts.traffic.layer_moved)
+    out, back = parts.copies()
     none = np.zeros(len(parts.table))
     cost_s, kernels = np.where(reduces, back, 0.0), none
     local = LocalComm(hidden_s=none, blocking_s=none, host_s=none)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from knee.arrays import Ints
+from knee.arrays import Floats, Ints
 from knee.cost.kernel_cost import operation_s
 from knee.cost.step_parts import half_column, product_column, shapes_of
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, RECOMPUTES
-from knee.timeline.actions import StepParts, gathers_kv_again, is_zero_bubble
+from knee.timeline.actions import StepParts, gathers_kv_again
 from knee.timeline.rank_groups import expert_groups, group, neighbours
 from knee.timeline.step_actions import Actions
 from knee.timeline.step_events import Kernel, Message, Script, script_of
@@ -45,12 +45,12 @@ def scripts_of(
 def _kernels(model: Model, cluster: Cluster, parts: StepParts, action: str) -> dict[str, tuple[Kernel, ...]]:
     """The operations of each segment, with their shares of its compute."""
     one = parts.table.rows(slice(0, 1))
-    s, kinds = shapes_of(model, one, casts=parts.profile.casts_weights), parts.profile.kernels
+    s, kinds = shapes_of(model, one, parts.profile), parts.profile.kernels
     products = product_column(one)
     forward = op.layer_forward(model, s, kinds)
     back = op.layer_backward_input(model, s, kinds)
     weight = op.layer_backward_weight(model, s, kinds)
-    split = bool(is_zero_bubble(one)[0])
+    split = bool(one.splits_backward[0])
     layer = {"F": forward, "B": back if split else [*back, *weight], "W": weight}[action[0]]
     policy, unfused = RECOMPUTES[one.recompute[0]], parts.profile.attention == "unfused"
     again = op.recomputed_ops(model, s, kinds, attention=unfused) if policy == "ops" else forward
@@ -72,7 +72,7 @@ def _kernels(model: Model, cluster: Cluster, parts: StepParts, action: str) -> d
     extra = []
     if action in copies and not (split and action == "B_last"):
         name, which = copies[action]
-        seconds = [float(x[0]) for x in parts.copies(parts.traffic.layer_moved)]
+        seconds = [float(x[0]) for x in parts.copies()]
         extra = [(name, seconds[which])] + ([("copy_out", seconds[0])] if reshards and action[0] == "B" else [])
 
     def seconds_of(o: op.Operation, types: Ints) -> float:
@@ -108,15 +108,21 @@ def _local(model: Model, parts: StepParts, stage: int, send: Timed, *, forward: 
     def message(collective: str, message_bytes: float, dtype: str = "bf16") -> Message:
         return Message(collective=collective, group=tp, message_bytes=message_bytes, dtype=dtype)
 
-    def exchange(of: tp_messages.TpMessages) -> Timed:
+    def exchange(of: tp_messages.TpMessages, eight: Floats | None = None, saved: Floats | None = None) -> Timed:
         sums = [(message("all_reduce", 4.0 * float(table.micro_tokens[0]), "fp32"), float(comm.tp_sum[0]))] * of.sums
         if not sp:
             return _times(message("all_reduce", size), float(comm.tp_all_reduce[0]), of.all_reduces) + sums
         seconds = float(comm.tp_gather[0])
-        gathers = _times(message("all_gather", size), seconds, of.gathers)
+        in_fp8, saved_s = (0.0 if x is None else float(x[0]) for x in (eight, saved))
+        gathers = _times(message("all_gather", size), seconds, of.gathers - in_fp8)
+        scale, scale_s = message("all_reduce", 4.0, "fp32"), float(comm.tp_scale[0])
+        shorter = seconds - saved_s / max(in_fp8, 1.0) - scale_s
+        gathers += _times(message("all_gather", size / 2.0, "uint8"), shorter, in_fp8) + _times(scale, scale_s, in_fp8)
         return gathers + _times(message("reduce_scatter", size), seconds, of.scatters) + sums
 
     kv = [*_keys_and_values(parts, stage, forward), *_routed(model, parts, stage)]
+    there = (parts.traffic.tp_fp8_forward, comm.tp_forward_saved)
+    back = (parts.traffic.tp_fp8_backward, comm.tp_backward_saved)
     if forward:
         one, times = message("all_reduce", 4.0 * float(table.micro_tokens[0]), "fp32"), tp_messages.LOSS_ALL_REDUCES
         if not parts.profile.loss_parallel:
@@ -124,19 +130,19 @@ def _local(model: Model, parts: StepParts, stage: int, send: Timed, *, forward: 
         loss = [(one, float(comm.tp_loss[0]))] * times
         return {
             "lead": _normal(exchange(tp_messages.EMBEDDING_FORWARD)),
-            "layer": _normal([*exchange(tp_messages.layer_forward(model)), *kv, *send]),
+            "layer": _normal([*exchange(tp_messages.layer_forward(model), *there), *kv, *send]),
             "tail": _normal([*exchange(tp_messages.HEAD_FORWARD), *loss]),
         }
     share = float(table.repeats_frac[0])
-    again = [*exchange(tp_messages.layer_forward(model)), *_keys_and_values(parts, stage, True)]
+    again = [*exchange(tp_messages.layer_forward(model), *there), *_keys_and_values(parts, stage, True)]
     repeated = [(m, share * s) for m, s in (*again, *_routed(model, parts, stage))]
     if table.recomputes_module("moe")[0]:
         repeated += _routed(model, parts, stage)
     if table.recomputes("ops")[0]:
-        repeated = exchange(tp_messages.ops_again(model))
+        repeated = exchange(tp_messages.ops_again(model), *there)
     return {
         "lead": _normal(exchange(tp_messages.HEAD_BACKWARD)),
-        "layer": _normal([*repeated, *exchange(tp_messages.layer_backward(model, parts.profile)), *kv, *send]),
+        "layer": _normal([*repeated, *exchange(tp_messages.layer_backward(model, parts.profile), *back), *kv, *send]),
         "tail": _normal(exchange(tp_messages.EMBEDDING_BACKWARD)),
     }
 

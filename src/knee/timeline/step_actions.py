@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from knee.arrays import Bools, Floats, Ints
-from knee.timeline.actions import StepParts, is_zero_bubble
+from knee.timeline.actions import StepParts
 from knee.timeline.chunk_queues import carrying, per_rank, spread
 from knee.timeline.chunks import ChunkRows, chunk_rows
 from knee.timeline.closed_forms import run_together
@@ -81,7 +81,7 @@ def _walk_rows(parts: StepParts, rows: ChunkRows, filling_s: Floats) -> tuple[di
     """The walked actions, and what the gathers of upper chunks leave exposed, per plan."""
     modes = parts.modes
     every = np.ones(len(parts.table), dtype=np.bool_)
-    split = is_zero_bubble(parts.table)
+    split = parts.table.splits_backward
     overlaps = modes.zero1 & parts.profile.gather_overlap
     last = backward_pass(parts, reduces=every)
     middle = backward_pass(parts, reduces=modes.reduces_often, replicates=False)

@@ -237,9 +237,9 @@ def script_of(
     root = float(a.rows.embedding[row] * t.embedding.moved[0] + a.rows.head[row] * t.head.moved[0])
     reduce, home = ("all_reduce", replicas) if ddp else ("reduce_scatter", shard)
 
-    def gather(elements: float) -> Message:
-        size = PARAMETER_BYTES * elements
-        return Message(collective="all_gather", group=shard, message_bytes=size, dtype="bf16")
+    def gather(elements: float, saved: float = 0.0) -> Message:
+        size = PARAMETER_BYTES * elements - saved  # of two types in one message, FSDP2 sends bytes
+        return Message(collective="all_gather", group=shard, message_bytes=size, dtype="uint8" if saved else "bf16")
 
     edp, routed = expert_shard_group(parts, stage), float(t.experts.moved[0]) / (parts.expert_share or 1.0)
     shards = 1.0 if ddp else float(t.expert_shards[0])
@@ -266,10 +266,11 @@ def script_of(
         size = width * elements / shard.size
         return Message(collective="all_reduce", group=replicas, message_bytes=size, dtype=dtype)
 
+    of_layer = gather(layer, float(t.fp8_saved_bytes[0]))
     return Script(
         kernels=kernels,
         local=local,
-        gather=gather(layer),
+        gather=of_layer,
         root_gather=gather(root),
         reduce=reduction(layer),
         root_reduce=reduction(root),
@@ -277,7 +278,7 @@ def script_of(
         root_replicate=replication(root),
         experts=experts if routed else {},
         replicate_share=float(parts.replicate_share()[0]) if action.endswith("last") else 0.0,
-        carried=gather(layer) if action[0] == "F" else reduction(layer),
+        carried=of_layer if action[0] == "F" else reduction(layer),
     )
 
 
@@ -369,5 +370,5 @@ def _play_tail(log: EventLog, tail: Tail, world: RankGroup, parts: StepParts, st
     if tail.outer_s > 0:
         log.compute("outer", now, tail.outer_s)
         now += tail.outer_s
-    layer_bytes = PARAMETER_BYTES * float(parts.traffic.layer_moved[0])
+    layer_bytes = float(parts.traffic.gather_bytes[0])
     comm("all_gather", shard_group(parts, stage), tail.late_gather_s, layer_bytes, "bf16", _QUEUE)

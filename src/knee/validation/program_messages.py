@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
+import numpy as np
+
 from knee.cost.step_parts import shapes_of
 from knee.record.events import DTYPE_BYTES
 from knee.record.issued_messages import Collective, StageWork
@@ -22,8 +24,10 @@ from knee.timeline.rank_groups import stage_rank
 from knee.timeline.segment_events import scripts_of
 from knee.timeline.step_events import Message, Script, record_action
 from knee.workload import operations as op
+from knee.workload.layer_weights import layer_tensors
 from knee.workload.layers_per_stage import blocks_recomputed, chunk_layers, stage_layers
 from knee.workload.projections import expert_share
+from knee.workload.traffic import input_of, wide_weights
 
 
 def simulated_work(job: Job) -> list[StageWork]:
@@ -117,7 +121,7 @@ def _collective(m: Message) -> Collective:
 
 def _flop(w: EvaluatedStep, layers: int, head: bool, again: float) -> tuple[int, int]:
     """Products and attention of a rank with so many layers, so many of them recomputed, and the head or not."""
-    s, kernels = shapes_of(w.model, w.table), w.profile.kernels
+    s, kernels = shapes_of(w.model, w.table, w.profile), w.profile.kernels
     attention_again = w.table.recomputes("attention")[0]
     forward, back = op.layer_forward(w.model, s, kernels), op.layer_backward_input(w.model, s, kernels)
     weight = op.layer_backward_weight(w.model, s, kernels)
@@ -206,6 +210,24 @@ def _loss_in_two(job: Job, work: StageWork) -> StageWork:
     return _with(work, {one: -2 * m, one._replace(message_bytes=8 * tokens): m})
 
 
+def _in_fp8(job: Job) -> list[str]:
+    """Names of a layer's weights with fp8 products."""
+    if job.plan.precision != "fp8":
+        return []
+    tensors = [t for t in layer_tensors(job.model) if t.cols > 1]
+    wide = wide_weights(tensors, np.array([job.plan.tp]), job.profile.fp8_smallest)
+    return [t.name for t in tensors if not wide[input_of(t)][0]]
+
+
+def _fp8_scales(job: Job, work: StageWork) -> StageWork:
+    plan, shards = job.plan, job.plan.dp_shard * job.plan.cp
+    weights = _in_fp8(job) if plan.fp8_recipe == "tensorwise" and plan.sharding != "ddp" and shards > 1 else []
+    if not weights:
+        return work
+    layers = stage_layers(job.model.layers, plan.pp, plan.virtual_stages)[work.stage]
+    return _with(work, {Collective("all_reduce", "dp_shard", shards, 4 * round(layers) * len(weights), "fp32"): 1})
+
+
 def _norm_gradients(job: Job, work: StageWork) -> StageWork:
     plan = job.plan
     of_heads = 2 if job.model.qk_norm == "head" else 0
@@ -268,7 +290,7 @@ def _whole_blocks(job: Job, work: StageWork) -> StageWork:
 
 def _stops_early(job: Job, work: StageWork) -> StageWork:
     plan = job.plan
-    if plan.recompute not in ("blocks", "full"):
+    if plan.recompute not in ("blocks", "full") or "w2" in _in_fp8(job):
         return work
     again = sum(repeated for _, repeated in _recomputed_here(job, work.stage)) * job.microbatches
     tokens = plan.micro_batch * job.seq_len // plan.cp
@@ -321,6 +343,10 @@ RULES = (
         change=_norm_gradients,
     ),
     Rule(
+        why="once per step, the ranks that shard fp8 weights reduce the largest element of each: 4 bytes per weight",
+        change=_fp8_scales,
+    ),
+    Rule(
         why="the router's weights travel with the tokens, in all-to-alls of 4 bytes for each token and expert",
         change=_router_weights,
     ),
@@ -330,8 +356,7 @@ RULES = (
     ),
     Rule(
         why="torch stops recomputing a block once the backward pass has all its inputs, so it skips the down "
-        "projection "
-        "and what follows it",
+        "projection and what follows it, unless that is in fp8",
         change=_stops_early,
     ),
     Rule(why="the simulator labels every 16-bit type as bf16", change=_named_type),

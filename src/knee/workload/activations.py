@@ -11,10 +11,11 @@ from knee.arrays import Floats
 from knee.specs.model import Model
 from knee.specs.plan import RECOMPUTES, RecomputeModule
 from knee.specs.profile import Profile
+from knee.workload.fp8_layers import wide_products
 from knee.workload.operations import NVFP4_BYTES, kept_product_columns
-from knee.workload.projections import expert_share
+from knee.workload.projections import expert_share, projections
 from knee.workload.recomputed_modules import expert_bytes, freed_bytes
-from knee.workload.shapes import BYTES, Shapes
+from knee.workload.shapes import BYTES, Fp8Shapes, Shapes
 
 WRITTEN_OUT = ("eager", "fused_norm", "flash_attn")
 """Kernel sets whose MLP and loss are written out in PyTorch."""
@@ -73,6 +74,8 @@ def layer_saved_bytes(
         kept = kept + expert_bytes(model, s, mlp_tensors, outputs=profile.saved != "fused")
     if np.any(s.four_bit):
         kept = kept + s.four_bit * (1.0 - profile.bf16_layers_frac) * _nvfp4_saved_bytes(model, s, profile)
+    if s.fp8 is not None and s.fp8.shared_casts:
+        kept = kept + _fp8_saved_bytes(model, s, s.fp8, profile)
     layer_input = 2.0 * h * s.norm_tokens
     scattered = np.where(s.tp > 1, 2 * layer_input, 0.0)
     products = 2.0 * kept_product_columns(model, s, profile.kernels) * s.tokens
@@ -103,6 +106,25 @@ def _nvfp4_saved_bytes(model: Model, s: Shapes, profile: Profile) -> Floats:
     gathered = s.tokens if profile.keeps_gathered else s.norm_tokens
     inputs = 2.0 * model.hidden * gathered + model.ffn * s.tokens / s.tp
     return (NVFP4_BYTES - BYTES) * inputs + NVFP4_BYTES * model.q_width * s.tokens / s.tp
+
+
+def _fp8_saved_bytes(model: Model, s: Shapes, fp8: Fp8Shapes, profile: Profile) -> Floats:
+    """What a layer with shared fp8 casts keeps, less what it keeps in 16 bit: of the inputs of fp8 products their
+    columns alone. Attention keeps its output in 16 bit beside that.
+
+    Source:  src/knee/parallelism/fp8.py: only the transposed input is saved for backward
+    """
+    wide = wide_products(projections(model, s, profile.kernels), fp8)
+    gathered, tokens_tp = s.tokens if profile.keeps_gathered else s.norm_tokens, s.tokens / s.tp
+    # bytes that an element of each input needs more
+    more = {"q": (-1.0, model.hidden * gathered), "attention_out": (1.0, model.q_width * tokens_tp)}
+    dense = 1.0 - expert_share(model)
+    more |= {"up": (-dense, model.hidden * gathered), "down": (-dense, model.ffn * tokens_tp)}
+    found = np.zeros_like(s.tokens)
+    for name, (each, elements) in more.items():
+        if name in wide:
+            found = found + each * ~wide[name] * elements
+    return fp8.eight_bit * found
 
 
 def norm_bytes(model: Model, profile: Profile) -> float:

@@ -18,7 +18,7 @@ from knee.workload.activations import layer_saved_bytes, logits_bytes
 from knee.workload.layers_per_stage import chunk_layers, stage_layers
 from knee.workload.operations import NVFP4_BYTES, OUTER_STATE_BYTES
 from knee.workload.parameters import head_layers
-from knee.workload.shapes import Shapes
+from knee.workload.shapes import Fp8Shapes, Shapes
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 
 MOMENTS = 2.0  # of AdamW, in the type of the states
@@ -138,6 +138,20 @@ def _gradient_bytes(profile: Profile, table: PlanTable, modes: Modes, t: Traffic
     return np.where(fp16, PARAMETER_BYTES, sums), np.where(fp16, table.state_bytes, 0.0)
 
 
+def _fp8_weight_bytes(profile: Profile, modes: Modes, fp8: Fp8Shapes) -> Floats:
+    """What a weight with shared fp8 casts needs more than in 16 bit, for each element.
+
+    Where:   weights that stay whole have copies by rows and by columns, made from the states, so that no 16-bit copy of
+             fp32 states is kept. Weights that were gathered in fp8 and stay are half as long; those gathered in 16 bit
+             leave their columns for backward
+    Source:  src/knee/parallelism/fp8.py
+    """
+    sharded = fp8.gathered + fp8.casts_gathered > 0
+    no_half = profile.casts_weights & ~modes.zero1 & (fp8.state_bytes > PARAMETER_BYTES)
+    kept = 2.0 - np.where(no_half, PARAMETER_BYTES, 0.0)
+    return np.where(sharded, fp8.casts_gathered - (fp8.gathered - fp8.reshards), kept)
+
+
 def _stage_memory(
     profile: Profile, table: PlanTable, s: Shapes, modes: Modes, t: Traffic, stage: _Stage, kept: _Kept
 ) -> MemoryColumns:
@@ -151,6 +165,8 @@ def _stage_memory(
 
     # one GPU has nobody to gather from: all of its parameters stay, whatever the mode is called
     alone = shards == 1.0
+    if s.fp8 is not None:
+        alone = alone & (s.fp8.gathered + s.fp8.casts_gathered == 0.0)  # a mesh of one gathers from itself
     whole = ~modes.gathers | ~modes.reshards | alone  # every parameter is on the GPU in 16 bit
     # 16-bit states that are not sharded are the parameters that compute: there is no second copy
     one_copy = (~modes.gathers | alone) & (table.state_bytes == PARAMETER_BYTES)
@@ -158,6 +174,8 @@ def _stage_memory(
     cast_again = np.where(modes.gathers & alone & ~one_copy, table.repeats_frac, 0.0)
     copies = np.where(whole, PARAMETER_BYTES * (own - cast_again * stage.layers * layer_elements), 0.0)
     weights = np.where(one_copy, copies, table.state_bytes * sharded + copies)
+    if s.fp8 is not None and s.fp8.shared_casts:
+        weights = weights + stage.layers * t.fp8.elements * _fp8_weight_bytes(profile, modes, s.fp8)
     if np.any(s.four_bit):
         # two NVFP4 copies of a layer's weights stand beside the 16-bit ones, where those are not gathered for each pass
         narrow = s.four_bit * (1.0 - s.casts_narrow) * (1.0 - profile.bf16_layers_frac)
@@ -178,9 +196,9 @@ def _stage_memory(
     gradients = np.where(frees, np.maximum(gradients - activations - logits, 0.0), gradients)
 
     # the layer that computes, its gathered neighbours, and one whole gradient on its way out
-    gathered = PARAMETER_BYTES * t.layer_moved * (2.0 + table.prefetch) + PARAMETER_BYTES * ends
+    gathered = t.gather_bytes * (2.0 + table.prefetch) + PARAMETER_BYTES * ends
     no_reshard = modes.gathers & ~modes.reshards
-    gathered = np.where(no_reshard, PARAMETER_BYTES * t.layer_moved * (1.0 + table.prefetch), gathered)
+    gathered = np.where(no_reshard, t.gather_bytes * (1.0 + table.prefetch), gathered)
     reduced = (PARAMETER_BYTES + t.reduce_bytes) * t.layer_moved
     # without a limit on reductions in flight, two stand at the least
     waiting = 1.0 if profile.reduces_in_flight == 1 else 2.0

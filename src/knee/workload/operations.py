@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from knee.arrays import Floats
+from knee.arrays import Bools, Floats
 from knee.specs.kernel_traffic import passes_of
 from knee.specs.model import Model
 from knee.specs.profile import Kernels
 from knee.workload.attention_span import causal_keys, kernel_keys
 from knee.workload.expert_streams import expert_streams
+from knee.workload.fp8_layers import Casts, layer_casts, product_scale, wide_products
 from knee.workload.projections import Projection, expert_share, projections
 from knee.workload.shapes import BYTES, Shapes
 
@@ -29,6 +30,10 @@ class Gemm:
     k: Floats
     times: float = 1.0
     """How often the mean layer has it."""
+    wide: Bools | None = None
+    """Where it stays in 16 bit, whatever the plan's other products are; None: nowhere."""
+    scale: Floats | float = 1.0
+    """Its rate over that of other products of its type."""
 
     @property
     def flop(self) -> Floats:
@@ -147,17 +152,29 @@ def _attention(model: Model, s: Shapes, forward: bool) -> Attention:
 
 
 def _casts(model: Model, s: Shapes, kernels: Kernels, *, backward: bool) -> list[Operation]:
-    """The copies that fp8 and NVFP4 products read. fp8: each operand is read in 16 bit and written in 8."""
+    """The copies that fp8 and NVFP4 products read. fp8 without shared casts: each operand is read in 16 bit and written
+    in 8."""
     casts: list[Operation] = []
-    if np.any(s.eight_bit):
+    if s.fp8 is not None:
         maps = projections(model, s, kernels)
-        operands = sum(p.times * (p.rows + p.out * s.casts_narrow) * p.inner for p in maps if not p.grouped)
-        casts.append(MemoryBound(name="fp8_cast", moved_bytes=3.0 * operands * s.eight_bit, kernels=0))
+        if s.fp8.shared_casts:
+            casts += fp8_casts(layer_casts(maps, s, s.fp8, kernels, backward=backward))
+        else:
+            operands = sum(p.times * (p.rows + p.out * s.casts_narrow) * p.inner for p in maps if not p.grouped)
+            casts.append(MemoryBound(name="fp8_cast", moved_bytes=3.0 * operands * s.eight_bit, kernels=0))
         if model.experts is not None:
             casts.append(_expert_casts([p for p in maps if p.grouped], s, backward=backward))
     if np.any(s.four_bit):
         casts.append(_nvfp4_casts(model, s, kernels, backward=backward))
     return casts
+
+
+def fp8_casts(of: Casts) -> list[Operation]:
+    """Casts of fp8 layers, and the search for the largest elements."""
+    return [
+        MemoryBound(name="fp8_cast", moved_bytes=of.cast_bytes, kernels=of.cast_kernels),
+        MemoryBound(name="fp8_largest", moved_bytes=of.largest_bytes, kernels=of.largest_kernels),
+    ]
 
 
 def _expert_casts(maps: list[Projection], s: Shapes, *, backward: bool) -> MemoryBound:
@@ -194,9 +211,15 @@ def _weight_casts(model: Model, s: Shapes, kernels: Kernels, *, backward: bool) 
     if not np.any(s.casts):
         return []
     passes, weights = passes_of(kernels, "cast"), projections(model, s, kernels)
-    elements = sum(p.weights for p in weights)
+    elements = np.asarray(sum(p.weights for p in weights))
+    launched = np.asarray(float(len(weights) + _norm_weights(model)))
+    if s.fp8 is not None and s.fp8.shared_casts and not backward:
+        # fp8 copies are made from the states
+        wide = wide_products(weights, s.fp8)
+        eight = [(p, s.fp8.eight_bit * ~wide[p.name]) for p in weights if not p.grouped]
+        elements, launched = elements - sum(p.weights * e for p, e in eight), launched - sum(e for _, e in eight)
     moved = (passes.backward if backward else passes.forward) * BYTES * elements * s.casts
-    return [MemoryBound(name="cast", moved_bytes=moved, kernels=(len(weights) + _norm_weights(model)) * s.casts)]
+    return [MemoryBound(name="cast", moved_bytes=moved, kernels=launched * s.casts)]
 
 
 def _norm_weights(model: Model) -> int:
@@ -212,9 +235,23 @@ def _grouped(p: Projection) -> GroupedGemm:
     return GroupedGemm(name=p.name, experts=p.count + 0.0 * p.rows, tokens=p.rows, n=p.out, k=p.inner, times=p.times)
 
 
+def _typed(maps: list[Projection], products: list[Operation], s: Shapes, *, forward: bool) -> list[Operation]:
+    """The products with their type and rate in fp8 layers."""
+    if s.fp8 is None:
+        return products
+    wide = wide_products(maps, s.fp8)
+    return [
+        replace(one, wide=wide.get(p.name), scale=product_scale(s.fp8, wide.get(p.name), forward=forward))
+        if isinstance(one, Gemm)
+        else one
+        for p, one in zip(maps, products, strict=True)
+    ]
+
+
 def layer_forward(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
     """One decoder layer, forward."""
-    gemms = [_product(p) for p in projections(model, s, kernels)]
+    maps = projections(model, s, kernels)
+    gemms = _typed(maps, [_product(p) for p in maps], s, forward=True)
     casts = [*_casts(model, s, kernels, backward=False), *_weight_casts(model, s, kernels, backward=False)]
     return [*gemms, *casts, _attention(model, s, forward=True), *_streams(model, s, kernels, backward=False)]
 
@@ -244,21 +281,23 @@ def kept_product_columns(model: Model, s: Shapes, kernels: Kernels) -> Floats:
 
 def layer_backward_input(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
     """One decoder layer, backward with respect to its input: data gradients, attention, memory-bound kernels."""
-    gemms = [
-        _product(replace(p, name=f"{p.name}_dgrad", out=p.inner, inner=p.out)) for p in projections(model, s, kernels)
-    ]
+    maps = projections(model, s, kernels)
+    gemms = [_product(replace(p, name=f"{p.name}_dgrad", out=p.inner, inner=p.out)) for p in maps]
+    gemms = _typed(maps, gemms, s, forward=False)
     casts = _casts(model, s, kernels, backward=True)
     return [*gemms, *casts, _attention(model, s, forward=False), *_streams(model, s, kernels, backward=True)]
 
 
 def layer_backward_weight(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
     """One decoder layer, backward with respect to its weights."""
+    maps = projections(model, s, kernels)
     gemms: list[Operation] = [
         replace(_grouped(p), name=f"{p.name}_wgrad", weights=True)
         if p.grouped
         else Gemm(name=f"{p.name}_wgrad", m=p.out, n=p.inner, k=p.rows, times=p.times)
-        for p in projections(model, s, kernels)
+        for p in maps
     ]
+    gemms = _typed(maps, gemms, s, forward=False)
     return [*gemms, *_weight_casts(model, s, kernels, backward=True)]
 
 

@@ -85,6 +85,12 @@ FEW_ROWS = 4096
 """Rows that are quicker computed than compared."""
 
 
+def local_sides(t: Tensor, tp: Ints) -> tuple[Floats, Floats]:
+    """Rows and columns of a weight on one tensor-parallel rank."""
+    rows = np.maximum(t.rows / tp, float(t.least_rows)) if t.tp == "rows" else np.full(len(tp), float(t.rows))
+    return rows, t.cols / tp if t.tp == "cols" else np.full(len(tp), float(t.cols))
+
+
 def shard_elements(tensors: tuple[Tensor, ...], tp: Ints) -> Floats:
     """Elements of these tensors, which are not routed experts', on one tensor-parallel rank."""
     first, kind = equal_rows(tp, few=FEW_ROWS)

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from knee.arrays import Bools, Floats
+from knee.arrays import Bools, Floats, Ints
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, REDUCE_DTYPES, SHARDINGS
 from knee.specs.plan_table import PlanTable
+from knee.workload.fp8_layers import fp8_gathers, group_of, wide_groups
 from knee.workload.layer_weights import Tensor, layer_tensors, routed_tensors
 from knee.workload.parameters import (
     embedding_tensors,
     gathered_elements,
     head_tensors,
+    local_sides,
     shard_elements,
     stage_elements,
 )
 from knee.workload.projections import expert_share
-from knee.workload.shapes import BYTES
+from knee.workload.shapes import BYTES, Fp8Shapes
 
-PARAMETER_BYTES = 2.0  # parameters are gathered in 16 bit, fp8 included
+PARAMETER_BYTES = 2.0  # parameters are gathered in 16 bit, unless a stack gathers fp8 weights
+_PRODUCTS = {"wq": "q", "wk": "k", "wv": "v", "wo": "attention_out", "w1": "gate", "w3": "up", "w2": "down"}
+_PRODUCTS |= {"shared_w1": "shared_gate", "shared_w3": "shared_up"}
+"""Weights -> their products."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +83,10 @@ class Traffic:
     """Of a layer, without its routed experts."""
     experts: ParameterTraffic
     """Of a layer's routed experts on one expert-parallel rank, mean over layers; 0 in a dense model."""
+    fp8: ParameterTraffic
+    """Of a layer's weights, those with fp8 products in stacks with shared casts."""
+    fp8_saved_bytes: Floats
+    """What a layer's gather is shorter by, because these weights are gathered in fp8."""
     expert_shards: Floats
     """Ranks over which the experts of a rank are sharded, or which have the same ones under DDP."""
     embedding: ParameterTraffic
@@ -85,6 +95,9 @@ class Traffic:
     """Bytes of a gradient element on the wire."""
     tp_bytes: Floats
     """Activations of a microbatch across the tensor-parallel group."""
+    tp_fp8_forward: Floats
+    """How many of a layer's gathers of them are in fp8, and of gradients in backward."""
+    tp_fp8_backward: Floats
     logits_bytes: Floats
     """Logits of a microbatch, which are gathered where the loss is not parallel."""
     cp_bytes: Floats
@@ -98,6 +111,11 @@ class Traffic:
     def layer_moved(self) -> Floats:
         """Elements of a layer that its gathers or reductions move, routed experts included."""
         return self.layer.moved + self.experts.moved
+
+    @property
+    def gather_bytes(self) -> Floats:
+        """Of a layer's gather, routed experts included."""
+        return PARAMETER_BYTES * self.layer_moved - self.fp8_saved_bytes
 
     def whole_elements(self, model: Model, table: PlanTable) -> Floats:
         """Of the fullest stage, what its ranks hold before anything is sharded."""
@@ -129,6 +147,36 @@ def _layer_traffic(model: Model, table: PlanTable, modes: Modes) -> ParameterTra
     )
 
 
+def _fp8_traffic(
+    model: Model, table: PlanTable, modes: Modes, fp8: Fp8Shapes | None
+) -> tuple[ParameterTraffic, dict[str, Bools]]:
+    """Of the mean layer's weights, those with fp8 products in stacks with shared casts; and where groups of products
+    with one input stay in 16 bit."""
+    none, share = np.zeros(len(table)), expert_share(model)
+    found, groups = ParameterTraffic(elements=none, moved=none), dict[str, Bools]()
+    if fp8 is None or not fp8.shared_casts:
+        return found, groups
+    for times, experts in ((1.0 - share, False), (share, True)):
+        tensors = [t for t in layer_tensors(model, experts=experts) if t.cols > 1 and not t.experts] if times else []
+        wide = wide_weights(tensors, table.tp, fp8.smallest)
+        for t in tensors:
+            each, there = parameter_traffic(table, modes, (t,)), times * fp8.eight_bit * ~wide[input_of(t)]
+            elements, moved = found.elements + there * each.elements, found.moved + there * each.moved
+            found = ParameterTraffic(elements=elements, moved=moved)
+        groups |= wide
+    return found, groups
+
+
+def input_of(tensor: Tensor) -> str:
+    """The products that read the same input as this weight's, by the name of one of them."""
+    return group_of(_PRODUCTS.get(tensor.name, tensor.name))
+
+
+def wide_weights(tensors: Sequence[Tensor], tp: Ints, smallest: int) -> dict[str, Bools]:
+    """Group of products with one input -> where its weights stay in 16 bit."""
+    return wide_groups(((_PRODUCTS.get(t.name, t.name), *local_sides(t, tp)) for t in tensors), smallest)
+
+
 def _expert_traffic(model: Model, table: PlanTable) -> ParameterTraffic:
     """Experts are dealt to ep ranks, and each may be split over etp ranks; their shards need no padding."""
     if model.experts is None:
@@ -151,7 +199,9 @@ def expert_shards(table: PlanTable, modes: Modes) -> Floats:
     return np.asarray(ranks / (table.ep * table.etp), dtype=np.float64)
 
 
-def traffic_of(model: Model, table: PlanTable, modes: Modes, *, scatters_sends: bool = False) -> Traffic:
+def traffic_of(
+    model: Model, table: PlanTable, modes: Modes, *, scatters_sends: bool = False, fp8: Fp8Shapes | None = None
+) -> Traffic:
     """Messages of every plan. TP and PP shrink FSDP's bytes and, through the mesh, its group.
 
     Between stages every tensor-parallel rank sends what it holds: a part under sequence parallelism, or where the stack
@@ -173,7 +223,10 @@ def traffic_of(model: Model, table: PlanTable, modes: Modes, *, scatters_sends: 
     # where multi-token prediction merges two vectors into one
     merge = Tensor(name="mtp", rows=model.hidden, cols=2 * model.hidden, tp="none")
     head_traffic = parameter_traffic(table, modes, (*head, *(model.mtp_layers * (merge,))))
+    eight, wide = _fp8_traffic(model, table, modes, fp8)
     return Traffic(
+        fp8=eight,
+        fp8_saved_bytes=np.zeros(len(table)) if fp8 is None else fp8.gathered * eight.moved,
         layer=_layer_traffic(model, table, modes),
         experts=_expert_traffic(model, table),
         expert_shards=expert_shards(table, modes),
@@ -181,6 +234,8 @@ def traffic_of(model: Model, table: PlanTable, modes: Modes, *, scatters_sends: 
         head=ParameterTraffic(elements=head_traffic.elements + copy, moved=head_traffic.moved + copy),
         reduce_bytes=np.where(fp32, 4.0, 2.0),
         tp_bytes=tokens * model.hidden * BYTES,
+        tp_fp8_forward=np.zeros(len(table)) if fp8 is None else fp8_gathers(wide, fp8, backward=False),
+        tp_fp8_backward=np.zeros(len(table)) if fp8 is None else fp8_gathers(wide, fp8, backward=True),
         logits_bytes=tokens * model.vocab * BYTES,
         cp_bytes=kv_tokens * 2.0 * kv * BYTES,
         pp_bytes=tokens * model.hidden * BYTES / split,

@@ -13,6 +13,7 @@ from knee.specs.plan import (
     COLLECTIVES,
     CP_METHODS,
     DISPATCHERS,
+    FP8_RECIPES,
     PRECISIONS,
     RECOMPUTE_MODULES,
     RECOMPUTES,
@@ -39,6 +40,7 @@ PLAN = (
     "recompute",
     "recompute_frac",
     "precision",
+    "fp8_recipe",
     "prefetch",
     "reduce_dtype",
     "state_dtype",
@@ -181,6 +183,12 @@ OPTIONS = (
         help="Share of the blocks that --recompute blocks recomputes; default: 0.5, which is every second block.",
     ),
     _of_plan("--precision", type=Word(PRECISIONS), help="Data type of the matrix products; default: bf16."),
+    _of_plan(
+        "--fp8-recipe",
+        type=Word(FP8_RECIPES),
+        help="How --precision fp8 scales its operands; default: tensorwise. tensorwise: one scale for each tensor. "
+        "rowwise: one scale for each row that a matrix product sums over.",
+    ),
     _of_plan(
         "--prefetch",
         type=int,

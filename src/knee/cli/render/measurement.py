@@ -62,6 +62,7 @@ def _print_question(job: Job, trust: Trust) -> None:
     share = "" if plan.recompute_frac == 1 else f" ({plan.recompute_frac:.0%})"
     again = "+".join(plan.recompute_modules) or plan.recompute
     words += [f"recompute {again}{share}", plan.precision]
+    words += [plan.fp8_recipe] if plan.precision == "fp8" else []
     if job.model.experts is not None:
         words += [plan.dispatcher, *(["ep_overlap"] if plan.ep_overlap else []), f"{plan.routing} routing"]
     batch = (
