@@ -75,6 +75,7 @@ def budget(
     grid: str = DEFAULT_GRID,
     pue: float | None = None,
     frontier: bool = False,
+    sync_every: int = 1,
     progress: Progress | None = None,
 ) -> Budget:
     """Find the model with the lowest loss that a budget can train, communication included.
@@ -134,7 +135,7 @@ def budget(
     )
     notes += [] if gpus is not None else [f"gpus defaulted to at most {limits.gpus:,}"]
     found = _solved(problem, limits, assumed, where, how, grid_of(grid), frontier=frontier)
-    return Budget(**found, mfu_given=mfu is not None, notes=notes, pue=pue_source(pue))
+    return Budget(**found, mfu_given=mfu is not None, notes=notes, pue=pue_source(pue), sync_every=sync_every)
 
 
 def _solved(

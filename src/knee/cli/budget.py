@@ -117,6 +117,15 @@ from knee.specs.defaults import DEFAULT_BATCH_LAW, DEFAULT_FAMILY, DEFAULT_GRID,
     "survey mean.",
 )
 @option(
+    "--sync-every",
+    section="Output",
+    type=int,
+    default=1,
+    metavar="H",
+    help="Also weigh plans whose replicas exchange only every H steps (DiLoCo): more tokens in the same time, and a "
+    "change of the loss by a published law.",
+)
+@option(
     "--frontier",
     section="Output",
     is_flag=True,
