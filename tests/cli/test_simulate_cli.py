@@ -178,6 +178,7 @@ def test_every_option_of_the_plan_reaches_it() -> None:
         "sync_fragments": 5,
         "sync_dtype": "fp8",
         "collectives": "hierarchical",
+        "fp8_recipe": "tensorwise",
         "reduce_dtype": "fp32",
         "state_dtype": "bf16",
         "cp_method": "ring",
