@@ -22,7 +22,7 @@ peers=${PEERS:-out/peers}
 measure() { # NAME MODEL, then options of knee train
     local name=$1 model=$2
     shift 2
-    python3 -m knee train "$model" --device cuda --local-batch 2 --steps "${STEPS:-60}" "$@" --out "$out/$name" 2>&1 |
+    python3 -m knee train "$model" --device cuda --cluster "${CLUSTER:-dgx-h200}" --local-batch 2 --steps "${STEPS:-60}" "$@" --out "$out/$name" 2>&1 |
         grep -E "tokens/s per GPU|error|hint" | sed "s/^/$name: /"
 }
 
@@ -60,7 +60,7 @@ for part in "$@"; do
         measure 1b-fp8 llama-1b --compile --precision fp8
         ;;
     loss)
-        for precision in bf16 fp8; do
+        for precision in ${PRECISIONS:-bf16 fp8}; do
             measure loss-1b-$precision llama-1b --compile --precision $precision --data "${DATA:?give a folder}" --trace-steps 0 --steps 500
         done
         ;;

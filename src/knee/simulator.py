@@ -33,7 +33,7 @@ from knee.specs.model import Model
 from knee.specs.plan import PRECISIONS
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
-from knee.specs.variants import side_by_side
+from knee.specs.variants import side_by_side, variant_rows
 from knee.timeline.actions import StepParts, local_comms
 from knee.timeline.step_actions import Actions, run_actions
 from knee.timeline.step_time import StepColumns, run_step
@@ -41,8 +41,9 @@ from knee.workload import operations as op
 from knee.workload.flop import model_flop_per_token
 from knee.workload.fp8_layers import fp8_shapes, shard_casts, weight_casts
 from knee.workload.layer_weights import layer_tensors
+from knee.workload.layers_per_stage import cuts_of
 from knee.workload.memory import MemoryColumns, memory_of
-from knee.workload.parameters import head_layers, stage_elements
+from knee.workload.parameters import stage_elements
 from knee.workload.projections import expert_share
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic, traffic_of
 
@@ -117,7 +118,7 @@ def evaluate(
     """Simulate one step of each plan of a table that fits in memory at once."""
     parts, groups = priced(model, cluster, profile, table)
     modes, traffic, compute, comm = parts.modes, parts.traffic, parts.compute, parts.comm
-    actions = run_actions(parts, model.walked_layers, head_layers(model) if profile.deals_by_cost else 0.0)
+    actions = run_actions(parts, cuts_of(model, profile, table))
     step = run_step(parts, actions, fold=fold)
     optimizer = optimizer_cost(cluster, profile, model, parts)
     late = late_gather_s(profile, model, parts)
@@ -192,8 +193,11 @@ def simulate_table(
     """Simulate a table of any length, chunk by chunk."""
     if len(table) == 0:
         return Results(**{f.name: np.zeros(0, dtype=bool if f.name == "fits" else float) for f in fields(Results)})
-    pieces = (table.rows(slice(i, i + CHUNK)) for i in range(0, len(table), CHUNK))
-    done = list(simulate_tables(model, cluster, profile, pieces, convention=convention))
+    done = []
+    for start in range(0, len(table), CHUNK):
+        some = slice(start, start + CHUNK)
+        own = variant_rows(model, some), variant_rows(cluster, some), variant_rows(profile, some)
+        done.append(evaluate(*own, table.rows(some), convention=convention).results)
     return joined_results(done)
 
 
@@ -262,7 +266,7 @@ def fp8_weight_casts(model: Model, parts: StepParts) -> list[op.Operation]:
     if fp8 is None or not fp8.shared_casts:
         return []
     layers = np.ceil(model.walked_layers / parts.table.pp)
-    weights = layers * sum(tensor.cols > 1 and not tensor.experts for tensor in layer_tensors(model))
+    weights = layers * sum(bool(np.min(tensor.cols) > 1) and not tensor.experts for tensor in layer_tensors(model))
     elements = layers * parts.traffic.fp8.elements / fp8.shards
     there, shard = np.where(elements > 0, weights, 0.0), shard_casts(fp8, kernels)
     kept = 1.0 - fp8.gathered - fp8.casts_gathered

@@ -10,7 +10,7 @@ import pytest
 from knee.studies.claims import Claim
 from knee.studies.comparisons import Agreement, Count, RunComparison, SmallestBest
 from knee.studies.curves import Peak, Steeper, Trend
-from knee.studies.long_run_tables import LongRun, ReplicaExchange, Wall
+from knee.studies.months.tables import LongRun, ReplicaExchange, Wall
 from knee.studies.quantities import Quantity
 from knee.studies.relations import Number
 from knee.studies.study_file import Bandwidths, Budgets, Draw, Published, Study, StudyGrid

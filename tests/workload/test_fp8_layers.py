@@ -79,6 +79,8 @@ def test_fsdp_gathers_one_byte_and_transposes_in_backward() -> None:
     assert bf16.traffic.gather_bytes[0] - fp8.traffic.gather_bytes[0] == WEIGHTS
     assert fp8.comm.gather_layer[0] < bf16.comm.gather_layer[0]
     assert fp8.comm.reduce_layer[0] == bf16.comm.reduce_layer[0]
+    # the fp8 copy of a shard stays beside it
+    assert fp8.memory.weights_bytes[0] - bf16.memory.weights_bytes[0] == 32 * WEIGHTS / 8
     whole, shards = (moved("fp8_cast", op.layer_backward_input, gpus=8, sharding=s) for s in ("zero1", "fsdp"))
     assert shards - whole == pytest.approx(WEIGHTS * CAST)
     # rows of different scales cannot be cast apart: 16 bit are gathered, and cast in every forward

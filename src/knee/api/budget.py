@@ -8,7 +8,8 @@ import numpy as np
 
 from knee.budgets import frontier as fr
 from knee.budgets.budget_limits import check_dense, check_limits, refuse_nothing
-from knee.budgets.budget_search import BudgetLimits, BudgetRun, Problem
+from knee.budgets.budget_run import BudgetLimits, BudgetRun
+from knee.budgets.budget_search import Problem
 from knee.budgets.equal_loss import even_sizes
 from knee.budgets.flop_counting import flop_choice
 from knee.budgets.model_family import LEAST_PARAMS, MOST_PARAMS, Family, family_of
@@ -82,7 +83,7 @@ def budget(
 
     ``gpus``, ``days``, ``usd``, ``mwh`` and ``tokens_max`` are limits; amounts may be text such as ``"2M"`` or
     ``"15T"``. ``model`` or ``params`` fixes the size; if ``model`` is a job file, it also sets the cluster and the
-    profile. ``frontier`` adds the loss against each limit with its knee, which takes about a minute.
+    profile. ``frontier`` adds the loss against each limit with its knee, which takes some seconds more.
 
     If nothing can be trained, ``DoesNotFit`` is raised with a hint on what would help.
 

@@ -158,10 +158,9 @@ def _answer(
         for gpus, measured in one.curve.usable if tokens is not None else []:
             bills[gpus] = bill_of(measured, tokens or 0.0, grid=site, pue=site_pue, band=trusts[gpus].band)
         rule: dict[str, Any] = {"threshold": threshold, "keep_frac": keep, "band": band if known else None}
-        failed = with_failures(one.curve, {n: bill.time_s for n, bill in bills.items()}, **rule)
-        knees = knees_of(one.curve, **rule)
-        done.append(replace(one, trusts=trusts, bills=bills, knees=knees, band=rule["band"], **failed))
-    found = Scaling(
+        found = with_failures(one.curve, bills, **rule) | {"knees": knees_of(one.curve, **rule), "band": rule["band"]}
+        done.append(replace(one, trusts=trusts, bills=bills, **found))
+    answer = Scaling(
         curves=tuple(done),
         local_batch=asked.sizes["local_batch"],
         global_batch=asked.sizes["global_batch"],
@@ -173,10 +172,10 @@ def _answer(
         pue=site_pue,
         question=asked,
     )
-    points = [point for one in found.curves for point in one.curve.points]
+    points = [point for one in answer.curves for point in one.curve.points]
     if all(point.job is None for point in points):
         _refuse_what_never_is(points)
-    return found
+    return answer
 
 
 def _refuse_what_never_is(points: Sequence[ScalePoint]) -> None:

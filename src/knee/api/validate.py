@@ -111,7 +111,8 @@ def _carried(progress: Progress | None) -> CarriedValidation:
     moe_runs = validate_runs(moe_file)
     names = study_names("paper")
     points = points_to_run(names)
-    answered = list(watched(recorded(points, Store().record), "claims of the paper", len(points), progress))
+    store = Store(coming=[point.question for point in points])
+    answered = list(watched(recorded(points, store.record), "claims of the paper", len(points), progress))
     return CarriedValidation(
         fidelity=carried_fidelity(runs, links),
         moe_fidelity=moe_fidelity(moe_runs),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from knee.budgets.budget_search import HOUR_S
+from knee.budgets.budget_run import HOUR_S
 from knee.budgets.scaling_laws import FLOP_PER_PARAM_TOKEN
 from knee.budgets.throughput import Rate, Rates
 from knee.reliability.goodput import goodput_of

@@ -17,7 +17,7 @@ from knee.specs.profile import Profile
 from knee.specs.reliability import Reliability
 from knee.specs.user_files.data_sheets import MEASURED
 from knee.specs.user_files.field_words import field_rows, unit_words
-from knee.studies.long_run_tables import LongRun, ReplicaExchange, Wall
+from knee.studies.months.tables import LongRun, ReplicaExchange, Wall
 from knee.studies.study_file import Bandwidths, Budgets, Draw, Published, Study, StudyGrid
 
 MARK = "<!-- The rest of this page is made by `python -m knee.cli.file_docs`. -->\n"

@@ -115,8 +115,8 @@ def attention_s(gpu: Gpu, kernel: AttentionKernel, op: Attention) -> Floats:
         frac = rate.backward_frac
         half = half if rate.backward_half_seq_len is None else rate.backward_half_seq_len
     peak = gpu.half_flop_per_s
-    narrow = min(1.0, float(rate.head64_frac ** np.log2(128.0 / op.head_dim)))
-    narrow *= 1.0 if op.head_dim % ALIGNED == 0 else rate.unaligned_frac
+    narrow: Floats = np.minimum(1.0, rate.head64_frac ** np.log2(128.0 / op.head_dim))
+    narrow = narrow * np.where(op.head_dim % ALIGNED == 0, 1.0, rate.unaligned_frac)
     return op.flop / (peak * frac * narrow) * (1.0 + half / op.seq_len) * (1.0 + rate.half_rows / op.rows)
 
 

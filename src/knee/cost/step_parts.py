@@ -159,9 +159,10 @@ def _fastest_costs(model: Model, cluster: Cluster, profile: Profile, table: Plan
         is_narrow(table) & Modes.of(table).reshards,
         casts_weights(table),
         *(() if fp8 is None else fp8.columns),
-        *columns_of(cluster.gpu, profile),
+        *columns_of(model, cluster.gpu, profile),
     )
-    few, gpu, profile = table.rows(first), variant_rows(cluster.gpu, first), variant_rows(profile, first)
+    few, gpu = table.rows(first), variant_rows(cluster.gpu, first)
+    model, profile = variant_rows(model, first), variant_rows(profile, first)
     s = shapes_of(model, few, profile)
     products, half = product_column(few), half_column(few)
 
@@ -307,7 +308,7 @@ def comm_costs(
     """Price every message of every plan, once for each kind of plan that sends the same over the same groups."""
     axes = [getattr(table, axis) for axis in table.placement]
     kinds: list[Floats | Ints | Bools] = [table.sharding, table.sync_every, table.reduce_dtype, table.cp_method]
-    kinds += [table.sequence_parallel, table.collectives, *columns_of(cluster.node, cluster.fabric, profile)]
+    kinds += [table.sequence_parallel, table.collectives, *columns_of(model, cluster.node, cluster.fabric, profile)]
     kinds += [t.fp8_saved_bytes, t.tp_fp8_forward, t.tp_fp8_backward]
     if model.experts is not None:
         kinds += (table.ep, table.etp, table.dispatcher, table.precision, busiest_rank(model, table))
@@ -315,7 +316,7 @@ def comm_costs(
     if len(first) == len(table):
         return _comm_costs(model, cluster, profile, table, modes, t, g)
     few, some = table.rows(first), expanded(g, first)
-    cluster, profile = variant_rows(cluster, first), variant_rows(profile, first)
+    model, cluster, profile = variant_rows(model, first), variant_rows(cluster, first), variant_rows(profile, first)
     return expanded(_comm_costs(model, cluster, profile, few, expanded(modes, first), expanded(t, first), some), kind)
 
 

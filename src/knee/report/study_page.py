@@ -126,17 +126,18 @@ def write_page(ran: Sequence[Ran], fidelity: CarriedFidelity, out: Path, *, comm
     """The page and every figure as files of its own; the page's path."""
     folder, pictures = make_folder(out / "figures"), SvgCache(out / DRAWN)
     files = [named for one in ran for named in figure_files(one)]
-    specs = [spec for _, spec in files] + [f.spec for one in ran for f in figures(one) if f.spec is not None]
+    on_page = [f.spec for one in ran for f in figures(one) if f.spec is not None]
     with contextlib.ExitStack() as beside:
-        if sum(not pictures.has(spec) for spec in specs) >= MANY:
-            asked = {"folder": str(out / DRAWN), "specs": specs}
+        if sum(not pictures.has(spec) for spec in (*on_page, *(spec for _, spec in files))) >= MANY:
+            asked = {"kept": str(out / DRAWN), "on_page": on_page, "folder": str(folder), "files": files}
             beside.enter_context(second_process("knee.report.draw_from_the_end", asked))
+        # first the page, which has more to do than to draw; the second process begins with the files
+        drawn = [drawn_of(one, pictures=pictures) for one in ran]
+        tables = [name for name in FILES if (out / name).exists()]
+        page = study_page(ran, fidelity, command=command, beside=tables, drawn=drawn, draw=pictures.svg)
+        write_text(out / "index.html", page)
         for name, spec in files:
             write_picture(folder / name, spec, pictures.svg(spec))
-        drawn = [drawn_of(one, pictures=pictures) for one in ran]
-    tables = [name for name in FILES if (out / name).exists()]
-    page = study_page(ran, fidelity, command=command, beside=tables, drawn=drawn, draw=pictures.svg)
-    write_text(out / "index.html", page)
     pictures.remove_unused()
     return out / "index.html"
 

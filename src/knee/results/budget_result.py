@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from knee.arrays import ByValue
-from knee.budgets.budget_search import HOUR_S, J_PER_MWH, BudgetLimits, BudgetRun, Problem
+from knee.budgets.budget_run import HOUR_S, J_PER_MWH, BudgetLimits, BudgetRun
+from knee.budgets.budget_search import Problem
 from knee.budgets.equal_loss import EVEN_LOSS
 from knee.budgets.flop_counting import FlopChoice
 from knee.budgets.frontier import KNEE_WORDS, Bands, Frontier, IsoLoss, Lost, Marginal

@@ -14,7 +14,7 @@ from knee.units import amount, counted, short
 from knee.workload.parameters import parameter_count
 
 if TYPE_CHECKING:
-    from knee.budgets.budget_search import BudgetLimits, BudgetRun
+    from knee.budgets.budget_run import BudgetLimits, BudgetRun
     from knee.results.budget_result import Budget
 
 LIMIT_WORDS = {

@@ -25,11 +25,11 @@ from knee.specs.model import Model
 from knee.specs.plan import SCHEDULES, SHARDINGS
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
+from knee.specs.variants import columns_of, variant_rows
 from knee.timeline.actions import LocalComm, StepParts
 from knee.timeline.pipeline_spans import transfers
 from knee.timeline.plan_passes import recomputed
-from knee.workload.layers_per_stage import chunk_layers, stage_layers
-from knee.workload.parameters import head_layers
+from knee.workload.layers_per_stage import chunk_layers, cuts_of, stage_layers
 
 SLACK = 0.998
 """Of a bound: the simulator counts the microbatches of long pipelines to so much."""
@@ -78,15 +78,16 @@ _SEGMENTS = ("sequence_parallel", "recompute", "recompute_frac", "cp_method", "p
 def least_unsharded_step(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> LeastStep:
     """Whatever the sharding of the plans: compute, bubble, and tensor- and context-parallel messages alone."""
     names = ("gpus", "global_batch", "seq_len", "dp", "tp", "pp", "cp", "ep", "etp", "micro_batch")
-    first, kind = equal_rows(*(getattr(table, name) for name in (*names, *_SEGMENTS)))
+    first, kind = equal_rows(*(getattr(table, name) for name in (*names, *_SEGMENTS)), *columns_of(model))
     # a schedule puts the same stretches together; the longest bubble leaves most power, and so the highest clock
     few = table.rows(first)
     few = replace(few, schedule=np.full(len(few), SCHEDULES.index("1f1b")), virtual_stages=np.ones_like(few.pp))
     # weights that stay whole are cast least often to fp8 and fp4
     few = replace(few, sharding=np.where(is_narrow(few), SHARDINGS.index("zero1"), few.sharding))
-    parts = _unsharded(priced(model, cluster, profile, few)[0])
-    flop, moved = (column[kind] for column in step_work(model, parts))
-    work = _Work.of(model, parts).rows(kind)
+    own = variant_rows(model, first)
+    parts = _unsharded(priced(own, cluster, profile, few)[0])
+    flop, moved = (column[kind] for column in step_work(own, parts))
+    work = _Work.of(own, parts).rows(kind)
     ranks = _ranks(model, profile, table)
     span = _span_s(table, work, ranks, lambda rank: 2 * (table.microbatches * _microbatch_s(work, rank),))
     straggler = profile.straggler_frac * expected_maximum(table.gpus) * work.compute_s
@@ -101,10 +102,10 @@ def by_chunk(
     table: PlanTable,
 ) -> LeastStep:
     """One of the two for a table of any length."""
-    pieces = [table.rows(slice(i, i + CHUNK)) for i in range(0, len(table), CHUNK)]
     found = LeastStep(step_s=np.zeros(0), energy_j=np.zeros(0))
-    for piece in pieces:
-        found = found.plus(bound(model, cluster, profile, piece))
+    for start in range(0, len(table), CHUNK):
+        some = slice(start, start + CHUNK)
+        found = found.plus(bound(variant_rows(model, some), cluster, profile, table.rows(some)))
     return found
 
 
@@ -248,9 +249,8 @@ def _cut(layers: int, ranks: int, virtual: int, head: float) -> tuple[tuple[floa
 
 def _ranks(model: Model, profile: Profile, table: PlanTable) -> list[_Rank]:
     """The first rank, the last, and the first that has most layers."""
-    head = head_layers(model) if profile.deals_by_cost else 0.0
-    key, where = np.unique(table.pp * 2**20 + table.virtual_stages, return_inverse=True)
-    cuts = np.array([_cut(model.walked_layers, k >> 20, k & (2**20 - 1), head) for k in key.tolist()], dtype=np.float64)
+    cuts = cuts_of(model, profile, table)
+    ranks = np.array([_cut(*way) for way in cuts.ways], dtype=np.float64).reshape(-1, 3, 5)[cuts.of_plan]
     return [
         _Rank(
             layers=layers,
@@ -262,7 +262,7 @@ def _ranks(model: Model, profile: Profile, table: PlanTable) -> list[_Rank]:
             chunks=table.virtual_stages,
             upper=upper,
         )
-        for rank, layers, chunk, before, upper in np.moveaxis(cuts.reshape(-1, 3, 5)[where], 0, 2)
+        for rank, layers, chunk, before, upper in np.moveaxis(ranks, 0, 2)
     ]
 
 

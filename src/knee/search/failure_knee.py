@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from knee.errors import SpecError
 from knee.record.measurement import Measurement
@@ -18,12 +18,19 @@ NOTHING_FRAC = 1e-9
 """Goodput of a run that makes no progress: a curve has a ratio between neighbours."""
 
 
-def with_failures(curve: Curve, times_s: Mapping[int, float], **rule: Any) -> dict[str, Any]:
-    """Goodput of every GPU count, the runs of these lengths, and the knees by the same rule."""
+class LongBill(Protocol):
+    """What a run takes without failures."""
+
+    @property
+    def time_s(self) -> float: ...
+
+
+def with_failures(curve: Curve, bills: Mapping[int, LongBill], **rule: Any) -> dict[str, Any]:
+    """Goodput of every GPU count, the runs of these bills, and the knees by the same rule."""
     goodputs = goodputs_of(curve)
     return {
         "goodputs": goodputs,
-        "runs": {gpus: whole_run(goodputs[gpus], time_s) for gpus, time_s in times_s.items() if gpus in goodputs},
+        "runs": {gpus: whole_run(goodputs[gpus], bill.time_s) for gpus, bill in bills.items() if gpus in goodputs},
         "knees_with_failures": knees_of(curve_with_failures(curve, goodputs), **rule),
     }
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import knee
-from knee.budgets.budget_search import BudgetLimits, BudgetRun, Problem
+from knee.budgets.budget_run import BudgetLimits, BudgetRun
+from knee.budgets.budget_search import Problem
 from knee.budgets.flop_counting import flop_choice
 from knee.budgets.frontier import lost_by
 from knee.budgets.model_family import family_of

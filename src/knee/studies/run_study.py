@@ -11,7 +11,7 @@ from typing import Any
 from knee.errors import InputError
 from knee.studies.budget_rows import budget_rows
 from knee.studies.claims import Verdict, judge, not_testable
-from knee.studies.long_run_rows import exchange_rows, long_run_rows, wall_rows
+from knee.studies.months.rows import exchange_rows, long_run_rows, wall_rows
 from knee.studies.quantities import NotTestable, Row, Rows
 from knee.studies.questions import Question, StudyPoint, check_count, points_of
 from knee.studies.record_store import IMPOSSIBLE

@@ -21,7 +21,7 @@ from knee.specs.defaults import DEFAULT_FAMILY, DEFAULT_LAW, DEFAULT_SEQ_LEN
 from knee.specs.fields import WrongKey, fields_of, split_overrides
 from knee.studies.claims import Claim
 from knee.studies.file_errors import mistakes_of
-from knee.studies.long_run_tables import LongRun, ReplicaExchange, Wall
+from knee.studies.months.tables import LongRun, ReplicaExchange, Wall
 from knee.studies.plain_grid import completed
 from knee.studies.quantities import Quantity, Where
 from knee.studies.row_columns import COLUMNS

@@ -207,6 +207,6 @@ class StepParts:
         return np.where(self._copies, each * self.traffic.layer_moved - saved, 0.0)
 
 
-def world_name(table: PlanTable) -> str:
-    """What the GPUs are called that a step of plan 0 keeps together."""
-    return "replica" if table.sync_every[0] > 1 else "world"
+def world_name(table: PlanTable, plan: int = 0) -> str:
+    """What the GPUs are called that a step of a plan keeps together."""
+    return "replica" if table.sync_every[plan] > 1 else "world"

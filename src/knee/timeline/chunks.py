@@ -7,9 +7,8 @@ from functools import cache
 
 import numpy as np
 
-from knee.arrays import Bools, Floats, Ints, distinct, names_of
-from knee.specs.plan_table import PlanTable
-from knee.workload.layers_per_stage import chunk_layers
+from knee.arrays import Bools, Floats, Ints, names_of
+from knee.workload.layers_per_stage import Cuts, chunk_layers
 
 MIDDLES = ("middle", "short", "shorter", "shortest")
 """Chunks between the ends, by how many layers they have."""
@@ -84,16 +83,14 @@ def layout_of(layers: int, ranks: int, virtual: int, head_layers: float) -> Layo
     )
 
 
-def chunk_rows(layers: int, head_layers: float, table: PlanTable) -> tuple[ChunkRows, Ints]:
+def chunk_rows(cuts: Cuts) -> tuple[ChunkRows, Ints]:
     """One row for each kind of chunk of each plan, the kinds of a plan side by side in ``row_of``."""
-    n = len(table)
+    n = len(cuts.of_plan)
     row_of = np.full((len(CHUNKS), n), -1)
     layer_count = np.zeros((len(CHUNKS), n), dtype=np.int64)
     count, below_top = np.zeros((len(CHUNKS), n)), np.zeros((len(CHUNKS), n))
-    cuts = table.pp * 1_000_000 + table.virtual_stages
-    for cut in distinct(cuts):
-        plans = np.flatnonzero(cuts == cut)
-        layout = layout_of(layers, int(table.pp[plans[0]]), int(table.virtual_stages[plans[0]]), head_layers)
+    for i, way in enumerate(cuts.ways):
+        plans, layout = np.flatnonzero(cuts.of_plan == i), layout_of(*way)
         for kind, number in layout.counts.items():
             layer_count[kind, plans] = layout.layers[kind]
             count[kind, plans] = number

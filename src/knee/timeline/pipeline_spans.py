@@ -10,7 +10,6 @@ from knee.arrays import Bools, Floats, Ints, distinct, equal_rows, fingerprint
 from knee.specs.plan import SCHEDULES, Schedule
 from knee.timeline import pipeline
 from knee.timeline.actions import StepParts
-from knee.timeline.chunks import layout_of
 from knee.timeline.step_actions import Actions
 
 
@@ -25,7 +24,7 @@ def fill_spans(parts: StepParts, a: Actions, span: Floats, fold: bool) -> None:
     piped = np.flatnonzero(table.pp > 1)
     if not len(piped):
         return
-    key = (table.schedule[piped] * 65536 + table.pp[piped]) * 65536 + table.virtual_stages[piped]
+    key = table.schedule[piped] * len(a.cuts.ways) + a.cuts.of_plan[piped]
     # plans that are walked whole share a walk only with their equals; the others are told apart by what is counted
     micro, wait = table.microbatches, transfers(parts)
     walked = np.minimum(micro[piped], 3 * table.pp[piped]) if fold else micro[piped]
@@ -142,7 +141,7 @@ def pipeline_times(parts: StepParts, a: Actions, plans: Ints, wait_s: Floats) ->
     """Durations of every rank, chunk and kind of action."""
     table = parts.table
     p, v = int(table.pp[plans[0]]), int(table.virtual_stages[plans[0]])
-    layout = layout_of(a.layers, p, v, a.head_layers)
+    layout = a.layout(int(plans[0]))
     schedule = SCHEDULES[table.schedule[plans[0]]]
     names = [n for n in pipeline.KINDS if n in a.walked and (n[0] != "W" or schedule == "zero_bubble")]
     kinds = sorted(set(layout.kinds))

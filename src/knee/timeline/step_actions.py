@@ -13,7 +13,7 @@ import numpy as np
 from knee.arrays import Bools, Floats, Ints
 from knee.timeline.actions import StepParts
 from knee.timeline.chunk_queues import carrying, per_rank, spread
-from knee.timeline.chunks import ChunkRows, chunk_rows
+from knee.timeline.chunks import ChunkRows, Layout, chunk_rows, layout_of
 from knee.timeline.closed_forms import run_together
 from knee.timeline.passes import SUM_NAMES, Sums, WalkedPass
 from knee.timeline.plan_passes import (
@@ -24,16 +24,14 @@ from knee.timeline.plan_passes import (
     kinds_of_rows,
     passes_of,
 )
+from knee.workload.layers_per_stage import Cuts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actions:
     """Every action of every chunk kind, walked."""
 
-    layers: int
-    """Of the model."""
-    head_layers: float
-    """What the output projection counts as where layers are dealt."""
+    cuts: Cuts
     rows: ChunkRows
     row_of: Ints
     """Row of (kind, plan), or -1."""
@@ -47,15 +45,18 @@ class Actions:
     draining: frozenset[str]
     """Actions of which some end with a drain."""
 
+    def layout(self, plan: int) -> Layout:
+        """The chunks of one plan's pipeline."""
+        return layout_of(*self.cuts.of(plan))
 
-def run_actions(parts: StepParts, layers: int, head_layers: float = 0.0) -> Actions:
+
+def run_actions(parts: StepParts, cuts: Cuts) -> Actions:
     """Walk the passes of every chunk kind: first and middle forwards, middle and last backwards."""
-    rows, row_of = chunk_rows(layers, head_layers, parts.table)
+    rows, row_of = chunk_rows(cuts)
     filling = filling_gather_s(parts, rows)
     walked, late = _walk_rows(parts, rows, filling)
     return Actions(
-        layers=layers,
-        head_layers=head_layers,
+        cuts=cuts,
         rows=rows,
         row_of=row_of,
         ranks=parts.table.pp,

@@ -17,7 +17,6 @@ from knee.specs.plan import AXES, SCHEDULES
 from knee.specs.plan_table import PlanTable
 from knee.timeline import pipeline
 from knee.timeline.actions import StepParts, world_name
-from knee.timeline.chunks import layout_of
 from knee.timeline.passes import Phase
 from knee.timeline.pipeline_spans import pipeline_times, transfers
 from knee.timeline.rank_groups import expert_shard_group, group, neighbours, shard_group, stage_rank
@@ -318,7 +317,7 @@ def _play_pipeline(logs: list[EventLog], parts: StepParts, a: Actions, scripts: 
     times = pipeline_times(parts, a, np.array([0]), transfers(parts))
     ends = np.empty((g.size, 1))
     pipeline.run(g, times.durations, times.drains, times.ready, row_of=times.row_of, ends=ends)
-    layout = layout_of(a.layers, p, v, a.head_layers)
+    layout = a.layout(0)
     for rank in range(p):
         _play_filling(logs[rank], parts, a, scripts[rank], int(a.row_of[layout.kinds[rank], 0]))
     wait = float(transfers(parts)[0])

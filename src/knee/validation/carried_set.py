@@ -6,6 +6,7 @@ import csv
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import as_file, files
 
 import numpy as np
@@ -56,6 +57,7 @@ class CarriedFidelity:
     all_gather: Residuals | None
 
 
+@cache
 def carried_runs() -> RunFile:
     """The published runs that knee carries."""
     with as_file(FOLDER / "runs.csv") as path:

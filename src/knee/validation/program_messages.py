@@ -19,7 +19,6 @@ from knee.record.issued_messages import Collective, StageWork
 from knee.simulator import EvaluatedStep, evaluate
 from knee.specs.job import Job
 from knee.specs.plan_table import table_of
-from knee.timeline.chunks import layout_of
 from knee.timeline.rank_groups import stage_rank
 from knee.timeline.segment_events import scripts_of
 from knee.timeline.step_events import Message, Script, record_action
@@ -39,7 +38,7 @@ def simulated_work(job: Job) -> list[StageWork]:
 def _stage(w: EvaluatedStep, stage: int) -> StageWork:
     p, v = int(w.table.pp[0]), int(w.table.virtual_stages[0])
     scripts = scripts_of(w.model, w.cluster, w.parts, w.actions, stage)
-    layout = layout_of(w.actions.layers, p, v, w.actions.head_layers)
+    layout = w.actions.layout(0)
     found: Counter[Collective] = Counter()
     layers, head = 0, False
     for chunk in range(stage, p * v, p):
@@ -278,7 +277,7 @@ def _whole_blocks(job: Job, work: StageWork) -> StageWork:
     products, attention = _flop(w, layers, work.stage == plan.pp - 1, again)
     changed = replace(work, product_flop=products, attention_flop=attention)
     scripts = scripts_of(w.model, w.cluster, w.parts, w.actions, work.stage)
-    kinds = layout_of(w.actions.layers, plan.pp, plan.virtual_stages, w.actions.head_layers).kinds
+    kinds = w.actions.layout(0).kinds
     calls: Counter[Collective] = Counter()
     for (count, repeated), chunk in zip(chunks, range(work.stage, len(kinds), plan.pp), strict=True):
         simulated = count - round((1 - plan.recompute_frac) * count)

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
+
+import numpy as np
+
+from knee.arrays import Ints, equal_rows
+from knee.specs.model import Model
+from knee.specs.plan_table import PlanTable
+from knee.specs.profile import Profile
+from knee.workload.parameters import head_layers
 
 
 @cache
@@ -45,6 +54,30 @@ def stage_layers(layers: int, stages: int, virtual: int, head_layers: float = 0.
     """Layers of each pipeline rank, over all its chunks (chunk v * stages + rank)."""
     dealt = chunk_layers(layers, stages * virtual, head_layers)
     return tuple(sum(dealt[rank::stages]) for rank in range(stages))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cuts:
+    """The ways in which plans cut their layers into stages: plans with one way have equal stages."""
+
+    ways: list[tuple[int, int, int, float]]
+    """Layers, pipeline ranks, chunks of a rank, and what the output projection counts as where layers are dealt."""
+    of_plan: Ints
+    """The way of each plan."""
+
+    def of(self, plan: int) -> tuple[int, int, int, float]:
+        """The way of one plan."""
+        return self.ways[int(self.of_plan[plan])]
+
+
+def cuts_of(model: Model, profile: Profile, table: PlanTable) -> Cuts:
+    """How each plan cuts its layers."""
+    head = head_layers(model) if profile.deals_by_cost else 0.0
+    layers = np.asarray(model.walked_layers, dtype=np.int64)
+    columns = np.broadcast_arrays(layers, table.pp, table.virtual_stages, np.asarray(head, dtype=np.float64))
+    first, of_plan = equal_rows(*columns, few=0)
+    ways = list(zip(*(column[first].tolist() for column in columns), strict=True))
+    return Cuts(ways=ways, of_plan=of_plan)
 
 
 @cache

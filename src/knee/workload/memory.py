@@ -9,15 +9,14 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from knee.arrays import Floats, Ints, equal_rows
+from knee.arrays import Floats, Ints
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, PRECISIONS, RECOMPUTE_MODULES, RECOMPUTES, SCHEDULES
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
 from knee.workload.activations import layer_saved_bytes, logits_bytes
-from knee.workload.layers_per_stage import chunk_layers, stage_layers
+from knee.workload.layers_per_stage import chunk_layers, cuts_of, stage_layers
 from knee.workload.operations import NVFP4_BYTES, OUTER_STATE_BYTES
-from knee.workload.parameters import head_layers
 from knee.workload.shapes import Fp8Shapes, Shapes
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 
@@ -86,15 +85,14 @@ def _held(layers: int, stages: int, virtual: int, head: float) -> tuple[tuple[fl
 
 def _stages(model: Model, profile: Profile, table: PlanTable, ranks: Sequence[Ints]) -> list[_Stage]:
     """Some ranks of every plan."""
-    head = head_layers(model) if profile.deals_by_cost else 0.0
-    first, kind = equal_rows(table.pp, table.virtual_stages)
-    held = np.zeros((2, len(first), int(table.pp.max(initial=1))))
-    for i, (p, v) in enumerate(zip(table.pp[first].tolist(), table.virtual_stages[first].tolist(), strict=True)):
-        held[:, i, :p] = _held(model.walked_layers, p, v, head)
+    cuts = cuts_of(model, profile, table)
+    held = np.zeros((2, len(cuts.ways), int(table.pp.max(initial=1))))
+    for i, way in enumerate(cuts.ways):
+        held[:, i, : way[1]] = _held(*way)
     return [
         _Stage(
-            layers=held[0, kind, rank],
-            chunk=held[1, kind, rank],
+            layers=held[0, cuts.of_plan, rank],
+            chunk=held[1, cuts.of_plan, rank],
             in_flight=in_flight(table, rank),
             first=rank == 0,
             last=rank == table.pp - 1,
@@ -142,14 +140,15 @@ def _fp8_weight_bytes(profile: Profile, modes: Modes, fp8: Fp8Shapes) -> Floats:
     """What a weight with shared fp8 casts needs more than in 16 bit, for each element.
 
     Where:   weights that stay whole have copies by rows and by columns, made from the states, so that no 16-bit copy of
-             fp32 states is kept. Weights that were gathered in fp8 and stay are half as long; those gathered in 16 bit
-             leave their columns for backward
-    Source:  src/knee/parallelism/fp8.py
+             fp32 states is kept. Shards that are gathered in fp8 have an fp8 copy; weights that were gathered in fp8
+             and stay are half as long; those gathered in 16 bit leave their columns for backward
+    Source:  src/knee/parallelism/fp8.py, fp8_shards.py
     """
     sharded = fp8.gathered + fp8.casts_gathered > 0
     no_half = profile.casts_weights & ~modes.zero1 & (fp8.state_bytes > PARAMETER_BYTES)
     kept = 2.0 - np.where(no_half, PARAMETER_BYTES, 0.0)
-    return np.where(sharded, fp8.casts_gathered - (fp8.gathered - fp8.reshards), kept)
+    gathered = fp8.gathered / fp8.shards - (fp8.gathered - fp8.reshards)
+    return np.where(sharded, fp8.casts_gathered + gathered, kept)
 
 
 def _stage_memory(

@@ -134,7 +134,7 @@ def _attention(model: Model, s: Shapes, forward: bool) -> Attention:
              share. A window replaces the mean of seq / 2 keys
     Source:  FlashAttention-2 (arXiv 2307.08691): the backward pass has five products for the forward's two
     """
-    width, keys = float(model.head_dim), s.kv_block
+    width, keys = 1.0 * model.head_dim, s.kv_block
     if model.latent_attention is not None:
         width = (model.head_dim + model.latent_attention.value_size) / 2.0
     work = 2.0 * s.sequences * (model.heads / s.tp) * s.seq_len**2 * width / s.cp
@@ -318,7 +318,7 @@ def head_forward(model: Model, s: Shapes, kernels: Kernels, *, loss_parallel: bo
     vocab = model.vocab / s.tp
     logits = s.tokens * (vocab if loss_parallel else model.vocab)
     norm, loss = passes_of(kernels, model.norm), passes_of(kernels, "loss")
-    hidden = np.full_like(s.tp, float(model.hidden))
+    hidden = np.full_like(s.tp, model.hidden)
     head: list[Operation] = [
         MemoryBound(
             name="norm", moved_bytes=norm.forward * s.norm_tokens * hidden * BYTES, kernels=norm.forward_kernels
@@ -346,7 +346,7 @@ def head_backward(model: Model, s: Shapes, kernels: Kernels, *, loss_parallel: b
     vocab = model.vocab / s.tp
     logits = s.tokens * (vocab if loss_parallel else model.vocab)
     norm, loss = passes_of(kernels, model.norm), passes_of(kernels, "loss")
-    hidden = np.full_like(s.tp, float(model.hidden))
+    hidden = np.full_like(s.tp, model.hidden)
     head: list[Operation] = [
         MemoryBound(name="loss", moved_bytes=loss.backward * logits * BYTES, kernels=loss.backward_kernels),
         *_final_soft_cap(model, logits, kernels, backward=True),

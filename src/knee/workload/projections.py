@@ -60,8 +60,8 @@ def expert_share(model: Model) -> float:
 def _attention(model: Model, s: Shapes, kernels: Kernels) -> list[Projection]:
     q = model.q_width / s.tp
     # a rank keeps at least one key-value head
-    kv = np.maximum(model.kv_width / s.tp, float(model.head_dim))
-    hidden = np.full_like(s.tp, float(model.hidden))
+    kv = np.maximum(model.kv_width / s.tp, model.head_dim)
+    hidden = np.full_like(s.tp, model.hidden)
     inputs = [("qkv", q + 2 * kv)] if kernels == "fused" else [("q", q), ("k", kv), ("v", kv)]
     maps = [Projection(name=name, rows=s.tokens, out=out, inner=hidden) for name, out in inputs]
     return [*maps, Projection(name="attention_out", rows=s.tokens, out=hidden, inner=q)]
@@ -73,7 +73,7 @@ def _latent(model: Model, latent: LatentAttention, s: Shapes) -> list[Projection
     Source:  DeepSeek-V2 (arXiv 2405.04434), section 2.1; Megatron-LM, multi_latent_attention.py: down projections work
              on the tokens of sequence parallelism
     """
-    hidden, heads = np.full_like(s.tp, float(model.hidden)), model.heads / s.tp
+    hidden, heads = np.full_like(s.tp, model.hidden), model.heads / s.tp
     q = heads * (latent.nope_size + latent.rope_size)
     kv_rank = np.full_like(s.tp, float(latent.kv_rank))
     maps = []
@@ -92,7 +92,7 @@ def _latent(model: Model, latent: LatentAttention, s: Shapes) -> list[Projection
 
 
 def _mlp(model: Model, s: Shapes, rows: Floats, ffn: Floats, times: float, prefix: str = "") -> list[Projection]:
-    hidden = np.full_like(s.tp, float(model.hidden))
+    hidden = np.full_like(s.tp, model.hidden)
     up = ("gate", "up") if model.gated else ("up",)
     maps = [Projection(name=f"{prefix}{name}", rows=rows, out=ffn, inner=hidden, times=times) for name in up]
     return [*maps, Projection(name=f"{prefix}down", rows=rows, out=hidden, inner=ffn, times=times)]
@@ -100,7 +100,7 @@ def _mlp(model: Model, s: Shapes, rows: Floats, ffn: Floats, times: float, prefi
 
 def _experts(model: Model, experts: Experts, s: Shapes, share: float) -> list[Projection]:
     """Router, shared experts and the routed experts of the busiest rank, whose gate and up are one product."""
-    hidden, ffn = np.full_like(s.tp, float(model.hidden)), experts.ffn / s.etp
+    hidden, ffn = np.full_like(s.tp, model.hidden), experts.ffn / s.etp
     local = experts.count / s.ep
     rows = routed_rows(experts, s) / local
     count = np.full_like(s.tp, float(experts.count))

@@ -210,7 +210,7 @@ def traffic_of(
     tokens = table.micro_tokens.astype(np.float64)
     ring = table.cp_method == CP_METHODS.index("ring")
     # a tensor-parallel rank keeps at least one key-value head
-    kv = np.maximum(model.kv_width / table.tp, float(model.head_dim))
+    kv = np.maximum(model.kv_width / table.tp, model.head_dim)
     kv_tokens = np.where(ring, tokens, tokens * table.cp)
     split = np.where(table.sequence_parallel | scatters_sends, table.tp, 1)
     fp32 = table.reduce_dtype == REDUCE_DTYPES.index("fp32")

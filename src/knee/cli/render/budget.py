@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from knee.budgets.budget_search import HOUR_S, J_PER_MWH, BudgetLimits, BudgetRun
+from knee.budgets.budget_run import HOUR_S, J_PER_MWH, BudgetLimits, BudgetRun
 from knee.budgets.frontier import KNEE_WORDS, Frontier, IsoLoss
 from knee.budgets.training_cost import DAY_S
 from knee.cli.render.measurement import failure_words

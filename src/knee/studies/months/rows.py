@@ -15,7 +15,7 @@ from knee.reliability.goodput import goodput_of
 from knee.reliability.whole_run import whole_run
 from knee.single import simulate
 from knee.specs.load import load_cluster, load_model, load_profile, make_job, split_overrides
-from knee.studies.long_run_tables import LongRun, ReplicaExchange, Wall
+from knee.studies.months.tables import LongRun, ReplicaExchange, Wall
 from knee.trust.trust import trust_of
 from knee.workload.parameters import parameter_count
 
