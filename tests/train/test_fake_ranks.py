@@ -19,8 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from knee.api.dryrun import DryRun, traced_job
+from knee.api.dryrun import DryRun
 from knee.errors import RunFailed
+from knee.inputs.traced_request import traced_job
 from knee.parallelism.trainer_job import TrainJob
 from knee.record.issued_messages import Collective, StageWork
 from knee.single import simulate

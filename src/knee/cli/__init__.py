@@ -88,7 +88,7 @@ class Commands(CommandGroup):
         assert isinstance(command, click.Command)
         command.epilog = command.epilog or epilog_of(cmd_name)
         if ctx.resilient_parsing:  # the shell asks what it may complete
-            from knee.cli.completion import completes_names
+            from knee.cli.options.completion import completes_names
 
             for param in command.params:
                 completes_names(param)

@@ -200,7 +200,7 @@ def run(grid: str, out: Path, **options: Any) -> None:
     `knee sweep retry` for those.
     """
     from knee.api.sweep import prepare_sweep, run_sweep
-    from knee.cli.overrides import parse_sets
+    from knee.cli.options.overrides import parse_sets
     from knee.cli.progress_bar import Bars
     from knee.cli.render.sweep import print_plan
     from knee.sweeps.launchers import refuse_unread

@@ -162,7 +162,7 @@ def command(
     calibrate` fits a profile to it. A run that stops early also leaves a record, which states the reason.
     """
     from knee.api.train import train, write_train_job
-    from knee.cli.overrides import parse_sets
+    from knee.cli.options.overrides import parse_sets
     from knee.cli.render.train import print_record, say_job_file
 
     say = partial(click.echo, err=True)

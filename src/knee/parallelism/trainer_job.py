@@ -250,6 +250,9 @@ class TrainJob:
                 f"replicas that synchronize every {plan.sync_every:,} steps can be simulated but not trained",
                 f"leave {argument('sync_every')} out; the replicas then reduce gradients in every step",
             )
+        if plan.collectives != "flat":
+            text = "hierarchical collectives can be simulated but not trained"
+            raise _not_trained("plan.collectives", text, f"leave {argument('collectives')} out")
         if plan.cp > 1 and plan.cp_method == "ring":
             text, hint = "ring attention can be simulated but not trained", f"use {argument('cp_method')} allgather"
             raise _not_trained("plan.cp_method", text, hint)
