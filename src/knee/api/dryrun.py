@@ -112,8 +112,7 @@ def dryrun(
     ()
     """
     need_torch(either("knee.dryrun", "knee dryrun"))
-    in_file = is_job_file(model)
-    plan = checked_plan(plan)
+    in_file, plan = is_job_file(model), checked_plan(plan)
     if gpus is None and not in_file:
         gpus = ranks_of(plan)
     job = completed_request(
@@ -126,8 +125,7 @@ def dryrun(
         say=say,
     ).job
     job = with_own_fp8(job)
-    trained = traced_job(job)
-    simulated = simulated_work(job)
+    trained, simulated = traced_job(job), simulated_work(job)
 
     from knee.train.fake_ranks import trace  # imports torch
 
