@@ -6,6 +6,8 @@ size serves all of its cases.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from knee.parallelism.trainer_job import TrainJob
@@ -122,12 +124,27 @@ RESUMED: dict[int, dict[str, tuple[str, dict]]] = {
 }
 """Each starts from the checkpoint that another layout wrote after the first step, and writes it again."""
 
+EIGHT_BIT = {
+    1: {"fp8": {"micro_batch": 4}},
+    2: {
+        "fp8 fsdp": {"dp_shard": 2, "sharding": "fsdp"},
+        "fp8 ddp": {"dp_replicate": 2, "sharding": "ddp"},
+        "fp8 pp": {"pp": 2, "micro_batch": 4},
+        "fp8 tp": {"tp": 2, "micro_batch": 4},
+        "fp8 tp compile": {"tp": 2, "micro_batch": 4, "compile": True},
+    },
+    4: {"fp8 fsdp x tp": {"dp_shard": 2, "tp": 2, "sharding": "fsdp"}},
+}
+"""Microbatches are the same in all of them, because each has scales of its own."""
+WIDE = replace(TINY, hidden=64, ffn=96)
+"""Two tensor-parallel ranks have widths of which fp8 products are possible."""
+
 
 def _job(plan: dict, ranks: int) -> dict:
     degrees = {k: tuple(v) if k == "placement" else v for k, v in plan.items() if k != "compile"}
     chosen = Plan(**{"micro_batch": 8 // (degrees.get("dp_shard", 1) * degrees.get("dp_replicate", 1)), **degrees})
     return TrainJob(
-        model=TINY,
+        model=WIDE if chosen.precision == "fp8" else TINY,
         plan=chosen,
         gpus=ranks,
         global_batch=8,
@@ -139,6 +156,7 @@ def _job(plan: dict, ranks: int) -> dict:
         lr_schedule="cosine",
         lr_warmup=1,
         compile=plan.get("compile", False),
+        fp8_smallest=16,
     ).as_json()
 
 
@@ -154,6 +172,11 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, dict]]
     for ranks, some in RESUMED.items():
         for name, (before, plan) in some.items():
             cases[ranks].append(_case(name, plan, ranks, resume=before, save=SAVED))
+    for ranks, some in EIGHT_BIT.items():
+        cases[ranks] += [_case(name, {**plan, "precision": "fp8"}, ranks) for name, plan in some.items()]
+    cases[1][-1]["save"] = SAVED
+    resumed = {**EIGHT_BIT[2]["fp8 fsdp"], "precision": "fp8"}
+    cases[2].append(_case("fp8 resumed", resumed, 2, resume="fp8", save=SAVED))
     cases[2] += [_case(f"broken {name}", plan, 2, **{"break": name}) for name, plan in BROKEN.items()]
     cases[2] += [_case(f"traced {kind}", {"dp_shard": 2, "sharding": kind}, 2, trace=True) for kind in TRACED]
     return shown_by(cases, tmp_path_factory.mktemp("parity"))
@@ -166,6 +189,16 @@ def test_every_layout_trains_as_one_process(ranks: int, seen: dict[int, dict[str
     for name, difference in differences.items():
         print(f"{ranks} {name:35} {difference:8.1e} {seen[ranks][name]['seconds']:6.1f} s")
     assert max(differences.values()) < TOLERANCE, {n: d for n, d in differences.items() if d >= TOLERANCE}
+
+
+def test_layouts_in_fp8_have_the_scales_of_one_process(seen: dict[int, dict[str, dict]]) -> None:
+    for name in ("fp8 fsdp", "fp8 ddp", "fp8 pp"):
+        assert apart(seen[2][name], seen[1]["fp8"]) < TOLERANCE, name
+    # weights and outputs of attention have scales of their own on each tensor-parallel rank
+    for name in ("fp8 tp", "fp8 tp compile"):
+        assert TOLERANCE < apart(seen[2][name], seen[1]["fp8"]) < 0.05, name
+    assert apart(seen[4]["fp8 fsdp x tp"], seen[2]["fp8 tp"]) < TOLERANCE
+    assert seen[2]["fp8 resumed"]["losses"] == pytest.approx(seen[1]["fp8"]["losses"][SAVED:], rel=TOLERANCE)
 
 
 def test_steps_differ(seen: dict[int, dict[str, dict]]) -> None:

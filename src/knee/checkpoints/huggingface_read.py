@@ -37,6 +37,7 @@ def read_huggingface(trainer: Trainer, folder: Path) -> None:
         for name, part in parts.items():
             own = name.removeprefix(MODEL)
             _fill(files, part, tiles_of(own, part.shape[0], model, family), order_of(own, model))
+    trainer.cast_weights()
 
 
 class WeightFiles:

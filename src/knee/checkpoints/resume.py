@@ -25,12 +25,14 @@ def load_state(trainer: Trainer, checkpoint: Path, step: int, group: Any) -> Non
     """Set the trainer to the state of a checkpoint; ``group`` is from ``host_group``."""
     _load(state_parts(trainer), checkpoint, group)
     share_counts(trainer)
+    trainer.cast_weights()
     trainer.steps_done = step
 
 
 def load_weights(trainer: Trainer, checkpoint: Path, group: Any) -> None:
     """Set the weights alone."""
     _load(weight_parts(trainer), checkpoint, group)
+    trainer.cast_weights()
 
 
 def check_whole(checkpoint: Path, group: Any) -> Any:

@@ -29,7 +29,7 @@ from knee.train.metrics_log import check_installed
 DEGREES = ("tp", "pp", "cp", "dp_shard", "dp_replicate")
 LOCAL_BATCH = 2.0
 """Sequences per process and step where no batch is given: the paper's."""
-PLACEHOLDER = "cpu"
+PLACEHOLDER: dict[Device, str] = {"cpu": "cpu", "cuda": "dgx-h100"}
 """A cluster that completes a job where none is named: no plan depends on it."""
 READ_BYTES = 1 << 30
 """Shards up to so many bytes are held against their checksums before a run."""
@@ -128,7 +128,7 @@ def trainer_job(
     named = is_job_file(model) or cluster is not None
     job = completed_request(
         model,
-        cluster=cluster if named else PLACEHOLDER,
+        cluster=cluster if named else PLACEHOLDER[where],
         profile=profile,
         sizes={"gpus": world, "global_batch": global_batch, "local_batch": local_batch, "seq_len": seq_len},
         plan=plan,

@@ -60,12 +60,10 @@ class BetweenSteps:
             check_same_data(checkpoint, state, self.run.facts["data"])
             self.tell(f"reading the checkpoint {checkpoint}")
             load_state(self.trainer, checkpoint, state["step"], self.group)
-            self.trainer.cast_weights()
             self.tell(f"going on after step {state['step']:,}")
             return int(state["step"])
         if job.weights:
             self._read_weights(Path(job.weights))
-            self.trainer.cast_weights()
         return 0
 
     def _read_weights(self, folder: Path) -> None:

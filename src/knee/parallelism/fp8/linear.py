@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -158,7 +159,7 @@ class QuantizedWeights(nn.Module):
 
     def __init__(self, rules: Fp8Rules, weights: dict[str, Any]) -> None:
         super().__init__()
-        self.rules, self.names = rules, frozenset(weights)
+        self.rules, self.names, self.order = rules, frozenset(weights), tuple(sorted(weights))
         for name, weight in weights.items() if rules.kept else ():
             for part, value in quantize(torch.zeros_like(weight), rules.recipe)._asdict().items():
                 self.register_buffer(f"{name}_{part}", value, persistent=False)
@@ -177,12 +178,21 @@ class QuantizedWeights(nn.Module):
             setattr(self, f"{name}_{part}", tensor)
 
 
-def cast_weights(blocks: Iterable[Any], rules: Fp8Rules, cast: Callable[..., Quantized]) -> None:
-    """Cast the weights that stay whole; ``cast`` is ``quantize`` or what compilation made of it."""
-    kept = [(block, name, getattr(block, name).detach()) for block in blocks for name in sorted(block.quantized.names)]
-    sizes = largest_elements([w for *_, w in kept]) if rules.recipe == "tensorwise" else len(kept) * [None]
-    for (block, name, weight), largest in zip(kept, sizes, strict=True):
-        block.quantized.update(name, cast(weight, rules.recipe, largest=largest))
+def quantize_each(weights: list[Any], recipe: Fp8Recipe, largest: list[Any]) -> list[Quantized]:
+    """The weights of a block in fp8: one function, so that the host makes one call where it is compiled."""
+    return [quantize(weight, recipe, largest=one) for weight, one in zip(weights, largest, strict=True)]
+
+
+def cast_weights(blocks: Iterable[Any], rules: Fp8Rules, cast: Callable[..., list[Quantized]]) -> None:
+    """Cast the weights that stay whole; ``cast`` is ``quantize_each`` or what compilation made of it."""
+    kept = [(block.quantized, [getattr(block, name).detach() for name in block.quantized.order]) for block in blocks]
+    every = [weight for _, weights in kept for weight in weights]
+    largest = iter(largest_elements(every) if rules.recipe == "tensorwise" else [None] * len(every))
+    for quantized, weights in kept:
+        for name, value in zip(
+            quantized.order, cast(weights, rules.recipe, list(islice(largest, len(weights)))), strict=True
+        ):
+            quantized.update(name, value)
 
 
 def quantized_weights(block: nn.Module, rules: Fp8Rules) -> QuantizedWeights:
