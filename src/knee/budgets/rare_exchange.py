@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from knee.budgets.budget_search import HOUR_S, BudgetLimits, BudgetRun, Problem
+from knee.budgets.budget_run import HOUR_S, BudgetLimits, BudgetRun
+from knee.budgets.budget_search import Problem
 from knee.budgets.training_cost import DAY_S
 from knee.search.plan_search import search
 from knee.search.space import Space
