@@ -26,7 +26,7 @@ def drawn_times(goodput: Goodput, steps_s: float, *, runs: int, spread: float = 
         times = _with_failures(goodput, work, means, random)
     # a planned stop saves a checkpoint first, so that it costs only its own time
     stops = random.poisson(goodput.planned_per_s * times)
-    return np.asarray(times + stops * (saved.wait_s + goodput.restart_s))
+    return np.asarray(times + stops * (saved.wait_s + goodput.planned_restart_s))
 
 
 def _with_failures(goodput: Goodput, work_s: float, means: Floats, random: np.random.Generator) -> Floats:

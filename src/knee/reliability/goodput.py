@@ -52,6 +52,8 @@ class Goodput:
     """Scheduling, waiting for a node, initialisation, reading of the checkpoint and warm-up."""
     planned_per_s: float
     """Planned stops per second of the run."""
+    planned_restart_s: float
+    """The restart after a planned stop, which waits for no node."""
     conditions: Conditions
 
     @property
@@ -105,7 +107,7 @@ def goodput_of(params: float, cluster: Cluster, gpus: int, *, step_s: float = 0.
     saved = checkpoint_of(params, cluster, gpus, given)
     per_s = {cause: rate * gpus / HOUR_S for cause, rate in given.failures_per_gpu_h.items()}
     rate = sum(per_s.values())
-    restart_s = _restart_s(given, gpus, saved.read_s)
+    restart_s = planned_restart_s = _restart_s(given, gpus, saved.read_s)
     if rate > 0:
         # only failures that take a node out wait for a repair
         broken = sum(per_s[cause] for cause in NODE_CAUSES)
@@ -114,7 +116,7 @@ def goodput_of(params: float, cluster: Cluster, gpus: int, *, step_s: float = 0.
     planned_per_s = given.planned_stops_per_gpu_h * gpus / HOUR_S
     evaluation = given.evaluation_s / given.evaluation_interval_s
     slow = given.slow_frac * -math.expm1(-given.slow_nodes_per_gpu_h * gpus / HOUR_S * given.slow_detection_s)
-    planned = planned_per_s * (saved.wait_s + restart_s)
+    planned = planned_per_s * (saved.wait_s + planned_restart_s)
     base, waits = 1.0 + evaluation + slow, 0.0 if interval is None else saved.wait_s / interval
     stretched, down, again = 1.0 + waits, 0.0, 0.0
     if rate > 0 and interval is not None:
@@ -153,6 +155,7 @@ def goodput_of(params: float, cluster: Cluster, gpus: int, *, step_s: float = 0.
         checkpoint=saved,
         restart_s=restart_s,
         planned_per_s=planned_per_s,
+        planned_restart_s=planned_restart_s,
         conditions=given,
     )
 
@@ -196,14 +199,14 @@ def _no_progress(gpus: int, mean_s: float, what: str) -> SpecError:
 def spare_wait_s(spares: int | None, in_repair: float, repair_s: float) -> float:
     """Mean time until a failed node is replaced.
 
-    Formula: sum over n > spares of Poisson(n; a) repair / n
-    Where:   a nodes in repair on average; with n in repair and no spare left, the next is ready after repair / n
-    Valid:   independent repairs with an exponential distribution; a replacement is always there if spares is None
+    Formula: P(n > spares) repair / (spares + 1), n Poisson with mean a
+    Where:   a nodes in repair on average; without a spare left, at least spares + 1 nodes are in repair, and the first
+             of them is ready after repair / (spares + 1)
+    Valid:   independent repairs with an exponential distribution; an upper bound, as more nodes may be in repair; a
+             replacement is always there if spares is None
     """
     if spares is None or in_repair < FEWEST_NODES:
         return 0.0
-    most = int(max(spares, in_repair) + 12.0 * math.sqrt(max(spares, in_repair)) + 40.0)
     log_a = math.log(in_repair)
-    return sum(
-        math.exp(n * log_a - in_repair - math.lgamma(n + 1.0)) * repair_s / n for n in range(spares + 1, most + 1)
-    )
+    enough = sum(math.exp(n * log_a - in_repair - math.lgamma(n + 1.0)) for n in range(spares + 1))
+    return max(1.0 - enough, 0.0) * repair_s / (spares + 1.0)
