@@ -92,10 +92,10 @@ def compute_costs(model: Model, cluster: Cluster, profile: Profile, table: PlanT
     if kinds is None:
         fastest = _fastest_costs(model, cluster, profile, table)
         return (at_clock(fastest, step_clock(model, cluster, profile, table, fastest)),)
-    of_kinds = [_fastest_costs(kind, cluster, profile, table) for kind in kinds]
-    mean = blended(*of_kinds, expert_share(model))
+    dense, sparse = (_fastest_costs(kind, cluster, profile, table) for kind in kinds)
+    mean = blended(dense, sparse, expert_share(model))
     clock = step_clock(model, cluster, profile, table, mean)
-    return tuple(at_clock(costs, clock) for costs in (mean, *of_kinds))
+    return tuple(at_clock(costs, clock) for costs in (mean, dense, sparse))
 
 
 def at_clock(costs: ComputeCosts, clock: Floats) -> ComputeCosts:

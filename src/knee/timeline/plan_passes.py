@@ -14,7 +14,7 @@ import numpy as np
 
 from knee.arrays import Bools, Floats, Ints, blended, equal_rows, names_of
 from knee.cost.kernel_cost import Cost, attention_launches
-from knee.timeline.actions import LocalComm, StepParts
+from knee.timeline.actions import LayerParts, LocalComm, StepParts
 from knee.timeline.passes import Pass, Segment
 from knee.timeline.pipelines.chunks import ChunkRows
 
@@ -122,6 +122,11 @@ class LayerPasses:
     dense: PlanPass
     sparse: PlanPass
 
+    @classmethod
+    def of(cls, kinds: LayerParts | None, make: Callable[[StepParts], PlanPass]) -> LayerPasses | None:
+        """A pass of each kind; None where layers are alike."""
+        return None if kinds is None else cls(dense=make(kinds.dense), sparse=make(kinds.sparse))
+
 
 FEW_PLANS = 64
 """Plans whose passes are quicker walked than compared."""
@@ -217,11 +222,8 @@ def forward_pass(parts: StepParts, *, gathers: Bools) -> PlanPass:
     # ZeRO-1's gather beside forward writes in place: nothing is copied out
     out = np.where(gathers & ~parts.modes.zero1, out, 0.0)
     never = np.zeros(len(table), dtype=np.bool_)
-    kinds = parts.kinds and LayerPasses(
-        dense=forward_pass(parts.kinds.dense, gathers=gathers), sparse=forward_pass(parts.kinds.sparse, gathers=gathers)
-    )
     return PlanPass(
-        kinds=kinds,
+        kinds=LayerPasses.of(parts.kinds, lambda kind: forward_pass(kind, gathers=gathers)),
         forward=True,
         embedding=_segment(parts, c.embedding_forward, local.embedding_forward),
         layer=Segment(
@@ -319,9 +321,8 @@ def backward_pass(parts: StepParts, *, reduces: Bools, replicates: bool = True, 
     def of_kind(kind: StepParts) -> PlanPass:
         return backward_pass(kind, reduces=reduces, replicates=replicates, what=what)
 
-    kinds = parts.kinds and LayerPasses(dense=of_kind(parts.kinds.dense), sparse=of_kind(parts.kinds.sparse))
     return PlanPass(
-        kinds=kinds,
+        kinds=LayerPasses.of(parts.kinds, of_kind),
         forward=False,
         embedding=_segment(parts, c.embedding_backward, local.embedding_backward) if whole else nothing,
         layer=_backward_layer(parts, reduces, what),

@@ -14,10 +14,13 @@ NAMES: dict[RecomputeModule, tuple[str, ...]] = {
     "mla_up_proj": ("q_up", "kv_up", "rope"),
     "mlp": ("gate", "up", "down", "swiglu", "geglu", "gelu", "relu2"),
     "moe_act": ("experts_swiglu", "experts_geglu", "experts_gelu", "experts_relu2"),
-    "shared_experts": ("shared_gate", "shared_up", "shared_down", "shared_swiglu", "shared_geglu", "shared_gelu"),
+    "shared_experts": (
+        *("shared_gate", "shared_up", "shared_down"),
+        *("shared_swiglu", "shared_geglu", "shared_gelu", "shared_relu2"),
+    ),
     "moe": (
         *("router", "permute", "experts_up", "experts_down", "experts_fp8_cast", "experts_bias"),
-        *("experts_swiglu", "experts_geglu", "experts_gelu"),
+        *("experts_swiglu", "experts_geglu", "experts_gelu", "experts_relu2"),
     ),
 }
 """Module -> the operations of a layer's forward that it is made of.
