@@ -47,7 +47,7 @@ def layer_saved_bytes(
     if profile.keeps_gathered:
         norms = norms + kept_norm_bytes(model, width) * h * (s.tokens - s.norm_tokens)
     # queries, keys, values and the attention output, which is also the input of the output projection
-    attention_core = 2.0 * (model.q_width + 2 * model.kv_width) + 2.0 * model.q_width
+    attention_core: Floats | float = 2.0 * (model.q_width + 2 * model.kv_width) + 2.0 * model.q_width
     attention_core = attention_core + narrow_copy_bytes(width) * model.q_width
     if model.latent_attention is not None:
         values = model.heads * model.latent_attention.value_size

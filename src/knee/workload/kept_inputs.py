@@ -38,4 +38,4 @@ def kept_norm_bytes(model: Model, width: Floats | float) -> Floats | float:
 
 def narrow_copy_bytes(width: Floats | float) -> Floats | float:
     """Bytes of a copy for a product beside a tensor that others read in 16 bit: none if the product reads those."""
-    return width * (np.asarray(width) < 2.0)
+    return np.where(np.asarray(width) < 2.0, width, 0.0)
