@@ -349,7 +349,7 @@ def _comm_costs(
     if model.experts is not None:
         for name in ("gather", "reduce", "replicate"):
             weights[f"{name}_layer"] = weights[f"{name}_layer"] + weights[f"{name}_experts"]
-    dispatch, combine, etp_gather = routed_costs(model, links, table, g.ep, g.etp)
+    dispatch, combine, etp_gather = routed_costs(model, links, profile, table, g.ep, g.etp)
     return CommCosts(
         **weights,
         dispatch=dispatch,
