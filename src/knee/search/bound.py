@@ -96,7 +96,7 @@ def by_chunk(
 ) -> LeastStep:
     """One of the two for a table of any length. Plans whose kernels have the same shapes are priced together, so that
     each shape is priced once."""
-    if len(table) <= CHUNK:
+    if 0 < len(table) <= CHUNK:
         return bound(model, cluster, profile, table)
     order = np.argsort((table.tp * 2**20 + table.cp) * 2**20 + table.micro_batch, kind="stable")
     step_s, energy_j = np.empty(len(table)), np.empty(len(table))
