@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from knee.arrays import Bools, Floats, Ints, distinct, equal_rows, expanded, names_of
+from knee.arrays import Bools, Floats, Ints, blended, distinct, equal_rows, expanded, names_of
 from knee.cost.clock import StepWork, clock_frac
 from knee.cost.collective_cost import Links, all_reduce_s, gather_s, send_s
 from knee.cost.expert_comm import busiest_rank, expert_weight_costs, permuted_rows, routed_costs
@@ -29,6 +29,7 @@ from knee.specs.variants import columns_of, variant_rows
 from knee.workload import operations as op
 from knee.workload.fp8_layers import fp8_shapes
 from knee.workload.parameters import parameter_count, routed_parameter_count
+from knee.workload.projections import expert_share, layer_kinds
 from knee.workload.recomputed_modules import operations_of
 from knee.workload.shapes import Shapes
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
@@ -88,10 +89,17 @@ class ComputeCosts:
     """Clock that the board's limit leaves, over the highest."""
 
 
-def compute_costs(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> ComputeCosts:
-    """Evaluate each segment once per distinct shape, and slow it down to the clock that the plan's draw leaves."""
-    fastest = _fastest_costs(model, cluster, profile, table)
-    return at_clock(fastest, step_clock(model, cluster, profile, table, fastest))
+def compute_costs(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> tuple[ComputeCosts, ...]:
+    """Evaluate each segment once per distinct shape, and slow it down to the clock that the plan's draw leaves: of the
+    mean layer, and of the two kinds of layers where they are not alike."""
+    kinds = layer_kinds(model)
+    if kinds is None:
+        fastest = _fastest_costs(model, cluster, profile, table)
+        return (at_clock(fastest, step_clock(model, cluster, profile, table, fastest)),)
+    dense, sparse = (_fastest_costs(kind, cluster, profile, table) for kind in kinds)
+    mean = blended(dense, sparse, expert_share(model))
+    clock = step_clock(model, cluster, profile, table, mean)
+    return tuple(at_clock(costs, clock) for costs in (mean, dense, sparse))
 
 
 def at_clock(costs: ComputeCosts, clock: Floats) -> ComputeCosts:
@@ -256,6 +264,17 @@ _TYPE_OF = np.array([GEMM_TYPES.index(_PRODUCTS[p]) for p in PRECISIONS])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DenseLayerComm:
+    """Messages of a layer without experts that differ from those of a layer with them."""
+
+    gather_layer: Floats
+    reduce_layer: Floats
+    replicate_layer: Floats
+    tp_forward_saved: Floats
+    tp_backward_saved: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommCosts:
     """Seconds of each message, alone on the machine's in-training links."""
 
@@ -300,6 +319,9 @@ class CommCosts:
     """What the experts put out, back to where its tokens came from."""
     norm: Floats
     """All-reduce of the gradient norm over all GPUs that a step keeps together."""
+    dense: DenseLayerComm | None = None
+    """Of a layer without experts, where the model has both; the fields of the same names, here, are then those of a
+    layer with experts."""
 
 
 def comm_costs(
@@ -309,7 +331,7 @@ def comm_costs(
     axes = [getattr(table, axis) for axis in table.placement]
     kinds: list[Floats | Ints | Bools] = [table.sharding, table.sync_every, table.reduce_dtype, table.cp_method]
     kinds += [table.sequence_parallel, *columns_of(model, cluster.node, cluster.fabric, profile)]
-    kinds += [t.fp8_saved_bytes, t.tp_fp8_forward, t.tp_fp8_backward]
+    kinds += [t.fp8.saved_bytes, t.fp8.tp_forward, t.fp8.tp_backward]
     if model.experts is not None:
         kinds += (table.ep, table.etp, table.dispatcher, table.precision, busiest_rank(model, table))
     first, kind = equal_rows(table.gpus, table.micro_tokens, *kinds, *axes)
@@ -330,9 +352,15 @@ def _comm_costs(
     shard_wait, replica_wait, tp_wait = (skew_wait_s(profile.skew_s, group) for group in (g.shard, g.replicate, g.tp))
 
     # the messages of one group stand side by side: what a ring's links take is then worked out once
-    elements = np.array((t.layer.moved, t.embedding.moved, t.head.moved, root))
+    dense = () if t.kinds is None else (t.kinds.dense.moved,)
+    in_fp8 = t.fp8.saved_bytes > 0
+    if t.kinds is not None:
+        t = t.sparse_layer()
+    elements = np.array((t.layer.moved, t.embedding.moved, t.head.moved, root, *dense))
     gathered = PARAMETER_BYTES * elements
-    gathered[0] -= t.fp8_saved_bytes
+    gathered[0] -= t.fp8.saved_bytes
+    if t.kinds is not None:
+        gathered[-1] -= t.kinds.dense_fp8.saved_bytes
     sharded = np.concatenate((gathered, t.reduce_bytes * elements))
     gather, reduce = np.split(gather_s(links, g.shard, sharded) + shard_wait, 2)
     reduce = np.where(modes.ddp, 0.0, reduce)
@@ -354,16 +382,26 @@ def _comm_costs(
     if model.experts is not None:
         for name in ("gather", "reduce", "replicate"):
             weights[f"{name}_layer"] = weights[f"{name}_layer"] + weights[f"{name}_experts"]
-    dispatch, combine, etp_gather = routed_costs(model, links, table, g.ep, g.etp)
+    dispatch, combine, etp_gather = routed_costs(model, links, profile, table, g.ep, g.etp)
     tp_gather, tp_fp8 = gather_s(links, g.tp, np.array((t.tp_bytes, t.tp_bytes / 2.0)))
+    shorter = tp_gather - tp_fp8 - tp_scale
+    without_experts = None
+    if t.kinds is not None:
+        without_experts = DenseLayerComm(
+            gather_layer=gather[-1],
+            reduce_layer=reduce[-1],
+            replicate_layer=replicate[-1],
+            tp_forward_saved=t.kinds.dense_fp8.tp_forward * shorter,
+            tp_backward_saved=t.kinds.dense_fp8.tp_backward * shorter,
+        )
     return CommCosts(
         **weights,
         dispatch=dispatch,
         combine=combine,
         etp_gather=etp_gather,
         tp_gather=tp_gather + tp_wait,
-        tp_forward_saved=t.tp_fp8_forward * (tp_gather - tp_fp8 - tp_scale),
-        tp_backward_saved=t.tp_fp8_backward * (tp_gather - tp_fp8 - tp_scale),
+        tp_forward_saved=t.fp8.tp_forward * shorter,
+        tp_backward_saved=t.fp8.tp_backward * shorter,
         tp_all_reduce=tp_all_reduce + tp_wait,
         tp_sum=tp_sum,
         tp_scale=tp_scale,
@@ -372,27 +410,6 @@ def _comm_costs(
         cp_send=np.where(table.cp > 1, send(g.cp, t.cp_bytes, "cp"), 0.0),
         pp_send=np.where(table.pp > 1, send(g.pp, t.pp_bytes, "pp"), 0.0),
         # and once a step the largest elements of all weights that are gathered in fp8
-        norm=all_reduce_s(links, g.world, one)
-        + np.where(t.fp8_saved_bytes > 0, all_reduce_s(links, g.shard, one), 0.0),
+        norm=all_reduce_s(links, g.world, one) + np.where(in_fp8, all_reduce_s(links, g.shard, one), 0.0),
+        dense=without_experts,
     )
-
-
-def contention(
-    cluster: Cluster, profile: Profile, table: PlanTable, modes: Modes, t: Traffic, g: GroupPlacements, comm: CommCosts
-) -> Floats:
-    """How much slower compute runs beside this plan's communication.
-
-    Formula: kappa * min(1, (bytes sent / time) / (0.102 hbm)), the whole of kappa where tensor-parallel exchange hides
-    Where:   bytes and time are those of a layer's gather (DDP: all-reduce); 0.102 is what an H100 node's ring reaches
-    Source:  a collective takes memory traffic and SMs from compute as it moves bytes, and little while it waits
-    """
-    ranks = np.where(modes.ddp, g.replicate.ranks, g.shard.ranks)
-    width = np.where(modes.ddp, 2.0 * t.reduce_bytes, PARAMETER_BYTES)
-    sent = (width * t.layer.moved - t.fp8_saved_bytes) * (ranks - 1.0) / ranks
-    sent = sent + width * t.experts.moved * (g.expert_shard.ranks - 1.0) / g.expert_shard.ranks
-    time = np.where(modes.ddp, comm.replicate_layer, comm.gather_layer)
-    rate = sent / np.where(time > 0, time, 1.0)
-    overlap = np.where(np.isnan(table.tp_overlap_frac), profile.tp_overlap_frac, table.tp_overlap_frac)
-    hides = (table.tp > 1) & (g.tp.nodes == 1) & (overlap > 0.0)
-    share = np.minimum(1.0, rate / (constant("collectives", "contention_frac") * cluster.gpu.hbm_bytes_per_s))
-    return profile.compute_slowdown_frac * np.where(hides, 1.0, share)
