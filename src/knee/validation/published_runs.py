@@ -96,6 +96,8 @@ class Setting:
     etp: int = 1
     dispatcher: str = ""
     ep_overlap: bool = False
+    router_fusion: bool | None = None
+    """Whether the router runs in fused kernels; None: as the stack does."""
     routing: str = ""
     """forced_balance, dropless, drop; empty: not stated."""
     q_lora_rank: int | None = None

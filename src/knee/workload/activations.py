@@ -10,7 +10,7 @@ import numpy as np
 from knee.arrays import Floats
 from knee.specs.model import Model
 from knee.specs.plan import RECOMPUTES, RecomputeModule
-from knee.specs.profile import Profile
+from knee.specs.profile import MEGATRON_KERNELS, Profile
 from knee.workload.operations import NVFP4_BYTES, kept_product_columns
 from knee.workload.projections import expert_share
 from knee.workload.recomputed_modules import expert_bytes, freed_bytes
@@ -70,7 +70,7 @@ def layer_saved_bytes(
         norms = norms + np.where(s.kv_block == s.seq_len, s.cp - 1.0, 0.0) * 4.0 * model.kv_width * tokens_tp
     kept = norms + (attention_core + mlp) * tokens_tp
     if model.experts is not None:
-        kept = kept + expert_bytes(model, s, mlp_tensors, outputs=profile.saved != "fused")
+        kept = kept + expert_bytes(model, s, mlp_tensors, outputs=profile.saved not in MEGATRON_KERNELS)
     if np.any(s.four_bit):
         kept = kept + s.four_bit * (1.0 - profile.bf16_layers_frac) * _nvfp4_saved_bytes(model, s, profile)
     layer_input = 2.0 * h * s.norm_tokens
@@ -86,7 +86,7 @@ def layer_saved_bytes(
             s,
             module,
             mlp_tensors=mlp_tensors,
-            outputs=profile.saved != "fused",
+            outputs=profile.saved not in MEGATRON_KERNELS,
             gathered=gathered,
             scores=scores,
         )
