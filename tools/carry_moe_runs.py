@@ -20,7 +20,7 @@ from pathlib import Path
 
 OUT = Path(__file__).parent.parent / "src/knee/catalog/validation/moe_runs.csv"
 DROPPED = ("fabric_stated", "note", "mla", "total_params_b", "active_params_b", "tflops_per_gpu")
-ADDED = ("window", "layer_pattern", "mlp_bias", "deals_by_cost", "router_fusion")
+ADDED = ("window", "layer_pattern", "mlp_bias", "deals_by_cost", "router_fusion", "rope_fusion")
 BRIDGE, GUIDE = "nvidia_megatron_bridge_perf_summary", "megatron_lm_dsv3_gb200_guide"
 SIMUMAX, ZOO, DGXC, SKILLS = (
     "simumax_b200_v1.2",
@@ -79,16 +79,18 @@ def _dgxc(row: Mapping[str, str]) -> dict[str, str]:
         return facts | {"routing": "drop", "dispatcher": "alltoall"}
     if row["model"].startswith("Deepseek"):
         modules = "selective" if row["gpu"].startswith("gb200") else "mla_up_proj"
-        return {"routing": "drop", "dispatcher": "alltoall", "recompute": modules, "cuda_graphs": "0"}
+        facts = {"routing": "drop", "dispatcher": "alltoall", "recompute": modules, "cuda_graphs": "0"}
+        return facts | {"rope_fusion": "0"}  # Megatron Core fuses that of latent attention from 0.13 on
     return {"cuda_graphs": "1" if row["gpu"].startswith("h100") else "0"}
 
 
 def _skills(row: Mapping[str, str]) -> dict[str, str]:
-    """recipes/moonlight/moonlight_16b.py: the library's recipe, which is not tuned."""
+    """recipes/moonlight/moonlight_16b.py and models/deepseek/deepseek_v3_bridge.py: the library's recipe, which is not
+    tuned."""
     if not row["model"].startswith("Moonlight"):
         return {}
-    facts = {"dispatcher": "alltoall", "tp_overlap": "0", "router_fusion": "0", "cuda_graphs": "0"}
-    return facts | {"routing": "dropless"}
+    facts = {"dispatcher": "alltoall", "tp_overlap": "0", "routing": "dropless", "cuda_graphs": "0"}
+    return facts | {"router_fusion": "0", "rope_fusion": "0"}
 
 
 def _recipe(row: Mapping[str, str]) -> dict[str, str]:

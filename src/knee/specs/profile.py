@@ -9,10 +9,18 @@ from knee.errors import out_of_range
 from knee.specs.hardware import AttentionKernel
 
 Kernels = Literal[
-    "eager", "native", "fused_norm", "flash_attn", "compiled", "native_compiled", "fused", "fused_eager_router"
+    "eager",
+    "native",
+    "fused_norm",
+    "flash_attn",
+    "compiled",
+    "native_compiled",
+    "fused",
+    "fused_eager_router",
+    "fused_eager_latent",
 ]
-MEGATRON_KERNELS: tuple[Kernels, ...] = ("fused", "fused_eager_router")
-"""Kernel sets of Megatron-LM with Transformer Engine, with and without a fused router."""
+MEGATRON_KERNELS: tuple[Kernels, ...] = ("fused", "fused_eager_router", "fused_eager_latent")
+"""Kernel sets of Megatron-LM with Transformer Engine, from the most fused to the least."""
 Pat = Literal["off", "nccl", "any"]
 LEAST_KEPT_BYTES, MOST_KEPT_BYTES = 2.0, 20.0
 
@@ -29,7 +37,8 @@ class Profile:
     """Set of memory-bound kernels. eager: PyTorch's separate kernels. native: PyTorch's own fused kernels. fused_norm
     and flash_attn: eager with some fused kernels from other libraries. compiled: fused by torch.compile.
     native_compiled: knee's trainer with torch.compile. fused: hand-written fused kernels. fused_eager_router: the same
-    with the unfused router of experts that is Megatron-LM's default."""
+    with the router of experts in separate kernels, which is Megatron-LM's default. fused_eager_latent: also with the
+    rotation of latent attention in separate kernels."""
     saves: Kernels | None = None
     """Kernel set whose saved tensors count in memory, if it is not that of ``kernels``."""
     attention: AttentionKernel

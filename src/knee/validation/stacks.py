@@ -185,7 +185,9 @@ def _as_stated(profile: Profile, setting: Setting) -> Profile:
         stated |= {"gather_overlap": setting.dp_overlap, "reduce_overlap": setting.dp_overlap}
     if setting.deals_by_cost is not None:
         stated["deals_by_cost"] = setting.deals_by_cost
-    if setting.router_fusion is not None and profile.kernels in MEGATRON_KERNELS:
+    if profile.kernels in MEGATRON_KERNELS and setting.rope_fusion is False:
+        stated["kernels"] = "fused_eager_latent"
+    elif profile.kernels in MEGATRON_KERNELS and setting.router_fusion is not None:
         stated["kernels"] = "fused" if setting.router_fusion else "fused_eager_router"
     if setting.cuda_graphs:
         stated["launch_s"] = GRAPH_LAUNCH_FRAC * profile.launch_s
