@@ -42,6 +42,7 @@ EXPORTED = {
     "SweepStatus",
     "TraceAnalysis",
     "TraceDiff",
+    "UnseenValidation",
     "__version__",
     "budget",
     "budget_check",

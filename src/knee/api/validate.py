@@ -9,7 +9,13 @@ from knee.errors import InputError, argument, either
 from knee.inputs.argument_types import checked_arguments
 from knee.inputs.request import ClusterLike, ProfileLike, named_cluster, named_profile
 from knee.progress import Progress, watched
-from knee.results.validate_result import BandwidthsValidation, CarriedValidation, RunsValidation, Validation
+from knee.results.validate_result import (
+    BandwidthsValidation,
+    CarriedValidation,
+    RunsValidation,
+    UnseenValidation,
+    Validation,
+)
 from knee.specs.kept_files import forget_files
 from knee.studies.record_store import Store
 from knee.studies.run_study import points_to_run, recorded, results
@@ -46,7 +52,8 @@ def validate(
     node size and network rate still apply.
 
     With ``unseen``, each published source is predicted with constants that were fitted without it. Expect this error
-    for runs of a new software stack.
+    for runs of a new software stack. Without a file, the result has the runs of dense models, and those of mixtures of
+    experts in ``moe_runs``.
 
     ``progress`` is called with the current activity, the number of rows done and their total. The result has one row
     per row of the file. If no row could be predicted, ``used`` is False and ``check_used()`` raises with the reasons.
@@ -97,11 +104,12 @@ def validate(
     return _runs(path, text, profile, cluster, unseen, progress)
 
 
-def _unseen(progress: Progress | None) -> RunsValidation:
+def _unseen(progress: Progress | None) -> UnseenValidation:
     """The carried runs, each without anything that was learned from its source."""
-    file = carried_runs()
+    file, moe_file = carried_runs(), carried_moe_runs()
     found = validate_runs(file, unseen_job_of, lambda runs: watched(runs, "predicting", len(runs), progress))
-    return RunsValidation(path=Path(CARRIED), file=file, found=found)
+    moe = RunsValidation(path=Path(CARRIED), file=moe_file, found=validate_runs(moe_file, unseen_job_of))
+    return UnseenValidation(path=Path(CARRIED), file=file, found=found, moe_runs=moe)
 
 
 def _carried(progress: Progress | None) -> CarriedValidation:

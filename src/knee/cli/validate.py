@@ -95,11 +95,13 @@ def command(
 
 def _print(answer: Validation) -> None:
     from knee.cli.render.validate_bandwidths import print_bandwidths
-    from knee.cli.render.validate_carried import print_own
+    from knee.cli.render.validate_carried import print_own, print_unseen
     from knee.cli.render.validate_runs import print_runs
-    from knee.results.validate_result import BandwidthsValidation, RunsValidation
+    from knee.results.validate_result import BandwidthsValidation, RunsValidation, UnseenValidation
 
-    if isinstance(answer, RunsValidation):
+    if isinstance(answer, UnseenValidation):
+        print_unseen(answer)
+    elif isinstance(answer, RunsValidation):
         print_runs(answer.found)
     elif isinstance(answer, BandwidthsValidation):
         print_bandwidths(answer.found)

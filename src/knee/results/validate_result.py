@@ -118,6 +118,25 @@ class RunsValidation(FileValidation):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UnseenValidation(RunsValidation):
+    """The published runs of dense models that knee ships, each predicted without its source."""
+
+    moe_runs: RunsValidation
+    """Those of mixtures of experts."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as ``knee validate --unseen --json`` prints it."""
+        return RunsValidation.to_dict(self) | {"mixtures_of_experts": self.moe_runs.to_dict()}
+
+    @checked_arguments
+    def write_rows(self, path: str | Path) -> list[Path]:
+        """Write the rows of dense models as a CSV file, and beside it ``NAME.moe.csv``."""
+        path = Path(path)
+        moe = self.moe_runs.write_rows(path.with_stem(f"{path.stem}.moe"))
+        return [*RunsValidation.write_rows(self, path), *moe]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BandwidthsValidation(FileValidation):
     """Measured bandwidths of collectives and their predictions on idle links."""
 
@@ -214,7 +233,7 @@ class CarriedValidation(Result):
         """Do nothing: all rows that knee ships can be predicted."""
 
 
-Validation = RunsValidation | BandwidthsValidation | CarriedValidation
+Validation = RunsValidation | UnseenValidation | BandwidthsValidation | CarriedValidation
 
 
 def refuse_overwriting(rows: Path, file: Path) -> None:

@@ -10,7 +10,7 @@ from knee.cli.render.table import print_heading
 from knee.cli.render.validate import print_table
 
 if TYPE_CHECKING:
-    from knee.results.validate_result import CarriedValidation
+    from knee.results.validate_result import CarriedValidation, UnseenValidation
     from knee.validation.carried_set import CarriedFidelity
     from knee.validation.run_errors import Validation
 
@@ -62,6 +62,15 @@ def print_sources(*found: CarriedFidelity) -> None:
     print_heading("sources:")
     for s in (source for one in found for source in one.sources):
         click.echo(f"  - {s.source}: {s.reference}")
+
+
+def print_unseen(answer: UnseenValidation) -> None:
+    """Dense models, then mixtures of experts."""
+    from knee.cli.render.validate_runs import print_runs
+
+    for what, found in (("dense models", answer.found), ("mixtures of experts", answer.moe_runs.found)):
+        print_heading(f"published runs of {what}, each predicted with constants that were fitted without its source")
+        print_runs(found)
 
 
 def print_own(answer: CarriedValidation) -> None:
