@@ -85,9 +85,19 @@ def distinct(column: NDArray[N]) -> NDArray[N]:
 
 def expanded(columns: T, index: Ints) -> T:
     """A dataclass of columns, or of such dataclasses, with the rows of an index."""
+    if columns is None:
+        return columns
     if isinstance(columns, np.ndarray):
         return cast(T, columns[index])
     return type(columns)(**{name: expanded(getattr(columns, name), index) for name in names_of(type(columns))})
+
+
+def blended(a: T, b: T, share: Floats | float) -> T:
+    """Columns between those of two dataclasses, of which the second has that share; exactly one of them at 0 and 1."""
+    if isinstance(a, np.ndarray):
+        return cast(T, (1.0 - share) * a + share * cast(Any, b))
+    names = names_of(type(a))
+    return type(a)(**{name: blended(getattr(a, name), getattr(b, name), share) for name in names})
 
 
 class ByValue:

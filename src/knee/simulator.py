@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from knee.arrays import Bools, ByValue, Floats
+from knee.arrays import Bools, ByValue, Floats, blended
 from knee.cost.group_placements import GroupPlacements, groups_of
 from knee.cost.kernel_cost import Cost, cost_of
 from knee.cost.outer_sync import OuterSync, outer_sync_cost
@@ -34,15 +34,15 @@ from knee.specs.plan import PRECISIONS
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
 from knee.specs.variants import side_by_side
-from knee.timeline.actions import StepParts, local_comms
+from knee.timeline.actions import LayerParts, StepParts, blended_comm, local_comms
 from knee.timeline.step_actions import Actions, run_actions
 from knee.timeline.step_time import StepColumns, run_step
 from knee.workload import operations as op
 from knee.workload.flop import model_flop_per_token
 from knee.workload.memory import MemoryColumns, memory_of
-from knee.workload.parameters import head_layers, stage_elements
-from knee.workload.projections import expert_share
-from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic, traffic_of
+from knee.workload.parameters import model_layers, stage_elements
+from knee.workload.projections import expert_share, layer_kinds
+from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic, fullest_share, traffic_of
 
 CHUNK = 65536
 """Plans evaluated together: enough that many share their passes and pipelines, few enough to bound memory."""
@@ -115,7 +115,7 @@ def evaluate(
     """Simulate one step of each plan of a table that fits in memory at once."""
     parts, groups = priced(model, cluster, profile, table)
     modes, traffic, compute, comm = parts.modes, parts.traffic, parts.compute, parts.comm
-    actions = run_actions(parts, model.walked_layers, head_layers(model) if profile.deals_by_cost else 0.0)
+    actions = run_actions(parts, model_layers(model, profile))
     step = run_step(parts, actions, fold=fold)
     optimizer = optimizer_cost(cluster, profile, model, parts)
     late = late_gather_s(profile, model, parts)
@@ -154,24 +154,45 @@ def priced(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -
     modes = Modes.of(table)
     traffic = traffic_of(model, table, modes, scatters_sends=profile.scatters_sends)
     groups = groups_of(model, cluster, table, modes)
-    compute = compute_costs(model, cluster, profile, table)
-    comm = comm_costs(model, cluster, profile, table, modes, traffic, groups)
-    host_scale = cluster.node.launch_scale
-    parts = StepParts(
-        gpu=cluster.gpu,
-        profile=profile,
-        launch_s=profile.launch_s * host_scale,
-        table=table,
-        modes=modes,
+    compute, *of_kinds = compute_costs(model, cluster, profile, table)
+    host_scale, kinds = cluster.node.launch_scale, layer_kinds(model)
+    shared = _who_shares_the_network(profile, modes, groups)
+
+    def parts_of(kind: Model, compute: ComputeCosts, traffic: Traffic) -> StepParts:
+        comm = comm_costs(kind, cluster, profile, table, modes, traffic, groups)
+        return StepParts(
+            gpu=cluster.gpu,
+            profile=profile,
+            launch_s=profile.launch_s * host_scale,
+            table=table,
+            modes=modes,
+            traffic=traffic,
+            compute=compute,
+            comm=comm,
+            local=local_comms(kind, profile, table, groups, comm, compute, host_scale),
+            kappa=contention(cluster, profile, table, modes, traffic, groups, comm),
+            expert_share=expert_share(kind),
+            kinds=None,
+            **shared,
+        )
+
+    if kinds is None:
+        return parts_of(model, compute, traffic), groups
+    dense, sparse = (
+        parts_of(kind, own, traffic.at(i)) for i, (kind, own) in enumerate(zip(kinds, of_kinds, strict=True))
+    )
+    comm = blended_comm(dense.comm, sparse.comm, expert_share(model))
+    mean = replace(
+        sparse,
         traffic=traffic,
         compute=compute,
         comm=comm,
-        local=local_comms(model, profile, table, groups, comm, compute, host_scale),
-        expert_share=expert_share(model),
+        local=blended(dense.local, sparse.local, expert_share(model)),
         kappa=contention(cluster, profile, table, modes, traffic, groups, comm),
-        **_who_shares_the_network(profile, modes, groups),
+        expert_share=expert_share(model),
+        kinds=LayerParts(dense=dense, sparse=sparse),
     )
-    return parts, groups
+    return mean, groups
 
 
 def _who_shares_the_network(profile: Profile, modes: Modes, g: GroupPlacements) -> dict[str, Bools]:
@@ -242,7 +263,8 @@ def _narrow_copies_bytes(model: Model, parts: StepParts, whole: Floats) -> Float
     kept = is_narrow(table) & ~parts.modes.reshards
     if not kept.any():
         return none
-    held = parts.traffic.layer.elements + parts.traffic.experts.elements
+    traffic = parts.traffic.at(fullest_share(model, table)) if parts.kinds is not None else parts.traffic
+    held = traffic.layer.elements + traffic.experts.elements
     layers = stage_elements(model, table, held, none, none)
     four = op.NVFP4_COPY_BYTES * (1.0 - parts.profile.bf16_layers_frac) * layers
     narrow = np.where(table.precision == PRECISIONS.index("fp4"), four, op.FP8_COPY_BYTES * whole)
@@ -257,7 +279,11 @@ def late_gather_s(profile: Profile, model: Model, parts: StepParts) -> Floats:
     ends = np.where(
         parts.table.pp > 1, np.maximum(parts.comm.gather_embedding, parts.comm.gather_head), parts.comm.gather_root
     )
-    return np.where(parts.modes.zero1, layers * parts.comm.gather_layer + ends, 0.0)
+    gather = parts.comm.gather_layer
+    if parts.kinds is not None:
+        kinds, share = parts.kinds, fullest_share(model, parts.table)
+        gather = blended(kinds.dense.comm.gather_layer, kinds.sparse.comm.gather_layer, share)
+    return np.where(parts.modes.zero1, layers * gather + ends, 0.0)
 
 
 def step_work(model: Model, parts: StepParts) -> tuple[Floats, Floats]:

@@ -9,8 +9,8 @@ import pytest
 
 from knee.simulator import evaluate
 from knee.specs.plan import SCHEDULES
-from knee.timeline import pipeline
-from knee.timeline.schedules import in_flight, orders
+from knee.timeline.pipelines import recurrence as pipeline
+from knee.timeline.pipelines.schedules import in_flight, orders
 from knee.workload import memory
 from tables import job, table
 from timeline.schedule_actions import actions

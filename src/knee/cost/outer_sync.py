@@ -17,7 +17,7 @@ from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
 from knee.workload import operations as op
 from knee.workload.parameters import stage_elements
-from knee.workload.traffic import Modes, Traffic
+from knee.workload.traffic import Modes, Traffic, fullest_share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +61,14 @@ def outer_sync_cost(
     Source:  DiLoCo, arXiv 2311.08105, algorithm 1: Nesterov's momentum on the mean difference; passes in kernels.toml
     Valid:   blocking, as there; variants that hide it or send it in parts or in fewer bits are not modelled
     """
-    shards = np.where(modes.ddp, 1.0, g.shard.ranks)
+    shards, owned = np.where(modes.ddp, 1.0, g.shard.ranks), t.owned_elements(model, table, modes)
+    if t.kinds is not None:
+        t = t.at(fullest_share(model, table))
     # as in a gather: the largest part of a dimension that does not divide is a whole number of rows
     message = t.reduce_bytes * stage_elements(model, table, t.layer.moved, t.embedding.moved, t.head.moved) / shards
     if model.experts is not None:
         expert_ranks = np.where(modes.ddp, 1.0, t.expert_shards)
         message = message + t.reduce_bytes * np.ceil(model.walked_layers / table.pp) * t.experts.moved / expert_ranks
-    owned = t.owned_elements(model, table, modes)
     apart = table.sync_every > 1
     outer = cost_of(cluster.gpu, profile, product_column(table), op.outer_optimizer(owned, profile.kernels))
     return OuterSync(

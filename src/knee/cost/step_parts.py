@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from knee.arrays import Bools, Floats, Ints, distinct, equal_rows, expanded, names_of
+from knee.arrays import Bools, Floats, Ints, blended, distinct, equal_rows, expanded, names_of
 from knee.cost.clock import StepWork, clock_frac
 from knee.cost.collective_cost import Links, all_reduce_s, gather_s, send_s
 from knee.cost.expert_comm import busiest_rank, expert_weight_costs, permuted_rows, routed_costs
@@ -28,6 +28,7 @@ from knee.specs.profile import Kernels, Profile
 from knee.specs.variants import columns_of, variant_rows
 from knee.workload import operations as op
 from knee.workload.parameters import parameter_count, routed_parameter_count
+from knee.workload.projections import expert_share, layer_kinds
 from knee.workload.recomputed_modules import operations_of
 from knee.workload.shapes import Shapes
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
@@ -84,10 +85,17 @@ class ComputeCosts:
     """Clock that the board's limit leaves, over the highest."""
 
 
-def compute_costs(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> ComputeCosts:
-    """Evaluate each segment once per distinct shape, and slow it down to the clock that the plan's draw leaves."""
-    fastest = _fastest_costs(model, cluster, profile, table)
-    return at_clock(fastest, step_clock(model, cluster, profile, table, fastest))
+def compute_costs(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> tuple[ComputeCosts, ...]:
+    """Evaluate each segment once per distinct shape, and slow it down to the clock that the plan's draw leaves: of the
+    mean layer, and of the two kinds of layers where they are not alike."""
+    kinds = layer_kinds(model)
+    if kinds is None:
+        fastest = _fastest_costs(model, cluster, profile, table)
+        return (at_clock(fastest, step_clock(model, cluster, profile, table, fastest)),)
+    dense, sparse = (_fastest_costs(kind, cluster, profile, table) for kind in kinds)
+    mean = blended(dense, sparse, expert_share(model))
+    clock = step_clock(model, cluster, profile, table, mean)
+    return tuple(at_clock(costs, clock) for costs in (mean, dense, sparse))
 
 
 def at_clock(costs: ComputeCosts, clock: Floats) -> ComputeCosts:

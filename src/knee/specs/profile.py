@@ -136,6 +136,9 @@ class Profile:
     copy is kept."""
     keeps_half_gradients: bool = False
     """Whether 16-bit gradients stay in memory in addition to the fp32 sum that is reduced (not with FSDP)."""
+    keeps_fp8_inputs: bool = False
+    """With fp8, whether layers with experts keep the inputs of their matrix products for backward in fp8, and not in 16
+    bit. It does not apply to layers without experts."""
     bf16_layers_frac: float = 0.16
     """With fp4: share of the layers, at both ends of the model, whose matrix products stay in bf16 as the recipe
     asks."""

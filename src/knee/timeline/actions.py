@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from knee.arrays import Bools, Floats
+from knee.arrays import Bools, Floats, blended
 from knee.cost.group_placements import GroupPlacements
 from knee.cost.kernel_cost import stream_s
 from knee.cost.step_parts import CommCosts, ComputeCosts
@@ -172,12 +172,29 @@ class StepParts:
     local: LocalComms
     kappa: Floats
     """How much slower compute runs beside communication."""
-    expert_share: float
-    """Of the layers."""
     shares_wire: Bools
     """TP or CP and the sharded group both cross nodes, and so the same NICs."""
     serial_replicas: Bools
     """So do the sharded group and the replicas: their all-reduces stand in the queue."""
+    expert_share: Floats | float
+    """Of the layers."""
+    kinds: LayerParts | None
+    """What the mean layer is the mean of; None where layers are alike."""
+
+    def at(self, share: Floats | float) -> StepParts:
+        """Of chunks that have experts in that share of their layers."""
+        if self.kinds is None:
+            return self
+        dense, sparse = self.kinds.dense, self.kinds.sparse
+        return replace(
+            self,
+            traffic=self.traffic.at(share),
+            compute=blended(dense.compute, sparse.compute, share),
+            comm=blended_comm(dense.comm, sparse.comm, share),
+            local=blended(dense.local, sparse.local, share),
+            expert_share=share,
+            kinds=None,
+        )
 
     def replicate_share(self) -> Floats:
         """Share of a queued reduction that is the replicas' all-reduce: none where that has a channel of its own."""
@@ -204,6 +221,20 @@ class StepParts:
         out, back = 2.0 * PARAMETER_BYTES, PARAMETER_BYTES + self.traffic.reduce_bytes
         each = np.where(self.modes.reshards, (2.0 * out + back) * self.table.microbatches, out + back)
         return np.where(self._copies, each * self.traffic.layer_moved, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerParts:
+    """A step of the same plans if no layer had experts, and if all had."""
+
+    dense: StepParts
+    sparse: StepParts
+
+
+def blended_comm(dense: CommCosts, sparse: CommCosts, share: Floats | float) -> CommCosts:
+    """Messages of the mean layer. Those of routed tokens are a layer's with experts, whatever the share."""
+    routed = {name: getattr(sparse, name) for name in ("dispatch", "combine", "etp_gather")}
+    return replace(blended(dense, sparse, share), **routed)
 
 
 def is_zero_bubble(table: PlanTable) -> Bools:

@@ -15,9 +15,9 @@ import numpy as np
 
 from knee.arrays import Floats, Ints, equal_rows
 from knee.timeline.actions import StepParts, is_zero_bubble
-from knee.timeline.chunks import ChunkRows
 from knee.timeline.closed_forms import run
 from knee.timeline.passes import SUM_NAMES, Pass, Sums, WalkedPass, joined
+from knee.timeline.pipelines.chunks import ChunkRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

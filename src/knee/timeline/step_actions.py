@@ -1,6 +1,6 @@
 """The actions of a step: what each kind of chunk does in its first, middle and last microbatch, walked.
 
-A plan has few kinds of chunks (see ``timeline.chunks``), and each kind few actions; those are the columns that are
+A plan has few kinds of chunks (see ``pipelines.chunks``), and each kind few actions; those are the columns that are
 walked, not stages or microbatches.
 """
 
@@ -13,9 +13,9 @@ import numpy as np
 from knee.arrays import Bools, Floats, Ints
 from knee.timeline.actions import StepParts, is_zero_bubble
 from knee.timeline.chunk_queues import carrying, per_rank, spread
-from knee.timeline.chunks import ChunkRows, chunk_rows
 from knee.timeline.closed_forms import run_together
 from knee.timeline.passes import SUM_NAMES, Sums, WalkedPass
+from knee.timeline.pipelines.chunks import ChunkRows, chunk_rows
 from knee.timeline.plan_passes import (
     PlanPass,
     backward_pass,
@@ -24,16 +24,14 @@ from knee.timeline.plan_passes import (
     kinds_of_rows,
     passes_of,
 )
+from knee.workload.layers_per_stage import ModelLayers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actions:
     """Every action of every chunk kind, walked."""
 
-    layers: int
-    """Of the model."""
-    head_layers: float
-    """What the output projection counts as where layers are dealt."""
+    layers: ModelLayers
     rows: ChunkRows
     row_of: Ints
     """Row of (kind, plan), or -1."""
@@ -48,14 +46,13 @@ class Actions:
     """Actions of which some end with a drain."""
 
 
-def run_actions(parts: StepParts, layers: int, head_layers: float = 0.0) -> Actions:
+def run_actions(parts: StepParts, layers: ModelLayers) -> Actions:
     """Walk the passes of every chunk kind: first and middle forwards, middle and last backwards."""
-    rows, row_of = chunk_rows(layers, head_layers, parts.table)
+    rows, row_of = chunk_rows(layers, parts.table)
     filling = filling_gather_s(parts, rows)
     walked, late = _walk_rows(parts, rows, filling)
     return Actions(
         layers=layers,
-        head_layers=head_layers,
         rows=rows,
         row_of=row_of,
         ranks=parts.table.pp,

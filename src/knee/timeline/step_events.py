@@ -15,11 +15,11 @@ import numpy as np
 from knee.record.events import COMM_STREAM, EventLog, Events, RankGroup
 from knee.specs.plan import AXES, SCHEDULES
 from knee.specs.plan_table import PlanTable
-from knee.timeline import pipeline
 from knee.timeline.actions import StepParts, world_name
-from knee.timeline.chunks import layout_of
 from knee.timeline.passes import Phase
-from knee.timeline.pipeline_spans import pipeline_times, transfers
+from knee.timeline.pipelines import recurrence as pipeline
+from knee.timeline.pipelines.chunks import layout_of
+from knee.timeline.pipelines.spans import pipeline_times, transfers
 from knee.timeline.rank_groups import expert_shard_group, group, neighbours, shard_group, stage_rank
 from knee.timeline.step_actions import Actions
 from knee.timeline.walk import run_passes
@@ -241,7 +241,8 @@ def script_of(
         size = PARAMETER_BYTES * elements
         return Message(collective="all_gather", group=shard, message_bytes=size, dtype="bf16")
 
-    edp, routed = expert_shard_group(parts, stage), float(t.experts.moved[0]) / (parts.expert_share or 1.0)
+    # the experts of one layer that has some
+    edp, routed = expert_shard_group(parts, stage), float(t.experts.moved[0]) / (float(parts.expert_share) or 1.0)
     shards = 1.0 if ddp else float(t.expert_shards[0])
     experts = {
         "gather": Message(collective="all_gather", group=edp, message_bytes=PARAMETER_BYTES * routed, dtype="bf16"),
@@ -317,7 +318,7 @@ def _play_pipeline(logs: list[EventLog], parts: StepParts, a: Actions, scripts: 
     times = pipeline_times(parts, a, np.array([0]), transfers(parts))
     ends = np.empty((g.size, 1))
     pipeline.run(g, times.durations, times.drains, times.ready, row_of=times.row_of, ends=ends)
-    layout = layout_of(a.layers, p, v, a.head_layers)
+    layout = layout_of(a.layers, p, v)
     for rank in range(p):
         _play_filling(logs[rank], parts, a, scripts[rank], int(a.row_of[layout.kinds[rank], 0]))
     wait = float(transfers(parts)[0])
@@ -340,7 +341,8 @@ def _play_filling(
 ) -> None:
     """ZeRO-1's gathers before a rank starts, back to back: its lowest chunk's, and what its upper ones cannot hide."""
     script, layers = scripts[("F_first", row)], int(a.rows.layers[row])
-    layer, whole, now = float(parts.comm.gather_layer[0]), float(a.filling_gather_s[row]), 0.0
+    gather = parts.at(float(a.rows.expert_share[row])).comm.gather_layer
+    layer, whole, now = float(gather[0]), float(a.filling_gather_s[row]), 0.0
     pieces = [*layers * [(script.gather, layer)], (script.root_gather, whole - layers * layer)] if whole > 0 else []
     for message, seconds in [*pieces, (script.gather, float(a.late_gather_s[0]))]:
         if seconds > 0:

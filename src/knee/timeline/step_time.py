@@ -11,7 +11,7 @@ from knee.arrays import Floats
 from knee.timeline.actions import StepParts
 from knee.timeline.chunk_queues import per_rank, times_of
 from knee.timeline.passes import SUM_NAMES
-from knee.timeline.pipeline_spans import fill_spans, transfers
+from knee.timeline.pipelines.spans import fill_spans, transfers
 from knee.timeline.step_actions import Actions
 
 

@@ -2,7 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate, pairwise
+
+from knee.specs.model import Model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLayers:
+    """The layers that a step walks, as far as dealing them to stages needs it."""
+
+    count: int
+    head_layers: float = 0.0
+    """What the output projection counts as where layers are dealt; 0 in stacks that do not count it."""
+    experts: tuple[bool, ...] = ()
+    """Whether each layer has experts; empty where all layers are alike."""
+
+    def dealt(self, chunks: int) -> tuple[int, ...]:
+        """Layers of each chunk, first to last."""
+        return chunk_layers(self.count, chunks, self.head_layers)
+
+    def with_experts(self, chunks: int) -> tuple[int, ...]:
+        """Of the layers of each chunk, those with experts; 0 where all layers are alike."""
+        ends = accumulate(self.dealt(chunks), initial=0)
+        return tuple(sum(self.experts[i:j]) for i, j in pairwise(ends))
+
+
+def expert_pattern(model: Model) -> tuple[bool, ...]:
+    """Whether each layer of a step has experts, those of multi-token prediction last; empty where all are alike."""
+    experts = model.experts
+    if experts is None or model.expert_layers == model.layers:
+        return ()
+    return (*(experts.has_experts(layer) for layer in range(model.layers)), *(model.mtp_layers * (True,)))
 
 
 @cache

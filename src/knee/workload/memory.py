@@ -9,15 +9,16 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from knee.arrays import Floats, Ints, equal_rows
+from knee.arrays import Floats, Ints, blended, equal_rows
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, PRECISIONS, RECOMPUTE_MODULES, RECOMPUTES, SCHEDULES
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
 from knee.workload.activations import layer_saved_bytes, logits_bytes
-from knee.workload.layers_per_stage import chunk_layers, stage_layers
+from knee.workload.layers_per_stage import ModelLayers
 from knee.workload.operations import NVFP4_BYTES, OUTER_STATE_BYTES
-from knee.workload.parameters import head_layers
+from knee.workload.parameters import model_layers
+from knee.workload.projections import layer_kinds
 from knee.workload.shapes import Shapes
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 
@@ -51,8 +52,12 @@ class _Stage:
     """One pipeline rank of every plan."""
 
     layers: Floats
+    expert_share: Floats
+    """Of them; 0 where all layers of the model are alike."""
     chunk: Floats
     """Layers of its largest chunk."""
+    chunk_share: Floats
+    """Of them, those with experts."""
     in_flight: Floats
     """Microbatch-chunks whose activations it holds."""
     first: NDArray[np.bool_]
@@ -63,7 +68,7 @@ def in_flight(table: PlanTable, rank: NDArray[np.int64]) -> Floats:
     """Most microbatch-chunks held at once by a rank.
 
     Formula: gpipe M; 1f1b min(M, P - r); zero_bubble min(M, P); interleaved min(M V, 2 (P - r - 1) + (V - 1) P + 1)
-    Source:  counted from the orders in ``timeline.schedules`` (a test compares them)
+    Source:  counted from the orders in ``timeline.pipelines.schedules`` (a test compares them)
     """
     p, v, m = table.pp, table.virtual_stages, table.microbatches
     held = {
@@ -78,23 +83,42 @@ def in_flight(table: PlanTable, rank: NDArray[np.int64]) -> Floats:
 
 
 @cache
-def _held(layers: int, stages: int, virtual: int, head: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Layers of each rank, and layers of its largest chunk."""
-    chunks = chunk_layers(layers, stages * virtual, head)
-    return stage_layers(layers, stages, virtual, head), tuple(max(chunks[r::stages]) for r in range(stages))
+def _held(layers: ModelLayers, stages: int, virtual: int) -> Floats:
+    """Of each rank: layers, the share of them that has experts, layers of its largest chunk, and their share."""
+    chunks = np.array((layers.dealt(stages * virtual), layers.with_experts(stages * virtual)), dtype=np.float64)
+    largest = [max(zip(*chunks[:, r::stages].tolist(), strict=True)) for r in range(stages)]
+    whole, part = chunks.reshape(2, virtual, stages).sum(axis=1), np.array(largest).T
+    return np.array((whole[0], whole[1] / np.maximum(whole[0], 1.0), part[0], part[1] / np.maximum(part[0], 1.0)))
 
 
-def _stages(model: Model, profile: Profile, table: PlanTable, ranks: Sequence[Ints]) -> list[_Stage]:
-    """Some ranks of every plan."""
-    head = head_layers(model) if profile.deals_by_cost else 0.0
+def _held_by_ranks(model: Model, profile: Profile, table: PlanTable) -> tuple[Floats, Ints]:
+    """What ``_held`` says of each way to cut the model, a rank in each column; and the way of each plan."""
+    layers = model_layers(model, profile)
     first, kind = equal_rows(table.pp, table.virtual_stages)
-    held = np.zeros((2, len(first), int(table.pp.max(initial=1))))
+    held = np.zeros((4, len(first), int(table.pp.max(initial=1))))
     for i, (p, v) in enumerate(zip(table.pp[first].tolist(), table.virtual_stages[first].tolist(), strict=True)):
-        held[:, i, :p] = _held(model.walked_layers, p, v, head)
+        held[:, i, :p] = _held(layers, p, v)
+    return held, kind
+
+
+def _full_ranks(model: Model, table: PlanTable, held: Floats, kind: Ints) -> list[Ints]:
+    """Ranks of which one is the fullest: the first (embedding, most microbatches), the second (no layer short), the
+    last (logits), or the first that has most layers with experts."""
+    zero = np.zeros(len(table), dtype=np.int64)
+    if not (table.pp > 1).any():
+        return [zero]
+    ranks = [zero, np.minimum(zero + 1, table.pp - 1), table.pp - 1]
+    return ranks if layer_kinds(model) is None else [*ranks, np.argmax(held[0] * held[1], axis=1)[kind]]
+
+
+def _stages(table: PlanTable, ranks: Sequence[Ints], held: Floats, kind: Ints) -> list[_Stage]:
+    """Some ranks of every plan."""
     return [
         _Stage(
             layers=held[0, kind, rank],
-            chunk=held[1, kind, rank],
+            expert_share=held[1, kind, rank],
+            chunk=held[2, kind, rank],
+            chunk_share=held[3, kind, rank],
             in_flight=in_flight(table, rank),
             first=rank == 0,
             last=rank == table.pp - 1,
@@ -112,6 +136,11 @@ class _Kept:
     working: Floats
     """What is run again stands beside what was kept, for one layer at a time."""
     logits: Floats
+
+    def mixed(self, sparse: _Kept, share: Floats) -> _Kept:
+        """Of chunks whose layers have experts in that share; one layer at a time is run again, the larger one."""
+        working = np.maximum(np.where(share < 1.0, self.working, 0.0), np.where(share > 0.0, sparse.working, 0.0))
+        return _Kept(saved=blended(self.saved, sparse.saved, share), working=working, logits=sparse.logits)
 
 
 def _kept(model: Model, profile: Profile, table: PlanTable, s: Shapes) -> _Kept:
@@ -139,9 +168,9 @@ def _gradient_bytes(profile: Profile, table: PlanTable, modes: Modes, t: Traffic
 
 
 def _stage_memory(
-    profile: Profile, table: PlanTable, s: Shapes, modes: Modes, t: Traffic, stage: _Stage, kept: _Kept
+    profile: Profile, table: PlanTable, s: Shapes, modes: Modes, t: Traffic, stage: _Stage, kept: _Kept, moved: Floats
 ) -> MemoryColumns:
-    """The parts on one pipeline rank."""
+    """The parts on one pipeline rank; ``moved`` are the elements of its largest layer as they are gathered."""
     shards = table.dp_shard * np.where(modes.ddp, 1, table.cp).astype(np.float64)
     ends = stage.first * t.embedding.elements + stage.last * t.head.elements
     experts = stage.layers * t.experts.elements
@@ -178,10 +207,10 @@ def _stage_memory(
     gradients = np.where(frees, np.maximum(gradients - activations - logits, 0.0), gradients)
 
     # the layer that computes, its gathered neighbours, and one whole gradient on its way out
-    gathered = PARAMETER_BYTES * t.layer_moved * (2.0 + table.prefetch) + PARAMETER_BYTES * ends
+    gathered = PARAMETER_BYTES * moved * (2.0 + table.prefetch) + PARAMETER_BYTES * ends
     no_reshard = modes.gathers & ~modes.reshards
-    gathered = np.where(no_reshard, PARAMETER_BYTES * t.layer_moved * (1.0 + table.prefetch), gathered)
-    reduced = (PARAMETER_BYTES + t.reduce_bytes) * t.layer_moved
+    gathered = np.where(no_reshard, PARAMETER_BYTES * moved * (1.0 + table.prefetch), gathered)
+    reduced = (PARAMETER_BYTES + t.reduce_bytes) * moved
     # without a limit on reductions in flight, two stand at the least
     waiting = 1.0 if profile.reduces_in_flight == 1 else 2.0
     buffers = np.where(modes.gathers & ~alone, gathered + waiting * reduced, 0.0)
@@ -201,13 +230,29 @@ def _stage_memory(
     )
 
 
-def memory_of(model: Model, profile: Profile, table: PlanTable, s: Shapes, modes: Modes, t: Traffic) -> MemoryColumns:
-    """The fullest GPU of each plan: the first rank (embedding, most microbatches), the second (no layer short) or the
-    last (logits)."""
-    zero, kept = np.zeros(len(table), dtype=np.int64), _kept(model, profile, table, s)
-    ranks = [zero, np.minimum(zero + 1, table.pp - 1), table.pp - 1] if (table.pp > 1).any() else [zero]
-    stages = _stages(model, profile, table, ranks)
-    best, *others = (_stage_memory(profile, table, s, modes, t, stage, kept) for stage in stages)
+def memory_of(
+    model: Model,
+    profile: Profile,
+    table: PlanTable,
+    s: Shapes,
+    modes: Modes,
+    t: Traffic,
+    *,
+    ranks: Sequence[Ints] | None = None,
+) -> MemoryColumns:
+    """The fullest GPU of each plan; with ``ranks`` the fullest of those."""
+    kept = [_kept(kind, profile, table, s) for kind in layer_kinds(model) or (model,)]
+    held, kind = _held_by_ranks(model, profile, table)
+
+    def of(stage: _Stage) -> MemoryColumns:
+        if len(kept) == 1:
+            return _stage_memory(profile, table, s, modes, t, stage, kept[0], t.layer_moved)
+        own, mixed = t.at(stage.expert_share), kept[0].mixed(kept[1], stage.chunk_share)
+        largest = t.at(np.where(stage.expert_share > 0.0, 1.0, 0.0)).layer_moved
+        return _stage_memory(profile, table, s, modes, own, stage, mixed, largest)
+
+    asked = _full_ranks(model, table, held, kind) if ranks is None else ranks
+    best, *others = map(of, _stages(table, asked, held, kind))
     most = best.total_bytes
     for other in others:
         total = other.total_bytes

@@ -10,13 +10,27 @@ import numpy as np
 from knee.arrays import Floats, Ints, equal_rows
 from knee.specs.model import Model
 from knee.specs.plan_table import PlanTable
+from knee.specs.profile import Profile
 from knee.workload.layer_weights import Tensor, layer_tensors, routed_tensors
+from knee.workload.layers_per_stage import ModelLayers, expert_pattern
 
 
 def head_layers(model: Model) -> float:
-    """The output projection's products in layers' products."""
-    layer = sum(t.size for t in layer_tensors(model) if t.cols > 1)
-    return model.vocab * model.hidden / layer
+    """The output projection's products in layers' products: those of the mean layer, where layers are not alike."""
+    dense = sum(t.size for t in layer_tensors(model) if t.cols > 1)
+    if model.experts is None:
+        return model.vocab * model.hidden / dense
+    used = Fraction(model.experts.top_k, model.experts.count)
+    sparse = sum((used if t.experts else 1) * t.size for t in layer_tensors(model, experts=True) if t.cols > 1)
+    with_experts = model.expert_layers + model.mtp_layers
+    total = with_experts * sparse + (model.layers - model.expert_layers) * dense
+    return float(model.vocab * model.hidden * model.walked_layers / total)
+
+
+def model_layers(model: Model, profile: Profile) -> ModelLayers:
+    """The layers of a step, as the stack deals them to stages."""
+    head = head_layers(model) if profile.deals_by_cost else 0.0
+    return ModelLayers(count=model.walked_layers, head_layers=head, experts=expert_pattern(model))
 
 
 def embedding_tensors(model: Model) -> tuple[Tensor, ...]:

@@ -1,12 +1,13 @@
 """The linear maps of a decoder layer on one rank: attention's, those of a dense MLP, and those of experts.
 
-Layers are alike to the engine. A model whose layers are not has the mean layer: a map that only some layers have counts
-by their share.
+A model with and without experts in its layers has the mean layer here: a map that only some layers have counts by their
+share. ``layer_kinds`` gives a model for each of the two, and chunks of layers are put together from both.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -55,6 +56,15 @@ def projections(model: Model, s: Shapes, kernels: Kernels) -> list[Projection]:
 def expert_share(model: Model) -> float:
     """Share of the layers of a step that have experts; those of multi-token prediction do."""
     return 0.0 if model.experts is None else (model.expert_layers + model.mtp_layers) / model.walked_layers
+
+
+@lru_cache(maxsize=64)
+def layer_kinds(model: Model) -> tuple[Model, Model] | None:
+    """The model as if no layer had experts, and as if all had; None where its layers are alike."""
+    if model.experts is None or model.expert_layers == model.layers:
+        return None
+    everywhere = replace(model.experts, dense_layers=0, every=1)
+    return replace(model, experts=None), replace(model, experts=everywhere)
 
 
 def _attention(model: Model, s: Shapes, kernels: Kernels) -> list[Projection]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from knee.arrays import Bools, Floats
+from knee.arrays import Bools, Floats, blended, equal_rows
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, REDUCE_DTYPES, SHARDINGS
 from knee.specs.plan_table import PlanTable
 from knee.workload.layer_weights import Tensor, layer_tensors, routed_tensors
+from knee.workload.layers_per_stage import ModelLayers, expert_pattern
 from knee.workload.parameters import (
     embedding_tensors,
     gathered_elements,
@@ -60,6 +61,21 @@ class ParameterTraffic:
     moved: Floats
     """Moved by one gather or reduce, FSDP2's padding included."""
 
+    def times(self, factor: Floats | float) -> ParameterTraffic:
+        """So many times."""
+        return ParameterTraffic(elements=factor * self.elements, moved=factor * self.moved)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTraffic:
+    """Of a model that has layers with experts and layers without."""
+
+    dense: ParameterTraffic
+    sparse: ParameterTraffic
+    """Of a layer with experts, without its routed experts."""
+    routed: ParameterTraffic
+    """Of the routed experts of such a layer, on one expert-parallel rank."""
+
 
 def parameter_traffic(table: PlanTable, modes: Modes, tensors: tuple[Tensor, ...]) -> ParameterTraffic:
     """What FSDP, ZeRO-1 or DDP moves for these weights."""
@@ -77,6 +93,8 @@ class Traffic:
     """Of a layer, without its routed experts."""
     experts: ParameterTraffic
     """Of a layer's routed experts on one expert-parallel rank, mean over layers; 0 in a dense model."""
+    kinds: LayerTraffic | None
+    """What the mean layer is the mean of; None where layers are alike."""
     expert_shards: Floats
     """Ranks over which the experts of a rank are sharded, or which have the same ones under DDP."""
     embedding: ParameterTraffic
@@ -99,8 +117,17 @@ class Traffic:
         """Elements of a layer that its gathers or reductions move, routed experts included."""
         return self.layer.moved + self.experts.moved
 
+    def at(self, share: Floats | float) -> Traffic:
+        """Of a chunk that has experts in that share of its layers."""
+        if self.kinds is None:
+            return self
+        k = self.kinds
+        return replace(self, layer=blended(k.dense, k.sparse, share), experts=k.routed.times(share), kinds=None)
+
     def whole_elements(self, model: Model, table: PlanTable) -> Floats:
         """Of the fullest stage, what its ranks hold before anything is sharded."""
+        if self.kinds is not None:
+            return self.at(fullest_share(model, table)).whole_elements(model, table)
         whole = stage_elements(model, table, self.layer.elements, self.embedding.elements, self.head.elements)
         return (
             whole if model.experts is None else whole + np.ceil(model.walked_layers / table.pp) * self.experts.elements
@@ -108,6 +135,8 @@ class Traffic:
 
     def owned_elements(self, model: Model, table: PlanTable, modes: Modes) -> Floats:
         """Of it, what one rank of the sharded group keeps; experts are sharded over ranks of their own."""
+        if self.kinds is not None:
+            return self.at(fullest_share(model, table)).owned_elements(model, table, modes)
         shards = np.where(modes.ddp, 1.0, table.dp_shard * table.cp)
         whole = stage_elements(model, table, self.layer.elements, self.embedding.elements, self.head.elements)
         if model.experts is None:
@@ -116,27 +145,25 @@ class Traffic:
         return whole / shards + np.ceil(model.walked_layers / table.pp) * self.experts.elements / expert_ranks
 
 
-def _layer_traffic(model: Model, table: PlanTable, modes: Modes) -> ParameterTraffic:
-    """Of the mean layer: those with experts keep their router and shared experts like other weights."""
-    share = expert_share(model)
-    if share == 0.0:
-        return parameter_traffic(table, modes, layer_tensors(model))
+def fullest_share(model: Model, table: PlanTable) -> Floats:
+    """Share of layers with experts on the stage that has most of them."""
+    layers = ModelLayers(count=model.walked_layers, experts=expert_pattern(model))
+    first, kind = equal_rows(table.pp, table.virtual_stages)
+    cuts = zip(table.pp[first].tolist(), table.virtual_stages[first].tolist(), strict=True)
+    most = np.array([max(sum(layers.with_experts(p * v)[rank::p]) for rank in range(p)) for p, v in cuts])
+    return np.asarray(most[kind] / np.ceil(model.walked_layers / table.pp), dtype=np.float64)
+
+
+def _layer_kinds(model: Model, table: PlanTable, modes: Modes) -> LayerTraffic:
+    """Layers with experts keep their router and shared experts like other weights. Experts are dealt to ep ranks, and
+    each may be split over etp ranks; their shards need no padding."""
     kept = tuple(tensor for tensor in layer_tensors(model, experts=True) if not tensor.experts)
-    sparse, dense = parameter_traffic(table, modes, kept), parameter_traffic(table, modes, layer_tensors(model))
-    return ParameterTraffic(
-        elements=share * sparse.elements + (1.0 - share) * dense.elements,
-        moved=share * sparse.moved + (1.0 - share) * dense.moved,
+    held = sum(tensor.size for tensor in routed_tensors(model)) / (table.ep * table.etp)
+    return LayerTraffic(
+        dense=parameter_traffic(table, modes, layer_tensors(model)),
+        sparse=parameter_traffic(table, modes, kept),
+        routed=ParameterTraffic(elements=held, moved=held),
     )
-
-
-def _expert_traffic(model: Model, table: PlanTable) -> ParameterTraffic:
-    """Experts are dealt to ep ranks, and each may be split over etp ranks; their shards need no padding."""
-    if model.experts is None:
-        none = np.zeros(len(table))
-        return ParameterTraffic(elements=none, moved=none)
-    routed = expert_share(model) * sum(tensor.size for tensor in routed_tensors(model))
-    held = routed / (table.ep * table.etp)
-    return ParameterTraffic(elements=held, moved=held)
 
 
 def routed_bytes(model: Model, table: PlanTable) -> Floats:
@@ -173,9 +200,20 @@ def traffic_of(model: Model, table: PlanTable, modes: Modes, *, scatters_sends: 
     # where multi-token prediction merges two vectors into one
     merge = Tensor(name="mtp", rows=model.hidden, cols=2 * model.hidden, tp="none")
     head_traffic = parameter_traffic(table, modes, (*head, *(model.mtp_layers * (merge,))))
+    share, none = expert_share(model), np.zeros(len(table))
+    if model.experts is None:
+        layer, experts, kinds = (
+            parameter_traffic(table, modes, layer_tensors(model)),
+            ParameterTraffic(elements=none, moved=none),
+            None,
+        )
+    else:
+        kinds = _layer_kinds(model, table, modes)
+        layer, experts = blended(kinds.dense, kinds.sparse, share), kinds.routed.times(share)
     return Traffic(
-        layer=_layer_traffic(model, table, modes),
-        experts=_expert_traffic(model, table),
+        layer=layer,
+        experts=experts,
+        kinds=kinds if 0.0 < share < 1.0 else None,
         expert_shards=expert_shards(table, modes),
         embedding=parameter_traffic(table, modes, embedding_tensors(model)),
         head=ParameterTraffic(elements=head_traffic.elements + copy, moved=head_traffic.moved + copy),

@@ -1,8 +1,8 @@
 """Pipeline schedules as orders: which action each rank runs after which.
 
 An action is a kind, a chunk of the rank and a microbatch: F is the forward, B the backward (of the input alone where W
-exists), W the backward of the weights. A schedule is nothing but the order on each rank; ``timeline.pipeline`` finds
-the times.
+exists), W the backward of the weights. A schedule is nothing but the order on each rank, and ``recurrence`` finds when
+each action runs.
 """
 
 from __future__ import annotations

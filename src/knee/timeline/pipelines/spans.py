@@ -8,9 +8,9 @@ import numpy as np
 
 from knee.arrays import Bools, Floats, Ints, distinct, equal_rows, fingerprint
 from knee.specs.plan import SCHEDULES, Schedule
-from knee.timeline import pipeline
 from knee.timeline.actions import StepParts
-from knee.timeline.chunks import layout_of
+from knee.timeline.pipelines import recurrence as pipeline
+from knee.timeline.pipelines.chunks import layout_of
 from knee.timeline.step_actions import Actions
 
 
@@ -142,7 +142,7 @@ def pipeline_times(parts: StepParts, a: Actions, plans: Ints, wait_s: Floats) ->
     """Durations of every rank, chunk and kind of action."""
     table = parts.table
     p, v = int(table.pp[plans[0]]), int(table.virtual_stages[plans[0]])
-    layout = layout_of(a.layers, p, v, a.head_layers)
+    layout = layout_of(a.layers, p, v)
     schedule = SCHEDULES[table.schedule[plans[0]]]
     names = [n for n in pipeline.KINDS if n in a.walked and (n[0] != "W" or schedule == "zero_bubble")]
     kinds = sorted(set(layout.kinds))

@@ -1,7 +1,7 @@
 """The pipeline recurrence: an action starts when its rank is free and its input is there.
 
-Orders come from ``timeline.schedules``; durations are columns over plans. Actions that do not depend on each other
-stand in one wavefront and are computed together, so a batch of plans costs one walk over the wavefronts.
+Orders come from ``timeline.pipelines.schedules``; durations are columns over plans. Actions that do not depend on each
+other stand in one wavefront and are computed together, so a batch of plans costs one walk over the wavefronts.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from knee.arrays import Floats, Ints
 from knee.specs.plan import Schedule
-from knee.timeline.schedules import KINDS as ACTION_KINDS
-from knee.timeline.schedules import B, F, orders
+from knee.timeline.pipelines.schedules import KINDS as ACTION_KINDS
+from knee.timeline.pipelines.schedules import B, F, orders
 
 # rows of a rank's chunk in the table of durations
 KINDS = ("F_first", "F", "B", "B_last", "W", "W_last", "F_fill", "B_late")
