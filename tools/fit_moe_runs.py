@@ -77,7 +77,9 @@ def main(arguments: Sequence[str]) -> None:
     print(f"{RELEASE}, {len(newest)} runs: {values}\nearlier releases: {old}")
     shipped = errors_of(runs, asking(values, old))
     print_errors("as shipped", shipped)
-    left_out = {source: without(source, runs, newest) for source in dict.fromkeys(r.setting.source for r in runs)}
+    left_out = {
+        source: without(source, runs, newest, values) for source in dict.fromkeys(r.setting.source for r in runs)
+    }
     unseen = errors_of(runs, lambda setting: job_of(setting, profile=stand_in(setting, left_out)))
     print_errors("source and release left out", unseen)
     print_errors("release unknown", errors_of(runs, asking(values)))
@@ -89,9 +91,12 @@ def main(arguments: Sequence[str]) -> None:
         write_errors(EXPERTS, runs, asking(values, old), shipped, unseen)
 
 
-def without(source: str, runs: Sequence[PublishedRun], newest: Sequence[PublishedRun]) -> Values:
+def without(source: str, runs: Sequence[PublishedRun], newest: Sequence[PublishedRun], shipped: Values) -> Values:
     """Values fitted without a source: on the newest release where it is another source's, else on all other sources.
-    Earlier releases of the fitted source are predicted without the release that was fitted."""
+    Earlier releases of the fitted source are predicted without the release that was fitted. Sources that no fit saw
+    have the shipped values."""
+    if source != SOURCE and source not in left_out_profiles():
+        return shipped
     chosen = [run for run in runs if run.setting.source != source] if source == SOURCE else newest
     values = fitted(chosen, START, left_out=source)
     print(f"without {source}, on {len(chosen)} runs: {values}")
@@ -205,7 +210,7 @@ def write_left_out(runs: Sequence[PublishedRun], left_out: Mapping[str, Values])
         name, dense = profile_name(setting), dense_profile(profile_name(setting), setting.source)
         shipped = catalog_profile(name)
         changed = {f: getattr(dense, f) for p in PARAMETERS if (f := p.path.partition(".")[2])}
-        moved = {field: value for field, value in changed.items() if value != getattr(shipped, field)}
+        moved = {field: value for field, value in changed.items() if not np.isclose(value, getattr(shipped, field))}
         tables.setdefault(setting.source, {})[name] = {"profile": name, **moved, **left_out[setting.source]}
     (CATALOG / "validation" / MOE_LEFT_OUT).write_text(tomli_w.dumps(tables), encoding="utf-8")
 

@@ -111,7 +111,9 @@ def _streams(model: Model, s: Shapes, kernels: Kernels, backward: bool) -> list[
     for name, key, tensor_bytes, times in parts:
         passes = passes_of(kernels, key)
         count = passes.backward if backward else passes.forward
-        launched = passes.backward_kernels if backward else passes.forward_kernels
+        launched: Floats | float = passes.backward_kernels if backward else passes.forward_kernels
+        if key == "router" and not backward:
+            launched = launched - s.preprocess_kernels
         if count:
             rate = "experts" if key in ("router", "permute") or name.startswith("experts_") else "hbm"
             streams.append(
