@@ -88,7 +88,7 @@ def main(arguments: Sequence[str]) -> None:
         for name, host_s in old.items():
             write_values(name, {HOST: host_s}, f"on the {len(before[name])} runs of earlier releases")
         write_left_out(runs, left_out)
-        write_errors(EXPERTS, runs, asking(values, old), shipped, unseen)
+        write_errors(EXPERTS, runs, job_of, shipped, unseen)
 
 
 def without(source: str, runs: Sequence[PublishedRun], newest: Sequence[PublishedRun], shipped: Values) -> Values:

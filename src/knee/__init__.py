@@ -100,7 +100,6 @@ if TYPE_CHECKING:
     from knee.results.validate_result import BandwidthsValidation as BandwidthsValidation
     from knee.results.validate_result import CarriedValidation as CarriedValidation
     from knee.results.validate_result import RunsValidation as RunsValidation
-    from knee.results.validate_result import UnseenValidation as UnseenValidation
     from knee.simulator import Results as Results
     from knee.simulator import simulate_table as simulate_table
     from knee.simulator import simulate_tables as simulate_tables
@@ -150,7 +149,6 @@ _HOMES = {
     "SweepStatus": "results.sweep_result",
     "TraceAnalysis": "api.traces",
     "TraceDiff": "api.traces",
-    "UnseenValidation": "results.validate_result",
     "budget": "api.budget",
     "budget_check": "api.budget",
     "calibrate": "api.calibrate",

@@ -42,7 +42,6 @@ EXPORTED = {
     "SweepStatus",
     "TraceAnalysis",
     "TraceDiff",
-    "UnseenValidation",
     "__version__",
     "budget",
     "budget_check",

@@ -9,13 +9,7 @@ from knee.errors import InputError, argument, either
 from knee.inputs.argument_types import checked_arguments
 from knee.inputs.request import ClusterLike, ProfileLike, named_cluster, named_profile
 from knee.progress import Progress, watched
-from knee.results.validate_result import (
-    BandwidthsValidation,
-    CarriedValidation,
-    RunsValidation,
-    UnseenValidation,
-    Validation,
-)
+from knee.results.validate_result import BandwidthsValidation, CarriedValidation, RunsValidation, Validation
 from knee.specs.kept_files import forget_files
 from knee.studies.record_store import Store
 from knee.studies.run_study import points_to_run, recorded, results
@@ -104,12 +98,12 @@ def validate(
     return _runs(path, text, profile, cluster, unseen, progress)
 
 
-def _unseen(progress: Progress | None) -> UnseenValidation:
+def _unseen(progress: Progress | None) -> RunsValidation:
     """The carried runs, each without anything that was learned from its source."""
     file, moe_file = carried_runs(), carried_moe_runs()
     found = validate_runs(file, unseen_job_of, lambda runs: watched(runs, "predicting", len(runs), progress))
     moe = RunsValidation(path=Path(CARRIED), file=moe_file, found=validate_runs(moe_file, unseen_job_of))
-    return UnseenValidation(path=Path(CARRIED), file=file, found=found, moe_runs=moe)
+    return RunsValidation(path=Path(CARRIED), file=file, found=found, moe_runs=moe)
 
 
 def _carried(progress: Progress | None) -> CarriedValidation:

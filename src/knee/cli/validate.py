@@ -97,10 +97,10 @@ def _print(answer: Validation) -> None:
     from knee.cli.render.validate_bandwidths import print_bandwidths
     from knee.cli.render.validate_carried import print_own, print_unseen
     from knee.cli.render.validate_runs import print_runs
-    from knee.results.validate_result import BandwidthsValidation, RunsValidation, UnseenValidation
+    from knee.results.validate_result import BandwidthsValidation, RunsValidation
 
-    if isinstance(answer, UnseenValidation):
-        print_unseen(answer)
+    if isinstance(answer, RunsValidation) and answer.moe_runs is not None:
+        print_unseen(answer.found, answer.moe_runs.found)
     elif isinstance(answer, RunsValidation):
         print_runs(answer.found)
     elif isinstance(answer, BandwidthsValidation):

@@ -75,6 +75,8 @@ class RunsValidation(FileValidation):
     file: RunFile
     found: RunErrors
     """Errors by source, of all rows, and of each."""
+    moe_runs: RunsValidation | None = None
+    """The published runs of mixtures of experts, beside those of dense models."""
 
     def __repr__(self) -> str:
         return (
@@ -92,7 +94,13 @@ class RunsValidation(FileValidation):
             "stacks": found.stacks,
             "assumptions": found.notes,
             "ignored_columns": list(self.file.ignored),
-        }
+        } | ({} if self.moe_runs is None else {"mixtures_of_experts": self.moe_runs.to_dict()})
+
+    @checked_arguments
+    def write_rows(self, path: str | Path) -> list[Path]:
+        """Write ``rows`` as a CSV file, and beside it those of ``moe_runs`` as ``NAME.moe.csv``."""
+        moe = Path(path).with_stem(f"{Path(path).stem}.moe")
+        return FileValidation.write_rows(self, path) + (self.moe_runs.write_rows(moe) if self.moe_runs else [])
 
     def _each(self) -> Iterator[dict[str, Any]]:
         for row in self.file.rows:
@@ -115,25 +123,6 @@ class RunsValidation(FileValidation):
                 "fits": p and p.fits,
                 "assumptions": p and "; ".join(p.notes),
             }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnseenValidation(RunsValidation):
-    """The published runs of dense models that knee ships, each predicted without its source."""
-
-    moe_runs: RunsValidation
-    """Those of mixtures of experts."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``knee validate --unseen --json`` prints it."""
-        return RunsValidation.to_dict(self) | {"mixtures_of_experts": self.moe_runs.to_dict()}
-
-    @checked_arguments
-    def write_rows(self, path: str | Path) -> list[Path]:
-        """Write the rows of dense models as a CSV file, and beside it ``NAME.moe.csv``."""
-        path = Path(path)
-        moe = self.moe_runs.write_rows(path.with_stem(f"{path.stem}.moe"))
-        return [*RunsValidation.write_rows(self, path), *moe]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +222,7 @@ class CarriedValidation(Result):
         """Do nothing: all rows that knee ships can be predicted."""
 
 
-Validation = RunsValidation | UnseenValidation | BandwidthsValidation | CarriedValidation
+Validation = RunsValidation | BandwidthsValidation | CarriedValidation
 
 
 def refuse_overwriting(rows: Path, file: Path) -> None:

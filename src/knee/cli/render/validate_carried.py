@@ -10,7 +10,7 @@ from knee.cli.render.table import print_heading
 from knee.cli.render.validate import print_table
 
 if TYPE_CHECKING:
-    from knee.results.validate_result import CarriedValidation, UnseenValidation
+    from knee.results.validate_result import CarriedValidation
     from knee.validation.carried_set import CarriedFidelity
     from knee.validation.run_errors import Validation
 
@@ -64,11 +64,11 @@ def print_sources(*found: CarriedFidelity) -> None:
         click.echo(f"  - {s.source}: {s.reference}")
 
 
-def print_unseen(answer: UnseenValidation) -> None:
+def print_unseen(dense: Validation, experts: Validation) -> None:
     """Dense models, then mixtures of experts."""
     from knee.cli.render.validate_runs import print_runs
 
-    for what, found in (("dense models", answer.found), ("mixtures of experts", answer.moe_runs.found)):
+    for what, found in (("dense models", dense), ("mixtures of experts", experts)):
         print_heading(f"published runs of {what}, each predicted with constants that were fitted without its source")
         print_runs(found)
 
