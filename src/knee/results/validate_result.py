@@ -79,10 +79,9 @@ class RunsValidation(FileValidation):
     """The published runs of mixtures of experts, beside those of dense models."""
 
     def __repr__(self) -> str:
-        return (
-            f"RunsValidation({str(self.path)!r}, rows={self.found.all.rows}, rows_used={self.found.all.rows_used}, "
-            f"throughput={self.found.all.throughput}, memory={self.found.all.memory})"
-        )
+        of = self.found.all
+        words = f"rows={of.rows}, rows_used={of.rows_used}, throughput={of.throughput}, memory={of.memory}"
+        return f"RunsValidation({str(self.path)!r}, {words})"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as ``knee validate --json`` prints it."""
@@ -214,8 +213,7 @@ class CarriedValidation(Result):
     @checked_arguments
     def write_rows(self, path: str | Path) -> list[Path]:
         """Write the rows of runs as a CSV file, and beside it ``NAME.moe.csv`` and ``NAME.bandwidths.csv``."""
-        path = Path(path)
-        moe, links = (path.with_stem(f"{path.stem}.{part}") for part in ("moe", "bandwidths"))
+        moe, links = (Path(path).with_stem(f"{Path(path).stem}.{part}") for part in ("moe", "bandwidths"))
         return [*self.runs.write_rows(path), *self.moe_runs.write_rows(moe), *self.bandwidths.write_rows(links)]
 
     def check_used(self) -> None:
