@@ -9,5 +9,5 @@ from knee.timeline.pipelines.schedules import KINDS, Order
 
 def actions(order: Order) -> list[tuple[str, int, int]]:
     """(kind, chunk, microbatch) of each action."""
-    columns = zip(*map(np.ndarray.tolist, order), strict=True)
+    columns = zip(*map(np.ndarray.tolist, order[:3]), strict=True)
     return [(KINDS[kind], chunk, micro) for kind, chunk, micro in columns]

@@ -17,7 +17,7 @@ from knee.specs.split_rules import (
     check_divided,
     check_experts,
     check_fills,
-    check_interleaved,
+    check_microbatches,
     check_reduce_dtype,
     check_sequence,
     check_stages,
@@ -194,6 +194,9 @@ class TrainJob:
         if plan.recompute == "ops":
             text, hint = "recompute ops can be simulated but not trained", f"use {argument('recompute')} blocks or full"
             raise _not_trained("plan.recompute", text, hint)
+        if plan.schedule == "dualpipe" and plan.pp > 1:
+            text = "dualpipe can be simulated but not trained: torch's pipelines have one copy of each stage"
+            raise _not_trained("plan.schedule", text, f"use {argument('schedule')} zero_bubble or 1f1b")
         if plan.schedule == "zero_bubble" and plan.pp > 1 and plan.recompute in ("blocks", "full"):
             raise _not_trained(
                 "plan.schedule",
@@ -284,7 +287,7 @@ class TrainJob:
                 code="does-not-divide",
                 field="global_batch",
             )
-        check_interleaved(plan, self.microbatches)
+        check_microbatches(plan, self.microbatches)
 
 
 def _not_trained(field: str, text: str, hint: str) -> SpecError:

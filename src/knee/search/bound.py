@@ -20,9 +20,9 @@ from knee.simulator import CHUNK, late_gather_s, optimizer_cost, priced, step_wo
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
 from knee.specs.plan import SCHEDULES
-from knee.specs.plan_table import PlanTable
+from knee.specs.plan_table import PlanTable, is_dualpipe
 from knee.specs.profile import Profile
-from knee.timeline.actions import StepParts, is_zero_bubble
+from knee.timeline.actions import LayerParts, StepParts, is_zero_bubble
 
 SLACK = 0.998
 """Of a bound: the simulator counts the microbatches of long pipelines to so much."""
@@ -70,11 +70,14 @@ def least_unsharded_step(model: Model, cluster: Cluster, profile: Profile, table
         *(
             getattr(table, name)
             for name in (*names, "sequence_parallel", "recompute", "recompute_frac", "cp_method", "precision")
-        )
+        ),
+        is_dualpipe(table),
     )
-    # a schedule puts the same stretches together; the longest bubble leaves most power, and so the highest clock
+    # a schedule puts the same stretches together; the longest bubble leaves most power, and so the highest clock. Of
+    # schedules in one direction, no other hides more tokens than 1F1B
     few = table.rows(first)
-    few = replace(few, schedule=np.full(len(few), SCHEDULES.index("1f1b")), virtual_stages=np.ones_like(few.pp))
+    usual = np.where(is_dualpipe(few), few.schedule, SCHEDULES.index("1f1b"))
+    few = replace(few, schedule=usual, virtual_stages=np.ones_like(few.pp))
     parts = _unsharded(priced(model, cluster, profile, few)[0])
     flop, moved = (column[kind] for column in step_work(model, parts))
     work = MicrobatchWork.of(model, parts).rows(kind)
@@ -109,7 +112,10 @@ def _unsharded(parts: StepParts) -> StepParts:
     """The plans as if their data-parallel ranks exchanged nothing."""
     never = np.zeros(len(parts.table), dtype=np.bool_)
     modes = replace(parts.modes, **{f.name: never for f in fields(parts.modes)})
-    return replace(parts, modes=modes, kappa=np.zeros(len(parts.table)))
+    kinds = parts.kinds
+    if kinds is not None:
+        kinds = LayerParts(dense=replace(kinds.dense, modes=modes), sparse=replace(kinds.sparse, modes=modes))
+    return replace(parts, modes=modes, kappa=np.zeros(len(parts.table)), kinds=kinds)
 
 
 def _span_s(
@@ -134,7 +140,16 @@ def _span_s(
         received = received + np.maximum(rank.before - 1.0, 0.0)
         ended, handed_on = passes_s(rank)
         spans.append(fill + received * wait + np.maximum(ended, handed_on + drain))
-    return np.asarray(np.max(spans, axis=0), dtype=np.float64)
+    span = np.asarray(np.max(spans, axis=0), dtype=np.float64)
+    return np.where(is_dualpipe(table), _two_way_span_s(table, work, ranks), span)
+
+
+def _two_way_span_s(table: PlanTable, work: MicrobatchWork, ranks: list[PipelineRank]) -> Floats:
+    """Of DualPipe: a rank works through half of the microbatches on each of its two stages. The first and the last rank
+    have the same two; any other is left out."""
+    first, last, *_ = ranks
+    both = _microbatch_s(work, first) + _microbatch_s(work, last)
+    return np.asarray(table.microbatches / 2.0 * both, dtype=np.float64)
 
 
 def _forward(work: MicrobatchWork, rank: PipelineRank, layer: LayerWork) -> Stretch:

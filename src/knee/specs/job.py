@@ -15,7 +15,7 @@ from knee.specs.split_rules import (
     check_divided,
     check_experts,
     check_fills,
-    check_interleaved,
+    check_microbatches,
     check_reduce_dtype,
     check_sequence,
     check_stages,
@@ -116,7 +116,7 @@ class Job:
                 code="does-not-divide",
                 field="plan.micro_batch",
             )
-        check_interleaved(plan, self.microbatches)
+        check_microbatches(plan, self.microbatches)
 
     def _check_modelled(self) -> None:
         if self.plan.prefetch > self.model.layers:

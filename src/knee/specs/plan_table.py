@@ -208,3 +208,13 @@ def table_of(jobs: Sequence[Job]) -> PlanTable:
         capacity_factor=_floats([p.capacity_factor for p in plans]),
         placement=plans[0].placement if plans else AXES,
     )
+
+
+def is_dualpipe(table: PlanTable) -> Bools:
+    """Plans whose microbatches come from both ends of the pipeline, so that each stage has two copies."""
+    return np.asarray((table.schedule == SCHEDULES.index("dualpipe")) & (table.pp > 1), dtype=np.bool_)
+
+
+def stage_copies(table: PlanTable) -> Ints:
+    """Copies of each stage inside one pipeline."""
+    return np.where(is_dualpipe(table), 2, 1)

@@ -21,6 +21,7 @@ Kernels = Literal[
 ]
 MEGATRON_KERNELS: tuple[Kernels, ...] = ("fused", "fused_eager_router", "fused_eager_latent")
 """Kernel sets of Megatron-LM with Transformer Engine, from the most fused to the least."""
+Fp8Keeps = Literal["none", "inputs", "activations"]
 Pat = Literal["off", "nccl", "any"]
 LEAST_KEPT_BYTES, MOST_KEPT_BYTES = 2.0, 20.0
 
@@ -136,9 +137,12 @@ class Profile:
     copy is kept."""
     keeps_half_gradients: bool = False
     """Whether 16-bit gradients stay in memory in addition to the fp32 sum that is reduced (not with FSDP)."""
-    keeps_fp8_inputs: bool = False
-    """With fp8, whether layers with experts keep the inputs of their matrix products for backward in fp8, and not in 16
-    bit. It does not apply to layers without experts."""
+    fp8_keeps: Fp8Keeps = "none"
+    """With fp8, what layers with experts keep for backward in fp8 and not in 16 bit: "inputs" of their matrix products,
+    or all "activations", which are what the activation function of an expert reads too, and the output of attention in
+    12 bit."""
+    fp8_dispatch: bool = False
+    """With fp8, whether tokens travel to their experts in fp8 (their outputs travel back in bf16)."""
     bf16_layers_frac: float = 0.16
     """With fp4: share of the layers, at both ends of the model, whose matrix products stay in bf16 as the recipe
     asks."""

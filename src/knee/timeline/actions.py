@@ -13,7 +13,7 @@ from knee.cost.step_parts import CommCosts, ComputeCosts
 from knee.specs.hardware import Gpu
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, SCHEDULES
-from knee.specs.plan_table import PlanTable
+from knee.specs.plan_table import PlanTable, is_dualpipe
 from knee.specs.profile import Profile
 from knee.workload import tp_messages
 from knee.workload.operations import MemoryBound
@@ -115,10 +115,27 @@ def routed_comm(model: Model, profile: Profile, table: PlanTable, comm: CommCost
     travel beside another microbatch. The host keeps books of them."""
     share = expert_share(model)
     seconds = share * (comm.dispatch + 2.0 * comm.etp_gather + comm.combine)
-    # one microbatch has no other beside it
-    hidden = np.where(table.ep_overlap & (table.microbatches > 1), seconds, 0.0)
+    hidden = paired_share(table) * seconds
     host = np.zeros(len(table)) + host_scale * share * profile.expert_host_s
     return LocalComm(hidden_s=hidden, blocking_s=seconds - hidden, host_s=host)
+
+
+def paired_share(table: PlanTable) -> Floats:
+    """Share of the passes beside which a pass of another microbatch runs, the other way, and hides their tokens; 0 for
+    plans that do not overlap them.
+
+    Formula: 1 - alone / M, alone = (P + 1) / 2 (1f1b, zero_bubble), P (interleaved), 5 P / 4 - 1/2 (dualpipe)
+    Where:   passes of the warm-up and of the drain are alone, mean over ranks: P - r in 1F1B, whose warm-up is one
+             longer; 2 P - p - 1 on the p-th rank from either end in DualPipe, less those of its fifth step. GPipe has
+             no pairs. Where whole blocks are recomputed, nothing is hidden
+    Source:  counted from ``pipelines.schedules`` (a test compares them); Megatron-LM 0.16, transformer_config.py:
+             overlap_moe_expert_parallel_comm excludes full recomputation
+    """
+    p, m = table.pp.astype(np.float64), table.microbatches
+    by_name = {"gpipe": np.where(p > 1, m, 1.0), "interleaved": p, "dualpipe": 1.25 * p - 0.5}
+    alone = np.select([table.schedule == SCHEDULES.index(name) for name in by_name], [*by_name.values()], (p + 1) / 2)
+    overlaps = (table.ep_overlap | is_dualpipe(table)) & (table.repeats_frac == 0.0)
+    return np.where(overlaps, np.clip(1.0 - np.where(p > 1, alone, 1.0) / m, 0.0, 1.0), 0.0)
 
 
 def gathers_kv_again(profile: Profile, table: PlanTable) -> Floats:
@@ -239,7 +256,8 @@ def blended_comm(dense: CommCosts, sparse: CommCosts, share: Floats | float) -> 
 
 def is_zero_bubble(table: PlanTable) -> Bools:
     """Plans whose backward is split in two."""
-    return np.asarray((table.schedule == SCHEDULES.index("zero_bubble")) & (table.pp > 1), dtype=np.bool_)
+    split = (table.schedule == SCHEDULES.index("zero_bubble")) | is_dualpipe(table)
+    return np.asarray(split & (table.pp > 1), dtype=np.bool_)
 
 
 def world_name(table: PlanTable) -> str:

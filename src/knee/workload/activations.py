@@ -11,7 +11,7 @@ from knee.arrays import Floats
 from knee.specs.model import Model
 from knee.specs.plan import RECOMPUTES, RecomputeModule
 from knee.specs.profile import MEGATRON_KERNELS, Profile
-from knee.workload.kept_inputs import input_bytes, kept_norm_bytes, narrow_copy_bytes
+from knee.workload.kept_inputs import KeptBytes
 from knee.workload.operations import NVFP4_BYTES, kept_product_columns
 from knee.workload.projections import expert_share
 from knee.workload.recomputed_modules import expert_bytes, freed_bytes
@@ -37,24 +37,23 @@ def layer_saved_bytes(
     Source:  counted from the tensors autograd saves; Korthikanti et al. (arXiv 2205.05198) count 34 h for GPT
     """
     h, tokens_tp, eager = model.hidden, s.tokens / s.tp, profile.saved in WRITTEN_OUT
-    width = input_bytes(model, s, profile)
+    width = KeptBytes.of(model, s, profile)
     # norms before attention and the MLP; what they put out is the input of the products behind them
     inputs = min(model.layer_norms, 2)
-    norms = (inputs * (norm_bytes(model, profile) - 2.0) + kept_norm_bytes(model, width)) * h * s.norm_tokens
+    norms = (inputs * (norm_bytes(model, profile) - 2.0) + width.norms(model)) * h * s.norm_tokens
     if model.layer_norms > inputs:
         # what the others put out is added to the residual stream, and not kept
         norms = norms + (model.layer_norms - inputs) * (norm_bytes(model, profile) - 2.0) * h * s.norm_tokens
     if profile.keeps_gathered:
-        norms = norms + kept_norm_bytes(model, width) * h * (s.tokens - s.norm_tokens)
+        norms = norms + width.norms(model) * h * (s.tokens - s.norm_tokens)
     # queries, keys, values and the attention output, which is also the input of the output projection
-    attention_core = 2.0 * (model.q_width + 2 * model.kv_width) + 2.0 * model.q_width
-    attention_core = attention_core + narrow_copy_bytes(width) * model.q_width
+    attention_core = 2.0 * (model.q_width + 2 * model.kv_width) + width.attention * model.q_width
     if model.latent_attention is not None:
         values = model.heads * model.latent_attention.value_size
-        attention_core = 2.0 * (model.q_width + model.kv_width + 2 * values) + narrow_copy_bytes(width) * values
+        attention_core = 2.0 * (model.q_width + model.kv_width + values) + width.attention * values
         # the narrow vectors before and behind their norms, and the shared key
         narrow = model.latent_attention.kv_rank + model.latent_attention.q_rank
-        each = norm_bytes(model, profile) - 2.0 + width
+        each = norm_bytes(model, profile) - 2.0 + width.inputs
         norms = norms + (each * narrow + 2.0 * model.latent_attention.rope_size) * s.norm_tokens
     if model.qk_norm != "none":
         # queries and keys before their norm; those behind it are among the four above
@@ -64,7 +63,7 @@ def layer_saved_bytes(
     # gate, up, activation and product in eager; fused kernels recompute the activation
     gated = 4 if eager else 3
     mlp_tensors = {"swiglu": gated, "geglu": gated, "gelu": 2, "relu2": gated - 1}[model.mlp]
-    mlp = (2.0 * (mlp_tensors - 1) + width) * model.ffn * (1.0 - expert_share(model))
+    mlp = width.mlp(mlp_tensors) * model.ffn * (1.0 - expert_share(model))
     scores = np.zeros_like(s.tokens)
     if profile.attention == "unfused":
         # softmax in and out and the dropout mask: 5 bytes for each of heads * seq^2 (Korthikanti et al.)

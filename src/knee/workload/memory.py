@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from knee.arrays import Floats, Ints, blended, equal_rows
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, PRECISIONS, RECOMPUTE_MODULES, RECOMPUTES, SCHEDULES
-from knee.specs.plan_table import PlanTable
+from knee.specs.plan_table import PlanTable, is_dualpipe, stage_copies
 from knee.specs.profile import Profile
 from knee.workload.activations import layer_saved_bytes, logits_bytes
 from knee.workload.layers_per_stage import ModelLayers
@@ -67,7 +67,9 @@ class _Stage:
 def in_flight(table: PlanTable, rank: NDArray[np.int64]) -> Floats:
     """Most microbatch-chunks held at once by a rank.
 
-    Formula: gpipe M; 1f1b min(M, P - r); zero_bubble min(M, P); interleaved min(M V, 2 (P - r - 1) + (V - 1) P + 1)
+    Formula: gpipe M; 1f1b min(M, P - r); zero_bubble min(M, P); interleaved min(M V, 2 (P - r - 1) + (V - 1) P + 1);
+             dualpipe P + 1. One more where tokens travel beside another microbatch: a forward then runs beside the
+             backward that would have freed its memory (dualpipe's order has it already)
     Source:  counted from the orders in ``timeline.pipelines.schedules`` (a test compares them)
     """
     p, v, m = table.pp, table.virtual_stages, table.microbatches
@@ -76,10 +78,13 @@ def in_flight(table: PlanTable, rank: NDArray[np.int64]) -> Floats:
         "1f1b": np.minimum(m, p - rank),
         "zero_bubble": np.minimum(m, p),
         "interleaved": np.minimum(m * v, 2 * (p - rank - 1) + (v - 1) * p + 1),
+        "dualpipe": np.minimum(m, p + 1),
     }
     chosen = np.select([table.schedule == i for i in range(len(SCHEDULES))], [held[name] for name in SCHEDULES])
     # without a pipeline a microbatch is finished before the next one starts
-    return np.where(p > 1, chosen, 1).astype(np.float64)
+    most = np.where(p > 1, chosen, 1)
+    beside = table.ep_overlap & ~is_dualpipe(table)
+    return np.where(beside, np.minimum(most + 1, m * v), most).astype(np.float64)
 
 
 @cache
@@ -113,18 +118,30 @@ def _full_ranks(model: Model, table: PlanTable, held: Floats, kind: Ints) -> lis
 
 def _stages(table: PlanTable, ranks: Sequence[Ints], held: Floats, kind: Ints) -> list[_Stage]:
     """Some ranks of every plan."""
-    return [
-        _Stage(
-            layers=held[0, kind, rank],
-            expert_share=held[1, kind, rank],
-            chunk=held[2, kind, rank],
-            chunk_share=held[3, kind, rank],
+    two_way = is_dualpipe(table)
+
+    def stage(rank: Ints) -> _Stage:
+        first, last = rank == 0, rank == table.pp - 1
+        layers, share, chunk, chunk_share = held[:, kind, rank]
+        if two_way.any():
+            # a rank of DualPipe has the stage of each direction, and activations of both in equal numbers
+            other, other_share, more, more_share = held[:, kind, table.pp - 1 - rank]
+            both, chunks = np.maximum(layers + other, 1.0), np.maximum(chunk + more, 1.0)
+            share = np.where(two_way, (layers * share + other * other_share) / both, share)
+            chunk_share = np.where(two_way, (chunk * chunk_share + more * more_share) / chunks, chunk_share)
+            layers, chunk = np.where(two_way, layers + other, layers), np.where(two_way, (chunk + more) / 2.0, chunk)
+            first, last = first | (two_way & last), last | (two_way & first)
+        return _Stage(
+            layers=layers,
+            expert_share=share,
+            chunk=chunk,
+            chunk_share=chunk_share,
             in_flight=in_flight(table, rank),
-            first=rank == 0,
-            last=rank == table.pp - 1,
+            first=first,
+            last=last,
         )
-        for rank in ranks
-    ]
+
+    return [stage(rank) for rank in ranks]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,11 +188,14 @@ def _stage_memory(
     profile: Profile, table: PlanTable, s: Shapes, modes: Modes, t: Traffic, stage: _Stage, kept: _Kept, moved: Floats
 ) -> MemoryColumns:
     """The parts on one pipeline rank; ``moved`` are the elements of its largest layer as they are gathered."""
+    copies = stage_copies(table)
     shards = table.dp_shard * np.where(modes.ddp, 1, table.cp).astype(np.float64)
     ends = stage.first * t.embedding.elements + stage.last * t.head.elements
     experts = stage.layers * t.experts.elements
     own = stage.layers * t.layer.elements + ends
-    sharded = own / np.where(modes.ddp, 1.0, shards) + experts / np.where(modes.ddp, 1.0, t.expert_shards)
+    # the two copies of DualPipe's stages share out their states as data-parallel ranks do
+    sharded = own / np.where(modes.ddp, 1.0, copies * shards)
+    sharded = sharded + experts / np.where(modes.ddp, 1.0, copies * t.expert_shards)
     own, layer_elements = own + experts, t.layer.elements + t.experts.elements
 
     # one GPU has nobody to gather from: all of its parameters stay, whatever the mode is called

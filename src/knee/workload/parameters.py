@@ -24,7 +24,8 @@ def head_layers(model: Model) -> float:
     sparse = sum((used if t.experts else 1) * t.size for t in layer_tensors(model, experts=True) if t.cols > 1)
     with_experts = model.expert_layers + model.mtp_layers
     total = with_experts * sparse + (model.layers - model.expert_layers) * dense
-    return float(model.vocab * model.hidden * model.walked_layers / total)
+    heads = 1 + model.mtp_layers  # each layer of multi-token prediction has one more
+    return float(heads * model.vocab * model.hidden * model.walked_layers / total)
 
 
 def model_layers(model: Model, profile: Profile) -> ModelLayers:

@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 
 from knee.arrays import Bools, Floats, Ints, distinct, names_of
+from knee.specs.plan import Schedule
 from knee.specs.plan_table import PlanTable
 from knee.workload.layers_per_stage import ModelLayers
 
@@ -94,6 +95,13 @@ def layout_of(layers: ModelLayers, ranks: int, virtual: int) -> Layout:
         counts={k: kinds.count(k) for k in set(kinds)},
         below_top={k: kinds[: ranks * (virtual - 1)].count(k) for k in set(kinds)},
     )
+
+
+def rank_chunks(schedule: Schedule, layout: Layout, ranks: int, virtual: int) -> list[tuple[int, ...]]:
+    """Kinds of each rank's chunks. A rank of DualPipe has the stages of both directions."""
+    if schedule == "dualpipe":
+        return [(layout.kinds[rank], layout.kinds[ranks - 1 - rank]) for rank in range(ranks)]
+    return [tuple(layout.kinds[rank::ranks][:virtual]) for rank in range(ranks)]
 
 
 def chunk_rows(layers: ModelLayers, table: PlanTable) -> tuple[ChunkRows, Ints]:
