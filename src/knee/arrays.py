@@ -94,6 +94,8 @@ def expanded(columns: T, index: Ints) -> T:
 
 def blended(a: T, b: T, share: Floats | float) -> T:
     """Columns between those of two dataclasses, of which the second has that share; exactly one of them at 0 and 1."""
+    if a is None or a is b:
+        return a
     if isinstance(a, np.ndarray):
         return cast(T, (1.0 - share) * a + share * cast(Any, b))
     names = names_of(type(a))

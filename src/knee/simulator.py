@@ -34,7 +34,7 @@ from knee.specs.plan import PRECISIONS
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
 from knee.specs.variants import side_by_side
-from knee.timeline.actions import LayerParts, StepParts, blended_comm, local_comms
+from knee.timeline.actions import LayerParts, StepParts, blended_comm, comms_of_kinds, local_comms
 from knee.timeline.step_actions import Actions, run_actions
 from knee.timeline.step_time import StepColumns, run_step
 from knee.workload import operations as op
@@ -158,8 +158,9 @@ def priced(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -
     host_scale, kinds = cluster.node.launch_scale, layer_kinds(model)
     shared = _who_shares_the_network(profile, modes, groups)
 
-    def parts_of(kind: Model, compute: ComputeCosts, traffic: Traffic) -> StepParts:
-        comm = comm_costs(kind, cluster, profile, table, modes, traffic, groups)
+    comm = comm_costs(model, cluster, profile, table, modes, traffic, groups)
+
+    def parts_of(kind: Model, compute: ComputeCosts, comm: CommCosts, traffic: Traffic, kappa: Floats) -> StepParts:
         return StepParts(
             gpu=cluster.gpu,
             profile=profile,
@@ -170,26 +171,26 @@ def priced(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -
             compute=compute,
             comm=comm,
             local=local_comms(kind, profile, table, groups, comm, compute, host_scale),
-            kappa=contention(cluster, profile, table, modes, traffic, groups, comm),
+            kappa=kappa,
             expert_share=expert_share(kind),
             kinds=None,
             **shared,
         )
 
     if kinds is None:
-        return parts_of(model, compute, traffic), groups
-    dense, sparse = (
-        parts_of(kind, own, traffic.at(i)) for i, (kind, own) in enumerate(zip(kinds, of_kinds, strict=True))
-    )
-    comm = blended_comm(dense.comm, sparse.comm, expert_share(model))
+        kappa = contention(cluster, profile, table, modes, traffic, groups, comm)
+        return parts_of(model, compute, comm, traffic, kappa), groups
+    comms = comms_of_kinds(comm)
+    mean_comm, share = blended_comm(*comms, expert_share(model)), expert_share(model)
+    kappa = contention(cluster, profile, table, modes, traffic, groups, mean_comm)
+    dense, sparse = (parts_of(kinds[i], of_kinds[i], comms[i], traffic.at(float(i)), kappa) for i in range(2))
     mean = replace(
         sparse,
         traffic=traffic,
         compute=compute,
-        comm=comm,
-        local=blended(dense.local, sparse.local, expert_share(model)),
-        kappa=contention(cluster, profile, table, modes, traffic, groups, comm),
-        expert_share=expert_share(model),
+        comm=mean_comm,
+        local=blended(dense.local, sparse.local, share),
+        expert_share=share,
         kinds=LayerParts(dense=dense, sparse=sparse),
     )
     return mean, groups

@@ -262,6 +262,15 @@ _TYPE_OF = np.array([GEMM_TYPES.index(_PRODUCTS[p]) for p in PRECISIONS])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DenseLayerComm:
+    """Messages of the parameters of a layer without experts."""
+
+    gather_layer: Floats
+    reduce_layer: Floats
+    replicate_layer: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommCosts:
     """Seconds of each message, alone on the machine's in-training links."""
 
@@ -300,6 +309,8 @@ class CommCosts:
     """What the experts put out, back to where its tokens came from."""
     norm: Floats
     """All-reduce of the gradient norm over all GPUs that a step keeps together."""
+    dense: DenseLayerComm | None = None
+    """Of a layer without experts, where the model has both; ``*_layer`` is then that of a layer with experts."""
 
 
 def comm_costs(
@@ -329,7 +340,10 @@ def _comm_costs(
     shard_wait, replica_wait, tp_wait = (skew_wait_s(profile.skew_s, group) for group in (g.shard, g.replicate, g.tp))
 
     # the messages of one group stand side by side: what a ring's links take is then worked out once
-    elements = np.array((t.layer.moved, t.embedding.moved, t.head.moved, root))
+    dense = () if t.kinds is None else (t.kinds.dense.moved,)
+    if t.kinds is not None:
+        t = t.sparse_layer()
+    elements = np.array((t.layer.moved, t.embedding.moved, t.head.moved, root, *dense))
     sharded = np.concatenate((PARAMETER_BYTES * elements, t.reduce_bytes * elements))
     gather, reduce = np.split(gather_s(links, g.shard, sharded) + shard_wait, 2)
     reduce = np.where(modes.ddp, 0.0, reduce)
@@ -350,6 +364,11 @@ def _comm_costs(
     if model.experts is not None:
         for name in ("gather", "reduce", "replicate"):
             weights[f"{name}_layer"] = weights[f"{name}_layer"] + weights[f"{name}_experts"]
+    without_experts = (
+        DenseLayerComm(gather_layer=gather[-1], reduce_layer=reduce[-1], replicate_layer=replicate[-1])
+        if dense
+        else None
+    )
     dispatch, combine, etp_gather = routed_costs(model, links, profile, table, g.ep, g.etp)
     return CommCosts(
         **weights,
@@ -364,6 +383,7 @@ def _comm_costs(
         cp_send=np.where(table.cp > 1, send(g.cp, t.cp_bytes, "cp"), 0.0),
         pp_send=np.where(table.pp > 1, send(g.pp, t.pp_bytes, "pp"), 0.0),
         norm=all_reduce_s(links, g.world, np.full(len(table), 4.0)),
+        dense=without_experts,
     )
 
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from knee.arrays import Floats, Ints, equal_rows
+from knee.arrays import Floats, Ints, equal_rows, expanded
 from knee.cost.outer_sync import outer_sync_cost
 from knee.cost.skew import expected_maximum
 from knee.energy.step_power import power_w
-from knee.search.rank_work import LayerWork, MicrobatchWork, PipelineRank, Stretch, slow_ranks
+from knee.search.rank_work import LayerWork, MicrobatchWork, PipelineRank, Stretch, UnshardedWork, slow_ranks
 from knee.simulator import CHUNK, late_gather_s, optimizer_cost, priced, step_work
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
@@ -52,7 +52,7 @@ def least_step(model: Model, cluster: Cluster, profile: Profile, table: PlanTabl
     parts, groups = priced(model, cluster, profile, table)
     work = MicrobatchWork.of(model, parts)
     ranks = slow_ranks(model, profile, table)
-    span = _span_s(table, work, ranks, lambda rank: _sharded_passes_s(parts, work, rank))
+    span = _span_s(table, UnshardedWork.of(work), ranks, lambda rank: _sharded_passes_s(parts, work, rank))
     late, comm = late_gather_s(profile, model, parts), parts.comm
     optimizer = optimizer_cost(cluster, profile, model, parts)
     outer = outer_sync_cost(model, cluster, profile, table, parts.modes, parts.traffic, groups)
@@ -80,7 +80,7 @@ def least_unsharded_step(model: Model, cluster: Cluster, profile: Profile, table
     few = replace(few, schedule=usual, virtual_stages=np.ones_like(few.pp))
     parts = _unsharded(priced(model, cluster, profile, few)[0])
     flop, moved = (column[kind] for column in step_work(model, parts))
-    work = MicrobatchWork.of(model, parts).rows(kind)
+    work = expanded(UnshardedWork.of(MicrobatchWork.of(model, parts)), kind)
     ranks = slow_ranks(model, profile, table)
     span = _span_s(table, work, ranks, lambda rank: 2 * (table.microbatches * _microbatch_s(work, rank),))
     straggler = profile.straggler_frac * expected_maximum(table.gpus) * work.compute_s
@@ -94,12 +94,17 @@ def by_chunk(
     profile: Profile,
     table: PlanTable,
 ) -> LeastStep:
-    """One of the two for a table of any length."""
-    pieces = [table.rows(slice(i, i + CHUNK)) for i in range(0, len(table), CHUNK)]
-    found = LeastStep(step_s=np.zeros(0), energy_j=np.zeros(0))
-    for piece in pieces:
-        found = found.plus(bound(model, cluster, profile, piece))
-    return found
+    """One of the two for a table of any length. Plans whose kernels have the same shapes are priced together, so that
+    each shape is priced once."""
+    if 0 < len(table) <= CHUNK:
+        return bound(model, cluster, profile, table)
+    order = np.argsort((table.tp * 2**20 + table.cp) * 2**20 + table.micro_batch, kind="stable")
+    step_s, energy_j = np.empty(len(table)), np.empty(len(table))
+    for start in range(0, len(table), CHUNK):
+        rows = order[start : start + CHUNK]
+        found = bound(model, cluster, profile, table.rows(rows))
+        step_s[rows], energy_j[rows] = found.step_s, found.energy_j
+    return LeastStep(step_s=step_s, energy_j=energy_j)
 
 
 def _least(cluster: Cluster, step_s: Floats, flop: Floats, moved: Floats, comm_s: Floats) -> LeastStep:
@@ -120,7 +125,7 @@ def _unsharded(parts: StepParts) -> StepParts:
 
 def _span_s(
     table: PlanTable,
-    work: MicrobatchWork,
+    work: UnshardedWork,
     ranks: list[PipelineRank],
     passes_s: Callable[[PipelineRank], tuple[Floats, Floats]],
 ) -> Floats:
@@ -130,9 +135,9 @@ def _span_s(
     wait, split = work.wait_s, is_zero_bubble(table)
     spans = []
     for rank in ranks:
-        after, above = ~rank.first, work.at(rank.share_before)
-        fill = rank.layers_before * work.pace.stretch(above.forward).time_s + after * work.embedding_forward.time_s
-        drain = rank.layers_before * work.pace.stretch(above.backward).time_s + after * work.embedding_backward.time_s
+        after, (forward, backward) = ~rank.first, work.layer_s(rank.share_before)
+        fill = rank.layers_before * forward + after * work.embedding_forward
+        drain = rank.layers_before * backward + after * work.embedding_backward
         # of a split backward only the first half is handed on, and weight gradients may come after it
         drain = np.where(split, 0.0, drain + rank.before * wait)
         # a pass includes the transfer that brings its input
@@ -141,10 +146,11 @@ def _span_s(
         ended, handed_on = passes_s(rank)
         spans.append(fill + received * wait + np.maximum(ended, handed_on + drain))
     span = np.asarray(np.max(spans, axis=0), dtype=np.float64)
-    return np.where(is_dualpipe(table), _two_way_span_s(table, work, ranks), span)
+    two_way = is_dualpipe(table)
+    return np.where(two_way, _two_way_span_s(table, work, ranks), span) if two_way.any() else span
 
 
-def _two_way_span_s(table: PlanTable, work: MicrobatchWork, ranks: list[PipelineRank]) -> Floats:
+def _two_way_span_s(table: PlanTable, work: UnshardedWork, ranks: list[PipelineRank]) -> Floats:
     """Of DualPipe: a rank works through half of the microbatches on each of its two stages. The first and the last rank
     have the same two; any other is left out."""
     first, last, *_ = ranks
@@ -162,12 +168,11 @@ def _backward(work: MicrobatchWork, rank: PipelineRank, layer: LayerWork) -> Str
     return work.pace.stretch(layer.backward).times(rank.layers).plus(ends)
 
 
-def _microbatch_s(work: MicrobatchWork, rank: PipelineRank) -> Floats:
+def _microbatch_s(work: UnshardedWork, rank: PipelineRank) -> Floats:
     """A microbatch through a rank, forward and backward."""
-    of = work.at(rank.share)
-    layer = work.pace.stretch(of.forward).time_s + work.pace.stretch(of.backward).time_s
-    ends = rank.first * (work.embedding_forward.time_s + work.embedding_backward.time_s)
-    return rank.layers * layer + ends + rank.last * (work.head_forward.time_s + work.head_backward.time_s)
+    forward, backward = work.layer_s(rank.share)
+    ends = rank.first * (work.embedding_forward + work.embedding_backward)
+    return rank.layers * (forward + backward) + ends + rank.last * (work.head_forward + work.head_backward)
 
 
 def _sharded_passes_s(parts: StepParts, work: MicrobatchWork, rank: PipelineRank) -> tuple[Floats, Floats]:

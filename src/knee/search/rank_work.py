@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any
 
 import numpy as np
 
-from knee.arrays import Bools, Floats, Ints, blended, expanded
+from knee.arrays import Bools, Floats, Ints, blended
 from knee.cost.kernel_cost import Cost
 from knee.specs.model import Model
 from knee.specs.plan_table import PlanTable
@@ -53,10 +52,6 @@ class Pace:
     """Compute beside messages takes so many times as long."""
     gamma: float
     shares_wire: Bools
-
-    def rows(self, index: Ints) -> Pace:
-        """Of some of the plans."""
-        return Pace(slower=self.slower[index], gamma=self.gamma, shares_wire=self.shares_wire[index])
 
     def stretch(self, segment: Segment) -> Stretch:
         """As ``timeline.walk`` runs a segment beside which nothing is queued."""
@@ -162,11 +157,58 @@ class MicrobatchWork:
         of each chunk; of a mean over several chunks, no message or pause is longer than the mean of theirs."""
         return self.layer if self.dense is None or self.sparse is None else blended(self.dense, self.sparse, share)
 
-    def rows(self, index: Ints) -> MicrobatchWork:
-        """Some of the plans."""
-        columns: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(MicrobatchWork)}
-        pace: Pace = columns.pop("pace")
-        return MicrobatchWork(pace=pace.rows(index), **{n: expanded(x, index) for n, x in columns.items()})
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnshardedWork:
+    """Seconds of one microbatch where nothing is queued beside it: all that a bound of every sharding needs."""
+
+    forward: Floats
+    """Of a layer; where layers are not alike, of one without experts."""
+    backward: Floats
+    sparse_forward: Floats | None
+    """Of a layer with experts; None where layers are alike."""
+    sparse_backward: Floats | None
+    embedding_forward: Floats
+    embedding_backward: Floats
+    head_forward: Floats
+    head_backward: Floats
+    wait_s: Floats
+    compute_s: Floats
+    blocked_s: Floats
+
+    @classmethod
+    def of(cls, work: MicrobatchWork) -> UnshardedWork:
+        """The times of all that it has."""
+        names = ("embedding_forward", "embedding_backward", "head_forward", "head_backward")
+        ends: dict[str, Floats] = {name: getattr(work, name).time_s for name in names}
+        times = {"sparse_forward": None, "sparse_backward": None}
+        for name in ("forward", "backward"):
+            own: Segment = getattr(work.layer, name)
+            times[name] = work.pace.stretch(own).time_s
+            if work.dense is not None and work.sparse is not None:
+                kinds = getattr(work.dense, name), getattr(work.sparse, name)
+                times[name], times[f"sparse_{name}"] = _least_times(work.pace, own, *kinds)
+        return cls(**times, **ends, wait_s=work.wait_s, compute_s=work.compute_s, blocked_s=work.blocked_s)
+
+    def layer_s(self, share: Floats) -> tuple[Floats, Floats]:
+        """Forward and backward of a layer in chunks that have experts in that share of their layers."""
+        if self.sparse_forward is None or self.sparse_backward is None:
+            return self.forward, self.backward
+        dense = 1.0 - share
+        forward = dense * self.forward + share * self.sparse_forward
+        return forward, dense * self.backward + share * self.sparse_backward
+
+
+def _least_times(pace: Pace, mean: Segment, dense: Segment, sparse: Segment) -> tuple[Floats, Floats]:
+    """Times of the two kinds of layers by the one of three lines that is the longest for the mean layer: messages,
+    compute, or the host. Beside nothing queued, the time of any mixture is the longest of the three, so no shorter."""
+
+    def lines(of: Segment) -> Floats:
+        hidden = of.hidden_s + (1.0 - 1.0 / pace.gamma) * of.compute_s
+        return np.array((of.compute_s + of.blocking_s, hidden + of.blocking_s, of.host_s))
+
+    longest = lines(mean).argmax(axis=0)[None]
+    return tuple(np.take_along_axis(lines(kind), longest, axis=0)[0] for kind in (dense, sparse))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from knee.arrays import Bools, Floats, blended
+from knee.arrays import Bools, Floats, blended, names_of
 from knee.cost.group_placements import GroupPlacements
 from knee.cost.kernel_cost import stream_s
 from knee.cost.step_parts import CommCosts, ComputeCosts
@@ -246,6 +246,16 @@ class LayerParts:
 
     dense: StepParts
     sparse: StepParts
+
+
+def comms_of_kinds(comm: CommCosts) -> tuple[CommCosts, CommCosts]:
+    """Messages of layers without experts, and of layers with them."""
+    assert comm.dense is not None
+    none = np.zeros(len(comm.norm))
+    kinds = ("gather_experts", "reduce_experts", "replicate_experts", "dispatch", "combine", "etp_gather")
+    own = {name: getattr(comm.dense, name) for name in names_of(type(comm.dense))}
+    sparse = replace(comm, dense=None)
+    return replace(sparse, **own, **dict.fromkeys(kinds, none)), sparse
 
 
 def blended_comm(dense: CommCosts, sparse: CommCosts, share: Floats | float) -> CommCosts:

@@ -117,6 +117,10 @@ class Traffic:
         """Elements of a layer that its gathers or reductions move, routed experts included."""
         return self.layer.moved + self.experts.moved
 
+    def sparse_layer(self) -> Traffic:
+        """Of a layer with experts; ``kinds`` stay."""
+        return replace(self.at(1.0), kinds=self.kinds)
+
     def at(self, share: Floats | float) -> Traffic:
         """Of a chunk that has experts in that share of its layers."""
         if self.kinds is None:
