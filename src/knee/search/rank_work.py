@@ -236,14 +236,11 @@ class PipelineRank:
 @cache
 def _cut(layers: ModelLayers, ranks: int, virtual: int) -> tuple[tuple[float, ...], ...]:
     """(rank, then layers and their share with experts: of the rank, of its first chunk, before it, and of upper chunks
-    in the mean) of the first rank, the last, the first that has most layers, and the first that has most with
-    experts."""
+    in the mean) of the first rank, the last, and the first that has most layers, and most of them with experts."""
     chunks = np.array((layers.dealt(ranks * virtual), layers.with_experts(ranks * virtual)), dtype=np.float64)
     held = chunks.reshape(2, virtual, ranks).sum(axis=1)
     upper = chunks[:, ranks:].sum(axis=1) / ranks
-    some = [0, ranks - 1, int(held[0].argmax())]
-    if layers.experts:
-        some.append(int(held[1].argmax()))
+    some = (0, ranks - 1, int((held[0] + held[1] / (layers.count + 1.0)).argmax()))
 
     def counted(pair: Floats) -> tuple[float, float]:
         return float(pair[0]), float(pair[1] / max(pair[0], 1e-9))

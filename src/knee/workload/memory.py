@@ -9,11 +9,12 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from knee.arrays import Floats, Ints, blended, equal_rows
+from knee.arrays import Floats, Ints, blended, equal_rows, expanded
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, PRECISIONS, RECOMPUTE_MODULES, RECOMPUTES, SCHEDULES
 from knee.specs.plan_table import PlanTable, is_dualpipe, stage_copies
 from knee.specs.profile import Profile
+from knee.specs.variants import variant_rows
 from knee.workload.activations import layer_saved_bytes, logits_bytes
 from knee.workload.layers_per_stage import ModelLayers
 from knee.workload.operations import NVFP4_BYTES, OUTER_STATE_BYTES
@@ -42,6 +43,18 @@ class MemoryColumns:
     def total_bytes(self) -> Floats:
         """All parts together."""
         return np.asarray(np.sum([getattr(self, name) for name in _PARTS], axis=0), dtype=np.float64)
+
+    def or_more(self, other: MemoryColumns) -> MemoryColumns:
+        """Of two GPUs of each plan the fuller one, this one if they are equal."""
+        more = other.total_bytes > self.total_bytes
+        return MemoryColumns(**{name: np.where(more, getattr(other, name), getattr(self, name)) for name in _PARTS})
+
+    def with_rows(self, rows: Ints, some: MemoryColumns) -> MemoryColumns:
+        """The same with other values of some plans."""
+        columns = {name: getattr(self, name).copy() for name in _PARTS}
+        for name, column in columns.items():
+            column[rows] = getattr(some, name)
+        return MemoryColumns(**columns)
 
 
 _PARTS = tuple(f.name for f in fields(MemoryColumns))
@@ -106,14 +119,11 @@ def _held_by_ranks(model: Model, profile: Profile, table: PlanTable) -> tuple[Fl
     return held, kind
 
 
-def _full_ranks(model: Model, table: PlanTable, held: Floats, kind: Ints) -> list[Ints]:
-    """Ranks of which one is the fullest: the first (embedding, most microbatches), the second (no layer short), the
-    last (logits), or the first that has most layers with experts."""
+def _full_ranks(table: PlanTable) -> list[Ints]:
+    """Ranks of which one is the fullest: the first (embedding, most microbatches), the second (no layer short), or the
+    last (logits)."""
     zero = np.zeros(len(table), dtype=np.int64)
-    if not (table.pp > 1).any():
-        return [zero]
-    ranks = [zero, np.minimum(zero + 1, table.pp - 1), table.pp - 1]
-    return ranks if layer_kinds(model) is None else [*ranks, np.argmax(held[0] * held[1], axis=1)[kind]]
+    return [zero, np.minimum(zero + 1, table.pp - 1), table.pp - 1] if (table.pp > 1).any() else [zero]
 
 
 def _stages(table: PlanTable, ranks: Sequence[Ints], held: Floats, kind: Ints) -> list[_Stage]:
@@ -271,12 +281,17 @@ def memory_of(
         largest = t.at(np.where(stage.expert_share > 0.0, 1.0, 0.0)).layer_moved
         return _stage_memory(profile, table, s, modes, own, stage, mixed, largest)
 
-    asked = _full_ranks(model, table, held, kind) if ranks is None else ranks
+    asked = _full_ranks(table) if ranks is None else ranks
     best, *others = map(of, _stages(table, asked, held, kind))
-    most = best.total_bytes
     for other in others:
-        total = other.total_bytes
-        more = total > most
-        most = np.where(more, total, most)
-        best = MemoryColumns(**{name: np.where(more, getattr(other, name), getattr(best, name)) for name in _PARTS})
-    return best
+        best = best.or_more(other)
+    if len(kept) == 1 or ranks is not None:
+        return best
+    # the first ranks of deep pipelines have no experts: the first one that has most of them may be the fullest
+    rank = np.argmax(held[0] * held[1], axis=1)[kind]
+    rows = np.flatnonzero((rank > 1) & (rank < table.pp - 1))
+    if not len(rows):
+        return best
+    some = (expanded(columns, rows) for columns in (s, modes, t))
+    other = memory_of(model, variant_rows(profile, rows), table.rows(rows), *some, ranks=[rank[rows]])
+    return best.with_rows(rows, expanded(best, rows).or_more(other))
