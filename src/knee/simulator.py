@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knee.arrays import Bools, ByValue, Floats, blended
+from knee.cost.contention import contention
 from knee.cost.group_placements import GroupPlacements, groups_of
 from knee.cost.kernel_cost import Cost, cost_of
 from knee.cost.outer_sync import OuterSync, outer_sync_cost
@@ -18,7 +19,6 @@ from knee.cost.step_parts import (
     ComputeCosts,
     comm_costs,
     compute_costs,
-    contention,
     energy_saved_frac,
     is_narrow,
     peak_column,
