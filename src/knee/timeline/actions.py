@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -253,9 +254,10 @@ def comms_of_kinds(comm: CommCosts) -> tuple[CommCosts, CommCosts]:
     assert comm.dense is not None
     none = np.zeros(len(comm.norm))
     kinds = ("gather_experts", "reduce_experts", "replicate_experts", "dispatch", "combine", "etp_gather")
-    own = {name: getattr(comm.dense, name) for name in names_of(type(comm.dense))}
+    own: dict[str, Any] = {name: getattr(comm.dense, name) for name in names_of(type(comm.dense))}
+    own |= dict.fromkeys(kinds, none)
     sparse = replace(comm, dense=None)
-    return replace(sparse, **own, **dict.fromkeys(kinds, none)), sparse
+    return replace(sparse, **own), sparse
 
 
 def blended_comm(dense: CommCosts, sparse: CommCosts, share: Floats | float) -> CommCosts:

@@ -292,6 +292,7 @@ def memory_of(
     rows = np.flatnonzero((rank > 1) & (rank < table.pp - 1))
     if not len(rows):
         return best
-    some = (expanded(columns, rows) for columns in (s, modes, t))
-    other = memory_of(model, variant_rows(profile, rows), table.rows(rows), *some, ranks=[rank[rows]])
+    few, own = table.rows(rows), variant_rows(profile, rows)
+    shapes, kinds, sent = expanded(s, rows), expanded(modes, rows), expanded(t, rows)
+    other = memory_of(model, own, few, shapes, kinds, sent, ranks=[rank[rows]])
     return best.with_rows(rows, expanded(best, rows).or_more(other))
