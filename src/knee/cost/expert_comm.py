@@ -10,6 +10,7 @@ from knee.cost.expert_dispatch import Exchange, combine_s, dispatch_s, permutati
 from knee.cost.expert_loads import rank_loads
 from knee.cost.placement import GroupPlacement
 from knee.cost.skew import skew_wait_s
+from knee.specs.constants import constant
 from knee.specs.model import Experts, Model
 from knee.specs.plan import DISPATCHERS, PRECISIONS, ROUTINGS
 from knee.specs.plan_table import PlanTable
@@ -55,6 +56,12 @@ def permuted_rows(model: Model, table: PlanTable) -> Floats:
         moved = permutation_bytes(DISPATCHERS[code], exchange, computed)
         rows = np.where(table.dispatcher == code, moved / (_EACH_PASS * model.hidden * BYTES), rows)
     return rows
+
+
+def preprocess_kernels(table: PlanTable) -> Floats:
+    """Kernels of the router that DeepEP and HybridEP have in a kernel of their own, which prepares the exchange."""
+    own = (table.dispatcher != DISPATCHERS.index("alltoall")) & (table.ep > 1)
+    return np.where(own, constant("experts", "preprocess_kernels"), 0.0)
 
 
 def _exchange(model: Model, experts: Experts, table: PlanTable, per_domain: Floats) -> Exchange:

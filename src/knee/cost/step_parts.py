@@ -14,7 +14,7 @@ import numpy as np
 from knee.arrays import Bools, Floats, Ints, blended, distinct, equal_rows, expanded, names_of
 from knee.cost.clock import StepWork, clock_frac
 from knee.cost.collective_cost import Links, all_reduce_s, gather_s, send_s
-from knee.cost.expert_comm import busiest_rank, expert_weight_costs, permuted_rows, routed_costs
+from knee.cost.expert_comm import busiest_rank, expert_weight_costs, permuted_rows, preprocess_kernels, routed_costs
 from knee.cost.group_placements import GroupPlacements
 from knee.cost.kernel_cost import GEMM_TYPES, Cost, cost_of, costs_of
 from knee.cost.placement import GroupPlacement, gpus_used, nodes_apart
@@ -52,6 +52,7 @@ def shapes_of(model: Model, table: PlanTable, profile: Profile | None = None) ->
         etp=table.etp.astype(np.float64),
         busiest=busiest_rank(model, table),
         permuted_rows=permuted_rows(model, table),
+        preprocess_kernels=preprocess_kernels(table),
         kv_block=np.where(ring, table.seq_len / table.cp, table.seq_len),
         norm_tokens=np.where(table.sequence_parallel, tokens / table.tp, tokens),
         eight_bit=np.where(eight_bit, 1.0, 0.0),

@@ -10,7 +10,7 @@ import numpy as np
 from knee.arrays import Floats
 from knee.specs.model import Model
 from knee.specs.plan import RECOMPUTES, RecomputeModule
-from knee.specs.profile import Profile
+from knee.specs.profile import MEGATRON_KERNELS, Profile
 from knee.workload.fp8_layers import wide_products
 from knee.workload.kept_inputs import KeptBytes
 from knee.workload.operations import NVFP4_BYTES, kept_product_columns
@@ -74,7 +74,7 @@ def layer_saved_bytes(
         norms = norms + np.where(s.kv_block == s.seq_len, s.cp - 1.0, 0.0) * 4.0 * model.kv_width * tokens_tp
     kept = norms + (attention_core + mlp) * tokens_tp
     if model.experts is not None:
-        kept = kept + expert_bytes(model, s, mlp_tensors, width, outputs=profile.saved != "fused")
+        kept = kept + expert_bytes(model, s, mlp_tensors, width, outputs=profile.saved not in MEGATRON_KERNELS)
     if np.any(s.four_bit):
         kept = kept + s.four_bit * (1.0 - profile.bf16_layers_frac) * _nvfp4_saved_bytes(model, s, profile)
     if s.fp8 is not None and s.fp8.shared_casts:
@@ -93,7 +93,7 @@ def layer_saved_bytes(
             module,
             mlp_tensors=mlp_tensors,
             width=width,
-            outputs=profile.saved != "fused",
+            outputs=profile.saved not in MEGATRON_KERNELS,
             gathered=gathered,
             scores=scores,
         )

@@ -13,7 +13,7 @@ import numpy as np
 
 from knee.arrays import Floats
 from knee.specs.model import Experts, LatentAttention, Model
-from knee.specs.profile import Kernels
+from knee.specs.profile import MEGATRON_KERNELS, Kernels
 from knee.workload.shapes import Shapes
 
 
@@ -75,7 +75,7 @@ def _attention(model: Model, s: Shapes, kernels: Kernels) -> list[Projection]:
     # a rank keeps at least one key-value head
     kv = np.maximum(model.kv_width / s.tp, model.head_dim)
     hidden = np.full_like(s.tp, model.hidden)
-    inputs = [("qkv", q + 2 * kv)] if kernels == "fused" else [("q", q), ("k", kv), ("v", kv)]
+    inputs = [("qkv", q + 2 * kv)] if kernels in MEGATRON_KERNELS else [("q", q), ("k", kv), ("v", kv)]
     maps = [Projection(name=name, rows=s.tokens, out=out, inner=hidden) for name, out in inputs]
     return [*maps, Projection(name="attention_out", rows=s.tokens, out=hidden, inner=q)]
 
