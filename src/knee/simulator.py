@@ -9,15 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knee.arrays import Bools, ByValue, Floats, blended
+from knee.cost.comm_costs import CommCosts, comm_costs
 from knee.cost.contention import contention
 from knee.cost.group_placements import GroupPlacements, groups_of
 from knee.cost.kernel_cost import Cost, cost_of
 from knee.cost.outer_sync import OuterSync, outer_sync_cost
 from knee.cost.skew import expected_maximum
 from knee.cost.step_parts import (
-    CommCosts,
     ComputeCosts,
-    comm_costs,
     compute_costs,
     energy_saved_frac,
     is_narrow,

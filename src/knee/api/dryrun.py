@@ -17,7 +17,8 @@ from knee.record.issued_messages import StageWork
 from knee.results.result import Result
 from knee.specs import Job
 from knee.specs.load import load_profile
-from knee.validation.program_messages import Difference, as_trained, differences, simulated_work
+from knee.validation.program_messages import Difference, differences, simulated_work
+from knee.validation.trainer_rules import as_trained
 
 PLACEHOLDER = "dgx-h100"
 """A cluster that completes a job where none is named: nothing that is counted depends on it."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from knee.arrays import Floats
+from knee.cost.comm_costs import CommCosts
 from knee.cost.group_placements import GroupPlacements
-from knee.cost.step_parts import CommCosts
 from knee.specs.constants import constant
 from knee.specs.hardware import Cluster
 from knee.specs.plan import DISPATCHERS

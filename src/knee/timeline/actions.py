@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from knee.arrays import Bools, Floats, blended, names_of
+from knee.cost.comm_costs import CommCosts
 from knee.cost.group_placements import GroupPlacements
 from knee.cost.kernel_cost import stream_s
-from knee.cost.step_parts import CommCosts, ComputeCosts
+from knee.cost.step_parts import ComputeCosts
 from knee.specs.hardware import Gpu
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, SCHEDULES
