@@ -19,9 +19,9 @@ sys.path.insert(0, str(ROOT / "src"))
 
 import knee  # noqa: E402
 from knee.record.measurement import CommLoad, Measurement, Memory  # noqa: E402
-from knee.results.field_words import descriptions, field_rows  # noqa: E402
 from knee.specs.catalog import KINDS, entry_names  # noqa: E402
 from knee.specs.named_specs import describe, read_tree  # noqa: E402
+from knee.specs.user_files.field_words import descriptions, field_rows  # noqa: E402
 from knee.studies.study_file import load_study, study_names  # noqa: E402
 from knee.trust.bands import CONSTANTS, MOE_CONSTANTS  # noqa: E402
 from knee.trust.coverage import coverage, jobs_of  # noqa: E402

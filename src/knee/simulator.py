@@ -125,7 +125,7 @@ def evaluate(
     memory = memory_of(model, profile, table, shapes_of(model, table, profile), modes, traffic)
     flop, moved = step_work(model, parts)
     moved = moved + optimizer.moved_bytes + outer_sync.moved_bytes
-    results = _results(
+    results, outer_sync = _results(
         model, cluster, profile, parts, step, optimizer, late, outer_sync, memory, flop, moved, convention
     )
     return EvaluatedStep(
@@ -356,12 +356,11 @@ def _results(
     flop: Floats,
     moved: Floats,
     convention: str,
-) -> Results:
-    """Add what happens once a step and read the metrics off."""
+) -> tuple[Results, OuterSync]:
+    """Add what happens once a step and read the metrics off; with the part of the outer sync that a step hides."""
     table, comm = parts.table, parts.comm
     # the mean GPU waits in a collective for the slowest one
     straggler = profile.straggler_frac * expected_maximum(table.gpus) * step.compute_s
-    exposed = step.exposed_s + comm.norm + late + straggler + outer_sync.comm_s
     compute = step.compute_s + optimizer.time_s + outer_sync.compute_s
     # the host launches the optimizer too: where that takes longer than the device has work, the device waits
     launches = step_total(model, table, parts.compute, "kernels") + optimizer.kernels
@@ -369,6 +368,8 @@ def _results(
     idle = step.idle_s + host
     step_s = step.pipeline_s + optimizer.time_s + comm.norm + late + straggler + host
     # replicas that meet every few steps: the mean of those steps
+    outer_sync = outer_sync.beside(step_s)
+    exposed = step.exposed_s + comm.norm + late + straggler + outer_sync.comm_s
     step_s = step_s + outer_sync.comm_s + outer_sync.compute_s
     tokens = table.global_batch * table.seq_len.astype(np.float64)
     per_gpu = tokens / step_s / table.gpus
@@ -388,7 +389,7 @@ def _results(
     watts = power_w(cluster.gpu, step_s=step_s, flop=flop, moved_bytes=moved, comm_s=alone)
     price = np.nan if cluster.usd_per_gpu_h is None else cluster.usd_per_gpu_h
     total_bytes = memory.total_bytes
-    return Results(
+    results = Results(
         step_s=step_s,
         tokens_per_s=tokens / step_s,
         tokens_per_s_per_gpu=per_gpu,
@@ -407,3 +408,4 @@ def _results(
         tokens_per_j=per_gpu / watts,
         usd_per_mtoken=usd_per_mtoken(price, per_gpu),
     )
+    return results, outer_sync

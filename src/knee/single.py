@@ -19,6 +19,8 @@ from knee.specs.notes import Note
 from knee.specs.plan import CP_METHODS, Plan
 from knee.specs.plan_table import table_of
 from knee.timeline.actions import gathers_kv_again, world_name
+from knee.workload.outer_sync_loss import loss_words
+from knee.workload.parameters import parameter_count
 from knee.workload.projections import expert_share
 from knee.workload.tp_messages import ENDS, LOSS_ALL_REDUCES, TpMessages, layer_backward, layer_forward, ops_again
 from knee.workload.traffic import PARAMETER_BYTES
@@ -31,7 +33,7 @@ ASSUMPTIONS = (
     "compute kernels of a GPU run one after another; the host launches them in advance unless it is too slow",
     "rings follow the physical order of the network unless the cluster sets topology_aware to false; groups of the "
     "same kind communicate at the same time",
-    "time for checkpoints, evaluation and failures is not included",
+    "the step has no checkpoints, evaluation and failures; whole runs (tokens) are also given with them",
 )
 
 
@@ -86,10 +88,14 @@ def _about(job: Job) -> tuple[str, ...]:
         notes.append(_routing_note(job.plan))
     if job.plan.sync_every > 1:
         notes.append(
-            f"replicas synchronize every {job.plan.sync_every:,} steps, and all values are means over these steps; the "
-            "effect on the loss is not modelled"
+            f"replicas synchronize every {job.plan.sync_every:,} steps, and all values are means over these steps; "
+            + loss_words(parameter_count(job.model), job.plan.dp_replicate)
         )
+        if job.plan.sync_fragments > 1:
+            notes.append("exchanges of fragments run beside compute without slowing it down; the trace leaves them out")
         notes.append("the same GPUs are slow in every step, so replicas wait for each other when they synchronize")
+    if job.plan.collectives == "hierarchical":
+        notes.append("collectives may go level by level through the network, which no NCCL version up to 2.30 offers")
     if job.profile.pat == "any":
         notes.append(
             "gathers and reductions between nodes are assumed to be logarithmic, which no NCCL version up to "

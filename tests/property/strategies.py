@@ -134,7 +134,10 @@ def plans(draw: st.DrawFn, of: Model, placement: tuple[str, ...], most_microbatc
         reduce_dtype=draw(st.sampled_from(REDUCE_DTYPES)),
         state_dtype=draw(st.sampled_from(STATE_DTYPES)),
         placement=placement,
-        sync_every=draw(st.sampled_from((1, 1, 2, 500))) if copies > 1 else 1,
+        sync_every=(every := draw(st.sampled_from((1, 1, 2, 500))) if copies > 1 else 1),
+        sync_fragments=draw(st.sampled_from((1, 2))) if every > 1 else 1,
+        sync_dtype=draw(st.sampled_from((None, "fp8"))) if every > 1 else None,
+        collectives=draw(st.sampled_from(("flat", "flat", "hierarchical"))),
     )
     return plan, microbatches, draw(st.sampled_from((256,) if of.layers < 16 else (1024, 4096)))
 

@@ -11,8 +11,8 @@ from knee.specs.plan import Plan
 
 torch = pytest.importorskip("torch")
 
-from knee.parallelism.fp8 import Fp8Rules, fp8_products, quantize  # noqa: E402
-from knee.parallelism.fp8_copies import E4M3, E5M2, LARGEST, transposed  # noqa: E402
+from knee.parallelism.fp8.casts import E4M3, E5M2, LARGEST, transposed  # noqa: E402
+from knee.parallelism.fp8.linear import Fp8Rules, fp8_products, quantize  # noqa: E402
 
 MODEL = Model(name="tiny", layers=2, hidden=64, ffn=128, heads=4, kv_heads=2, vocab=512)
 ROUNDING = {"tensorwise": 0.08, "rowwise": 0.05}

@@ -37,6 +37,7 @@ from knee.inputs.request import (
     request,
 )
 from knee.progress import Progress, silent
+from knee.reliability.published_interruptions import interrupted_runs
 from knee.results.budget_check_result import BudgetCheck
 from knee.results.budget_result import Budget
 from knee.specs import Cluster, Job, Model, Profile
@@ -75,6 +76,7 @@ def budget(
     grid: str = DEFAULT_GRID,
     pue: float | None = None,
     frontier: bool = False,
+    sync_every: int = 1,
     progress: Progress | None = None,
 ) -> Budget:
     """Find the model with the lowest loss that a budget can train, communication included.
@@ -134,7 +136,7 @@ def budget(
     )
     notes += [] if gpus is not None else [f"gpus defaulted to at most {limits.gpus:,}"]
     found = _solved(problem, limits, assumed, where, how, grid_of(grid), frontier=frontier)
-    return Budget(**found, mfu_given=mfu is not None, notes=notes, pue=pue_source(pue))
+    return Budget(**found, mfu_given=mfu is not None, notes=notes, pue=pue_source(pue), sync_every=sync_every)
 
 
 def _solved(
@@ -303,4 +305,4 @@ def budget_check() -> BudgetCheck:
     >>> all(abs(run.error_frac) < 0.25 for run in knee.budget_check().runs)
     True
     """
-    return BudgetCheck(runs=tuple(published_runs()))
+    return BudgetCheck(runs=tuple(published_runs()), interrupted=tuple(interrupted_runs()))

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from knee.errors import RunFailed, either
 from knee.inputs.argument_types import checked_arguments
 from knee.inputs.arguments import checked_plan
 from knee.inputs.request import ModelLike, Overrides, ProfileLike, is_job_file
+from knee.inputs.traced_request import traced_job, with_own_fp8
 from knee.inputs.trainer_request import Say, completed_request, ranks_of
-from knee.parallelism.trainer_job import TrainJob, activation_dtype
 from knee.probe.machine_facts import need_torch
 from knee.record.issued_messages import StageWork
 from knee.results.result import Result
 from knee.specs import Job
-from knee.specs.load import load_profile
 from knee.validation.program_messages import Difference, differences, simulated_work
 from knee.validation.trainer_rules import as_trained
 
@@ -114,8 +113,7 @@ def dryrun(
     ()
     """
     need_torch(either("knee.dryrun", "knee dryrun"))
-    in_file = is_job_file(model)
-    plan = checked_plan(plan)
+    in_file, plan = is_job_file(model), checked_plan(plan)
     if gpus is None and not in_file:
         gpus = ranks_of(plan)
     job = completed_request(
@@ -127,9 +125,8 @@ def dryrun(
         overrides=overrides,
         say=say,
     ).job
-    job = _with_own_fp8(job)
-    trained = traced_job(job)
-    simulated = simulated_work(job)
+    job = with_own_fp8(job)
+    trained, simulated = traced_job(job), simulated_work(job)
 
     from knee.train.fake_ranks import trace  # imports torch
 
@@ -145,29 +142,4 @@ def dryrun(
             for traced, (work, _) in zip(program, expected, strict=True)
             for difference in differences(traced, work)
         ),
-    )
-
-
-def _with_own_fp8(job: Job) -> Job:
-    """The job with the trainer's own fp8 layers, whatever the profile's stack does."""
-    if job.plan.precision != "fp8":
-        return job
-    own = load_profile("knee").spec
-    facts = {name: getattr(own, name) for name in ("fp8_shared_casts", "fp8_gathers", "fp8_smallest")}
-    return replace(job, profile=replace(job.profile, **facts))
-
-
-def traced_job(job: Job) -> TrainJob:
-    """The same job for the trainer; types as on GPUs."""
-    return TrainJob(
-        model=job.model,
-        plan=job.plan,
-        gpus=job.gpus,
-        global_batch=job.global_batch,
-        seq_len=job.seq_len,
-        steps=2,
-        warmup=0,
-        dtype=activation_dtype(job.plan.precision, "cuda"),
-        routing="balanced" if job.model.experts else "learned",  # fake tokens choose nothing
-        fp8_smallest=job.profile.fp8_smallest,
     )

@@ -32,6 +32,7 @@ from knee.specs.choices import Objective
 from knee.specs.defaults import DEFAULT_GRID
 from knee.specs.hardware import Precision
 from knee.specs.plan import (
+    Collectives,
     Dispatcher,
     Fp8Recipe,
     Recompute,
@@ -41,6 +42,7 @@ from knee.specs.plan import (
     Schedule,
     Sharding,
     StateDtype,
+    SyncDtype,
 )
 from knee.specs.plan_table import PlanTable
 
@@ -62,6 +64,9 @@ def plan(
     reduce_dtype: ReduceDtype | None = None,
     state_dtype: StateDtype | None = None,
     sync_every: int = 1,
+    sync_fragments: int | None = None,
+    sync_dtype: SyncDtype | None = None,
+    collectives: Collectives | None = None,
     dispatcher: Dispatcher | None = None,
     ep_overlap: bool | None = None,
     routing: Routing | None = None,
@@ -120,6 +125,9 @@ def plan(
         "ep_overlap": ep_overlap,
         "routing": routing,
         "imbalance": imbalance,
+        "sync_fragments": sync_fragments,
+        "sync_dtype": sync_dtype,
+        "collectives": collectives,
         "capacity_factor": capacity_factor,
     }
     space = Space(

@@ -118,6 +118,15 @@ from knee.specs.defaults import DEFAULT_BATCH_LAW, DEFAULT_FAMILY, DEFAULT_GRID,
     "survey mean.",
 )
 @option(
+    "--sync-every",
+    section="Output",
+    type=int,
+    default=1,
+    metavar="H",
+    help="Also weigh plans whose replicas exchange only every H steps (DiLoCo): more tokens in the same time, and a "
+    "change of the loss by a published law.",
+)
+@option(
     "--frontier",
     section="Output",
     is_flag=True,
@@ -173,7 +182,7 @@ def command(
         return
     check_files(plot, html)
     from knee.api.budget import budget
-    from knee.cli.overrides import parse_sets
+    from knee.cli.options.overrides import parse_sets
     from knee.cli.progress_bar import Steady
     from knee.cli.render.budget import print_answer
     from knee.figures.vega import drawing_beside

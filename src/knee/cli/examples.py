@@ -19,7 +19,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "train": (
         "knee train llama-tiny",
         "knee train llama2-7b --nproc 8 --tp 2 --local-batch 2 --out run",
+        "knee train llama2-7b --nproc 8 --data shards --steps 10000 --lr-schedule cosine --lr-warmup 200 "
+        "--checkpoint-every 500 --out run",
+        "knee train llama2-7b --nproc 8 --data shards --resume run",
     ),
+    "weights": ("knee weights run --out hf --dtype bf16",),
     "sweep": ("knee sweep run mine.toml --out runs --dry-run",),
     "dryrun": ("knee dryrun llama2-7b --gpus 64 --tp 2",),
     "compare": ("knee compare runs/a/record.json runs/b/record.json",),

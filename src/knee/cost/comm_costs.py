@@ -90,7 +90,7 @@ def comm_costs(
     """Price every message of every plan, once for each kind of plan that sends the same over the same groups."""
     axes = [getattr(table, axis) for axis in table.placement]
     kinds: list[Floats | Ints | Bools] = [table.sharding, table.sync_every, table.reduce_dtype, table.cp_method]
-    kinds += [table.sequence_parallel, *columns_of(model, cluster.node, cluster.fabric, profile)]
+    kinds += [table.sequence_parallel, table.collectives, *columns_of(model, cluster.node, cluster.fabric, profile)]
     kinds += [t.fp8.saved_bytes, t.fp8.tp_forward, t.fp8.tp_backward]
     if model.experts is not None:
         kinds += (table.ep, table.etp, table.dispatcher, table.precision, busiest_rank(model, table))

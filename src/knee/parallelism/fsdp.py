@@ -8,7 +8,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from knee.parallelism.decoder import Decoder
-from knee.parallelism.fp8_shards import ShardedWeight, gathered_in_fp8
+from knee.parallelism.fp8.shards import ShardedWeight, gathered_in_fp8
 from knee.parallelism.mesh import Mesh
 from knee.parallelism.precision import TYPES
 from knee.parallelism.trainer_job import TrainJob

@@ -59,6 +59,7 @@ def least_step(model: Model, cluster: Cluster, profile: Profile, table: PlanTabl
     optimizer = optimizer_cost(cluster, profile, model, parts)
     outer = outer_sync_cost(model, cluster, profile, table, parts.modes, parts.traffic, groups)
     straggler = profile.straggler_frac * expected_maximum(table.gpus) * work.compute_s
+    outer = replace(outer, hidden_s=np.where(outer.streams, outer.per_step * outer.all_reduce_s, 0.0))
     once = optimizer.time_s + comm.norm + late + straggler + profile.step_overhead_s + outer.comm_s + outer.compute_s
     flop, moved = step_work(model, parts)
     moved = moved + optimizer.moved_bytes + outer.moved_bytes

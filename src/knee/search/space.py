@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from knee.arrays import Bools, Floats, Ints, distinct
 from knee.errors import InputError
 from knee.specs.model import Model
 from knee.specs.plan import (
+    COLLECTIVES,
     CP_METHODS,
     DISPATCHERS,
     FP8_RECIPES,
@@ -36,7 +37,7 @@ from knee.specs.plan import (
     RecomputeModule,
     Sharding,
 )
-from knee.specs.plan_table import COLUMNS, PlanTable
+from knee.specs.plan_table import COLUMNS, PlanTable, sync_code
 from knee.specs.split_rules import OWN_STAGES, splits_directions, splits_heads, splits_sequence, splits_tokens
 
 
@@ -176,7 +177,7 @@ def sharded_table(space: Space, unsharded: PlanTable) -> PlanTable:
             sharding=mode,
             dp_shard=_ints([one[1] for one in shared])[share],
             dp_replicate=copies,
-            sync_every=np.where(copies > 1, space.sync_every, 1),
+            **_synced(space, copies),
         )
         parts.append(some.rows(np.flatnonzero(_can_be(mode, some.schedule, some.pp) & _folds(some))))
     return joined(unsharded.rows(slice(0, 0)), *parts)
@@ -265,7 +266,8 @@ def _table(space: Space, shared: Callable[[int], Sequence[tuple[Sharding, int, i
         fp8_recipe=same(FP8_RECIPES.index(fixed.fp8_recipe)),
         reduce_dtype=same(REDUCE_DTYPES.index(fixed.reduce_dtype)),
         state_dtype=same(STATE_DTYPES.index(fixed.state_dtype)),
-        sync_every=np.where(open_.dp_replicate > 1, space.sync_every, 1),
+        **_synced(space, open_.dp_replicate),
+        collectives=same(COLLECTIVES.index(fixed.collectives)),
         recompute_frac=np.where(open_.recompute == RECOMPUTES.index("blocks"), 0.5, 1.0),
         modules=np.where(open_.recompute == RECOMPUTES.index("modules"), modules, 0),
         dispatcher=same(DISPATCHERS.index(fixed.dispatcher)),
@@ -276,6 +278,14 @@ def _table(space: Space, shared: Callable[[int], Sequence[tuple[Sharding, int, i
         capacity_factor=_maybe(n, fixed.capacity_factor),
         placement=fixed.placement,
     )
+
+
+def _synced(space: Space, copies: Ints) -> dict[str, Any]:
+    """How replicas exchange, in plans that have some and let them run apart."""
+    apart = (copies > 1) & (space.sync_every > 1)
+    values = {"sync_every": (space.sync_every, 1), "sync_fragments": (space.fixed.sync_fragments, 1)}
+    values |= {"sync_dtype": (sync_code(space.fixed), 0)}
+    return {name: np.where(apart, *pair) for name, pair in values.items()}
 
 
 def _sharding_columns(shared: Sequence[tuple[Sharding, int, int]]) -> tuple[Ints, Ints, Ints]:

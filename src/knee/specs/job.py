@@ -16,6 +16,7 @@ from knee.specs.split_rules import (
     check_experts,
     check_fills,
     check_microbatches,
+    check_outer_sync,
     check_reduce_dtype,
     check_sequence,
     check_stages,
@@ -128,6 +129,7 @@ class Job:
             )
         self.cluster.gpu.peak_flop_per_s(self.plan.precision)
         check_reduce_dtype(self.plan, self.plan.precision)
+        check_outer_sync(self.plan)
         if self.profile.attention not in self.cluster.gpu.attention:
             known = ", ".join(self.cluster.gpu.attention)
             raise SpecError(

@@ -15,6 +15,8 @@ RecomputeModule = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe_a
 CpMethod = Literal["allgather", "ring"]
 ReduceDtype = Literal["fp32", "bf16"]
 StateDtype = Literal["fp32", "bf16"]
+SyncDtype = Literal["fp32", "bf16", "fp8", "fp4"]
+Collectives = Literal["flat", "hierarchical"]
 Fp8Recipe = Literal["tensorwise", "rowwise"]
 Dispatcher = Literal["alltoall", "deepep", "hybridep"]
 Routing = Literal["balanced", "dropless", "power_law:1.01", "power_law:1.2"]
@@ -49,6 +51,8 @@ RENAMED = {
 CP_METHODS: tuple[CpMethod, ...] = get_args(CpMethod)
 REDUCE_DTYPES: tuple[ReduceDtype, ...] = get_args(ReduceDtype)
 STATE_DTYPES: tuple[StateDtype, ...] = get_args(StateDtype)
+SYNC_DTYPES: tuple[SyncDtype, ...] = get_args(SyncDtype)
+COLLECTIVES: tuple[Collectives, ...] = get_args(Collectives)
 DISPATCHERS: tuple[Dispatcher, ...] = get_args(Dispatcher)
 ROUTINGS: tuple[Routing, ...] = get_args(Routing)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -60,6 +64,8 @@ DATA_TYPES = ("precision", "fp8_recipe", "reduce_dtype", "state_dtype")
 """Fields that say in which types a plan computes; a search takes them as given."""
 ROUTED = ("dispatcher", "ep_overlap", "routing", "imbalance", "capacity_factor")
 """Fields that say how tokens reach experts; a search takes them as given."""
+EXCHANGES = ("collectives", "sync_fragments", "sync_dtype")
+"""Fields that say how GPUs exchange; a search takes them as given."""
 DEGREES = ("dp_shard", "dp_replicate", "tp", "pp", "cp", "ep", "etp")
 
 
@@ -122,11 +128,19 @@ class Plan:
     sync_every: int = 1
     """Steps between two exchanges of the replicas. From 2 on they reduce no gradients together, but average how far
     their parameters have moved, and an outer optimizer takes that mean as its gradient (local SGD, DiLoCo)."""
+    sync_fragments: int = 1
+    """Parts of the model that are exchanged one after the other, spread over the steps between two exchanges. From 2 on
+    (Streaming DiLoCo) an exchange runs beside compute, and blocks only what it takes longer than the steps."""
+    sync_dtype: SyncDtype | None = None
+    """Type in which replicas exchange how far their parameters have moved; by default ``reduce_dtype``."""
+    collectives: Collectives = "flat"
+    """flat: NCCL's algorithms over all ranks of a group. hierarchical: level by level (node, then each tier of the
+    network), if that is faster."""
     placement: tuple[str, ...] = AXES
     """Mesh axes from the innermost (neighbouring GPUs) to the outermost."""
 
     def __post_init__(self) -> None:
-        for name in (*DEGREES, "virtual_stages", "micro_batch", "sync_every"):
+        for name in (*DEGREES, "virtual_stages", "micro_batch", "sync_every", "sync_fragments"):
             if getattr(self, name) < 1:
                 raise out_of_range(f"plan.{name}", getattr(self, name), "it must be at least 1")
             if getattr(self, name) > MOST:

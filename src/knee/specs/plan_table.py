@@ -12,6 +12,7 @@ from knee.errors import SpecError
 from knee.specs.job import Job
 from knee.specs.plan import (
     AXES,
+    COLLECTIVES,
     CP_METHODS,
     DISPATCHERS,
     FP8_RECIPES,
@@ -24,6 +25,7 @@ from knee.specs.plan import (
     SHARDINGS,
     SPLIT_BACKWARD,
     STATE_DTYPES,
+    SYNC_DTYPES,
     Plan,
     Recompute,
     RecomputeModule,
@@ -64,6 +66,10 @@ class PlanTable(ByValue):
     reduce_dtype: Ints
     state_dtype: Ints
     sync_every: Ints
+    sync_fragments: Ints
+    sync_dtype: Ints
+    """0 for the type of gradient reduction; else 1 plus a code into ``SYNC_DTYPES``."""
+    collectives: Ints
     dispatcher: Ints
     routing: Ints
     ep_overlap: Bools
@@ -155,6 +161,9 @@ class PlanTable(ByValue):
             reduce_dtype=REDUCE_DTYPES[self.reduce_dtype[row]],
             state_dtype=STATE_DTYPES[self.state_dtype[row]],
             sync_every=int(self.sync_every[row]),
+            sync_fragments=int(self.sync_fragments[row]),
+            sync_dtype=(None, *SYNC_DTYPES)[self.sync_dtype[row]],
+            collectives=COLLECTIVES[self.collectives[row]],
             placement=self.placement,
         )
 
@@ -169,6 +178,11 @@ def _optional(value: float) -> float | None:
 
 def _floats(values: Sequence[float | None]) -> Floats:
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def sync_code(plan: Plan) -> int:
+    """The type of the outer sync as the table has it."""
+    return 0 if plan.sync_dtype is None else 1 + SYNC_DTYPES.index(plan.sync_dtype)
 
 
 def table_of(jobs: Sequence[Job]) -> PlanTable:
@@ -210,6 +224,9 @@ def table_of(jobs: Sequence[Job]) -> PlanTable:
         reduce_dtype=ints([REDUCE_DTYPES.index(p.reduce_dtype) for p in plans]),
         state_dtype=ints([STATE_DTYPES.index(p.state_dtype) for p in plans]),
         sync_every=ints([p.sync_every for p in plans]),
+        sync_fragments=ints([p.sync_fragments for p in plans]),
+        sync_dtype=ints([sync_code(p) for p in plans]),
+        collectives=ints([COLLECTIVES.index(p.collectives) for p in plans]),
         dispatcher=ints([DISPATCHERS.index(p.dispatcher) for p in plans]),
         routing=ints([ROUTINGS.index(p.routing) for p in plans]),
         ep_overlap=np.array([p.ep_overlap for p in plans], dtype=np.bool_),

@@ -114,6 +114,25 @@ def check_reduce_dtype(plan: Plan, products: str) -> None:
         )
 
 
+def check_outer_sync(plan: Plan) -> None:
+    """Refuse ways to exchange that the plan never uses, and more fragments than steps."""
+    for name, default in (("sync_fragments", 1), ("sync_dtype", None)):
+        if plan.sync_every == 1 and getattr(plan, name) != default:
+            raise SpecError(
+                f"{name} is {getattr(plan, name)}, but replicas exchange gradients in every step",
+                hint=f"give {argument('sync_every')} 2 or more, or leave {argument(name)} out",
+                code="contradiction",
+                field=f"plan.{name}",
+            )
+    if plan.sync_fragments > plan.sync_every:
+        raise SpecError(
+            f"sync_fragments is {plan.sync_fragments:,}, but replicas exchange every {plan.sync_every:,} steps",
+            hint=f"use at most one fragment per step: {argument('sync_fragments')} {plan.sync_every}",
+            code="contradiction",
+            field="plan.sync_fragments",
+        )
+
+
 def expert_ranks(plan: Plan) -> int:
     """Ranks of a stage over which experts are laid: those of one replica, or all of them under DDP."""
     return (plan.dp_replicate if plan.sharding == "ddp" else plan.dp_shard) * plan.cp * plan.tp

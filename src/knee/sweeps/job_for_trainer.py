@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from knee.parallelism.trainer_job import TrainJob, activation_dtype
+from knee.parallelism.trainer_job import AUTO, TrainJob, activation_dtype
 from knee.specs import Job, Model
 from knee.specs.choices import Device
 from knee.specs.defaults import DEFAULT_CONVENTION, TIMEOUT_S, TRACE_STEPS
@@ -28,6 +28,8 @@ class RunSettings:
     trace_steps: int = TRACE_STEPS
     device: Device | None = None
     """The processor where the cluster is one, the GPUs elsewhere, if None."""
+    checkpoint_every: int = 0
+    """Steps between checkpoints; a run that is started again goes on from its newest one. 0 writes none."""
     timeout_s: float = TIMEOUT_S
     """A run that does not move for so long is ended."""
 
@@ -55,6 +57,8 @@ def train_job(job: Job, settings: RunSettings, *, out: str, command: list[str]) 
         dtype=activation_dtype(job.plan.precision, device),
         trace_steps=settings.trace_steps,
         out=out,
+        checkpoint_every=settings.checkpoint_every,
+        resume=AUTO if settings.checkpoint_every else "",
         timeout_s=settings.timeout_s,
         facts=facts | {"profile_asked": job.profile.name},
     )

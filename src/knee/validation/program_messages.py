@@ -1,8 +1,8 @@
 """What the simulator has a rank of each stage issue in one step, held against the trainer's own trace.
 
 Read from the passes and scripts that the timeline walks, not from formulas of its own. Where the trainer is known to
-differ, a rule says how exactly and why (``validation.trainer_rules``); beyond the rules the two are equal or one of them
-is wrong.
+differ, a rule says how exactly and why (``validation.trainer_rules``); beyond the rules the two are equal or one of
+them is wrong.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def _fp8_saved_bytes(model: Model, s: Shapes, fp8: Fp8Shapes, profile: Profile) 
     """What a layer with shared fp8 casts keeps, less what it keeps in 16 bit: of the inputs of fp8 products their
     columns alone. Attention keeps its output in 16 bit beside that.
 
-    Source:  src/knee/parallelism/fp8.py: only the transposed input is saved for backward
+    Source:  src/knee/parallelism/fp8/linear.py: only the transposed input is saved for backward
     """
     wide = wide_products(projections(model, s, profile.kernels), fp8)
     gathered, tokens_tp = s.tokens if profile.keeps_gathered else s.norm_tokens, s.tokens / s.tp

@@ -127,7 +127,7 @@ def layer_casts(maps: Sequence[Projection], s: Shapes, fp8: Fp8Shapes, kernels: 
     Formula: 2 bytes * elements * passes of the kernel set. Tensors that are gathered in fp8 are cast by their parts (3
              of 4 bytes), and transposed behind the gather (2 of 4 bytes)
     Where:   rowwise scales need the largest elements of rows and of columns: one more reading
-    Source:  src/knee/parallelism/fp8.py and fp8_copies.py
+    Source:  src/knee/parallelism/fp8/linear.py and casts.py
     """
     wide, single = wide_products(maps, fp8), [p for p in maps if not p.grouped]
     cast, largest, more = (passes_of(kernels, name) for name in ("fp8_cast", "fp8_largest", "fp8_largest_columns"))

@@ -197,7 +197,7 @@ def _fp8_weight_bytes(profile: Profile, modes: Modes, fp8: Fp8Shapes) -> Floats:
     Where:   weights that stay whole have copies by rows and by columns, made from the states, so that no 16-bit copy of
              fp32 states is kept. Shards that are gathered in fp8 have an fp8 copy; weights that were gathered in fp8
              and stay are half as long; those gathered in 16 bit leave their columns for backward
-    Source:  src/knee/parallelism/fp8.py, fp8_shards.py
+    Source:  src/knee/parallelism/fp8/linear.py, shards.py
     """
     sharded = fp8.gathered + fp8.casts_gathered > 0
     no_half = profile.casts_weights & ~modes.zero1 & (fp8.state_bytes > PARAMETER_BYTES)

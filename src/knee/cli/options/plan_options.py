@@ -10,6 +10,7 @@ import click
 
 from knee.cli.options.sections import Option, Word
 from knee.specs.plan import (
+    COLLECTIVES,
     CP_METHODS,
     DISPATCHERS,
     FP8_RECIPES,
@@ -21,6 +22,7 @@ from knee.specs.plan import (
     SCHEDULES,
     SHARDINGS,
     STATE_DTYPES,
+    SYNC_DTYPES,
 )
 
 PLAN = (
@@ -43,6 +45,9 @@ PLAN = (
     "reduce_dtype",
     "state_dtype",
     "sync_every",
+    "sync_fragments",
+    "sync_dtype",
+    "collectives",
     "cp_method",
     "sequence_parallel",
     "tp_overlap",
@@ -202,6 +207,24 @@ OPTIONS = (
         metavar="H",
         help="Number of steps between synchronizations of the replicas (local SGD, DiLoCo); the answer is the mean "
         "over these steps; default: 1.",
+    ),
+    _of_plan(
+        "--sync-fragments",
+        type=int,
+        metavar="P",
+        help="Parts of the model that replicas exchange one after the other beside compute (Streaming DiLoCo), with "
+        "--sync-every; default: 1, which blocks.",
+    ),
+    _of_plan(
+        "--sync-dtype",
+        type=Word(SYNC_DTYPES),
+        help="Data type of the exchange with --sync-every; default: that of the gradient reduction.",
+    ),
+    _of_plan(
+        "--collectives",
+        type=Word(COLLECTIVES),
+        help="flat: NCCL's algorithms. hierarchical: level by level through the node and the tiers of the network, "
+        "if that is faster; default: flat.",
     ),
     _of_plan(
         "--cp-method",

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from knee.parallelism.fp8_copies import E4M3, largest_elements, scale_of
+from knee.parallelism.fp8.casts import E4M3, largest_elements, scale_of
 
 aten = torch.ops.aten
 KEEPS_CLASS = {

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
-from knee.results.field_words import default_of, descriptions, unit_words
 from knee.specs.catalog import Leaf, Tree, walk
 from knee.specs.fields import SPECS, optional_table
+from knee.specs.user_files.field_words import default_of, descriptions, unit_words
 
 WIDTH = 100
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from knee.parallelism.fp8_copies import E4M3, E5M2, cast_to_fp8, copies, largest_elements, scale_of, transposed
-from knee.parallelism.fp8_shards import GatheredWeight
+from knee.parallelism.fp8.casts import E4M3, E5M2, cast_to_fp8, copies, largest_elements, scale_of, transposed
+from knee.parallelism.fp8.shards import GatheredWeight
 from knee.parallelism.tensor_parallel import gather_sequence, scatter_sequence
 from knee.parallelism.torch_internals import NamedGroup, all_reduce
 from knee.specs.defaults import FP8_SMALLEST
