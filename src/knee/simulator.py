@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from knee.arrays import Bools, ByValue, Floats
+from knee.arrays import Bools, ByValue, Floats, blended
+from knee.cost.comm_costs import CommCosts, comm_costs
+from knee.cost.contention import contention
 from knee.cost.group_placements import GroupPlacements, groups_of
 from knee.cost.kernel_cost import Cost, cost_of
 from knee.cost.outer_sync import OuterSync, outer_sync_cost
 from knee.cost.skew import expected_maximum
 from knee.cost.step_parts import (
-    CommCosts,
     ComputeCosts,
-    comm_costs,
     compute_costs,
-    contention,
     energy_saved_frac,
     is_narrow,
     peak_column,
@@ -34,7 +33,7 @@ from knee.specs.plan import PRECISIONS
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
 from knee.specs.variants import side_by_side, variant_rows
-from knee.timeline.actions import StepParts, local_comms
+from knee.timeline.actions import LayerParts, StepParts, blended_comm, comms_of_kinds, local_comms
 from knee.timeline.step_actions import Actions, run_actions
 from knee.timeline.step_time import StepColumns, run_step
 from knee.workload import operations as op
@@ -44,8 +43,8 @@ from knee.workload.layer_weights import layer_tensors
 from knee.workload.layers_per_stage import cuts_of
 from knee.workload.memory import MemoryColumns, memory_of
 from knee.workload.parameters import stage_elements
-from knee.workload.projections import expert_share
-from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic, traffic_of
+from knee.workload.projections import expert_share, layer_kinds
+from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic, fullest_share, traffic_of
 
 CHUNK = 65536
 """Plans evaluated together: enough that many share their passes and pipelines, few enough to bound memory."""
@@ -158,24 +157,46 @@ def priced(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -
     fp8 = fp8_shapes(table, profile)
     traffic = traffic_of(model, table, modes, scatters_sends=profile.scatters_sends, fp8=fp8)
     groups = groups_of(model, cluster, table, modes)
-    compute = compute_costs(model, cluster, profile, table)
+    compute, *of_kinds = compute_costs(model, cluster, profile, table)
+    host_scale, kinds = cluster.node.launch_scale, layer_kinds(model)
+    shared = _who_shares_the_network(profile, modes, groups)
+
     comm = comm_costs(model, cluster, profile, table, modes, traffic, groups)
-    host_scale = cluster.node.launch_scale
-    parts = StepParts(
-        gpu=cluster.gpu,
-        profile=profile,
-        launch_s=profile.launch_s * host_scale,
-        table=table,
-        modes=modes,
+
+    def parts_of(kind: Model, compute: ComputeCosts, comm: CommCosts, traffic: Traffic, kappa: Floats) -> StepParts:
+        return StepParts(
+            gpu=cluster.gpu,
+            profile=profile,
+            launch_s=profile.launch_s * host_scale,
+            table=table,
+            modes=modes,
+            traffic=traffic,
+            compute=compute,
+            comm=comm,
+            local=local_comms(kind, profile, table, groups, comm, compute, host_scale),
+            kappa=kappa,
+            expert_share=expert_share(kind),
+            kinds=None,
+            **shared,
+        )
+
+    if kinds is None:
+        kappa = contention(cluster, profile, table, modes, traffic, groups, comm)
+        return parts_of(model, compute, comm, traffic, kappa), groups
+    comms = comms_of_kinds(comm)
+    mean_comm, share = blended_comm(*comms, expert_share(model)), expert_share(model)
+    kappa = contention(cluster, profile, table, modes, traffic, groups, mean_comm)
+    dense, sparse = (parts_of(kinds[i], of_kinds[i], comms[i], traffic.at(float(i)), kappa) for i in range(2))
+    mean = replace(
+        sparse,
         traffic=traffic,
         compute=compute,
-        comm=comm,
-        local=local_comms(model, profile, table, groups, comm, compute, host_scale),
-        expert_share=expert_share(model),
-        kappa=contention(cluster, profile, table, modes, traffic, groups, comm),
-        **_who_shares_the_network(profile, modes, groups),
+        comm=mean_comm,
+        local=blended(dense.local, sparse.local, share),
+        expert_share=share,
+        kinds=LayerParts(dense=dense, sparse=sparse),
     )
-    return parts, groups
+    return mean, groups
 
 
 def _who_shares_the_network(profile: Profile, modes: Modes, g: GroupPlacements) -> dict[str, Bools]:
@@ -244,6 +265,11 @@ def optimizer_cost(cluster: Cluster, profile: Profile, model: Model, parts: Step
     return cost_of(cluster.gpu, profile, product_column(table), operations)
 
 
+def _fullest(model: Model, parts: StepParts) -> Traffic:
+    """Of the mean layer of the stage that has most experts."""
+    return parts.traffic if parts.kinds is None else parts.traffic.at(fullest_share(model, parts.table))
+
+
 def _narrow_copies_bytes(model: Model, parts: StepParts, whole: Floats) -> Floats:
     """Moved to make the fp8 or NVFP4 weights that all microbatches of a step read; passes that gather cast them."""
     table, none = parts.table, np.zeros(len(whole))
@@ -252,7 +278,8 @@ def _narrow_copies_bytes(model: Model, parts: StepParts, whole: Floats) -> Float
         kept = kept & (table.precision == PRECISIONS.index("fp4"))
     if not kept.any():
         return none
-    held = parts.traffic.layer.elements + parts.traffic.experts.elements
+    traffic = _fullest(model, parts)
+    held = traffic.layer.elements + traffic.experts.elements
     layers = stage_elements(model, table, held, none, none)
     four = op.NVFP4_COPY_BYTES * (1.0 - parts.profile.bf16_layers_frac) * layers
     narrow = np.where(table.precision == PRECISIONS.index("fp4"), four, op.FP8_COPY_BYTES * whole)
@@ -265,9 +292,9 @@ def fp8_weight_casts(model: Model, parts: StepParts) -> list[op.Operation]:
     fp8, kernels = fp8_shapes(parts.table, parts.profile), parts.profile.kernels
     if fp8 is None or not fp8.shared_casts:
         return []
-    layers = np.ceil(model.walked_layers / parts.table.pp)
+    traffic, layers = _fullest(model, parts), np.ceil(model.walked_layers / parts.table.pp)
     weights = layers * sum(bool(np.min(tensor.cols) > 1) and not tensor.experts for tensor in layer_tensors(model))
-    elements = layers * parts.traffic.fp8.elements / fp8.shards
+    elements = layers * traffic.fp8.weights.elements / fp8.shards
     there, shard = np.where(elements > 0, weights, 0.0), shard_casts(fp8, kernels)
     kept = 1.0 - fp8.gathered - fp8.casts_gathered
     whole = weight_casts(fp8, kernels, fp8.state_bytes).times(kept * elements, kept * there)
@@ -282,7 +309,11 @@ def late_gather_s(profile: Profile, model: Model, parts: StepParts) -> Floats:
     ends = np.where(
         parts.table.pp > 1, np.maximum(parts.comm.gather_embedding, parts.comm.gather_head), parts.comm.gather_root
     )
-    return np.where(parts.modes.zero1, layers * parts.comm.gather_layer + ends, 0.0)
+    gather = parts.comm.gather_layer
+    if parts.kinds is not None:
+        kinds, share = parts.kinds, fullest_share(model, parts.table)
+        gather = blended(kinds.dense.comm.gather_layer, kinds.sparse.comm.gather_layer, share)
+    return np.where(parts.modes.zero1, layers * gather + ends, 0.0)
 
 
 def step_work(model: Model, parts: StepParts) -> tuple[Floats, Floats]:

@@ -188,7 +188,7 @@ def _parameter_loads(w: EvaluatedStep, plan: int) -> list[Row]:
         """The load is shared out by work: what runs beside compute is slowed alike."""
 
         def size_of(kind: str, part: str, elements: float) -> float:
-            saved = float(t.fp8_saved_bytes[plan]) if (kind, part) == ("gather", "layer") else 0.0
+            saved = float(t.fp8.saved_bytes[plan]) if (kind, part) == ("gather", "layer") else 0.0
             return width * elements - saved
 
         ranks = int((w.groups.shard if group == "dp_shard" else w.groups.replicate).ranks[plan])
@@ -259,7 +259,7 @@ def _local_loads(w: EvaluatedStep, plan: int, layer_passes: float) -> list[Row]:
     def in_fp8(forward: Floats, backward: Floats) -> float:
         return layer_passes * (float(forward[plan]) * (again + ops) + float(backward[plan]))
 
-    eight = in_fp8(w.traffic.tp_fp8_forward, w.traffic.tp_fp8_backward)
+    eight = in_fp8(w.traffic.fp8.tp_forward, w.traffic.fp8.tp_backward)
     scales_s = eight * float(comm.tp_scale[plan])
     eight_s = eight * exchange - in_fp8(comm.tp_forward_saved, comm.tp_backward_saved) - scales_s
     sums = calls(attrgetter("sums"))

@@ -206,7 +206,7 @@ def _communication(c: _Chain, job: Job, w: EvaluatedStep) -> None:
 
 def _logarithmic(c: _Chain, job: Job, w: EvaluatedStep, links: Links) -> None:
     """What serves the gather of a layer, where it need not be a ring."""
-    message = PARAMETER_BYTES * w.traffic.layer.moved - w.traffic.fp8_saved_bytes
+    message = PARAMETER_BYTES * w.traffic.layer.moved - w.traffic.fp8.saved_bytes
     ring = gather_s(replace(links, pat="off"), w.groups.shard, message)[0]
     chosen = "PAT" if w.comm.gather_layer[0] < ring else "ring"
     formula = "8 us + log2(n) hop / 3.5 + 2.8 us n + (ranks per node - 1) node.hop_s + S (N-1)/N / (0.75 B), if faster"
@@ -222,7 +222,7 @@ def _messages(c: _Chain, job: Job, w: EvaluatedStep) -> None:
     def message(name: str, seconds: Floats, size: float, note: str) -> None:
         c.add(1, name, show(float(seconds[0]), "s"), f"{show(size, 'bytes')} {note}")
 
-    reduced, gathered = float(t.reduce_bytes[0]) * layer, PARAMETER_BYTES * layer - float(t.fp8_saved_bytes[0])
+    reduced, gathered = float(t.reduce_bytes[0]) * layer, PARAMETER_BYTES * layer - float(t.fp8.saved_bytes[0])
     message("gather of a layer", comm.gather_layer, gathered, "with FSDP2's padding")
     message("reduction of a layer", comm.reduce_layer + comm.replicate_layer, reduced, f"in {plan.reduce_dtype}")
     if plan.tp > 1:

@@ -1,7 +1,7 @@
 """The simulator's workload is the trainer's: collectives and FLOP of every rank, one by one, on fake ranks.
 
 The trainer runs on fake ranks; what it issued is held against the simulator's own passes, under the rules of
-``validation.program_messages``. Two real processes then show that fake ranks log what real ones do. Most of it runs on
+``validation.trainer_rules``. Two real processes then show that fake ranks log what real ones do. Most of it runs on
 small tensors that have values, because ``knee dryrun``'s, which have none, are slow; some plans run on both and log the
 same.
 """
@@ -29,15 +29,8 @@ from knee.specs.job import Job
 from knee.specs.load import load_cluster, load_profile
 from knee.specs.model import Experts, Model
 from knee.specs.plan import Plan
-from knee.validation.program_messages import (
-    RULES,
-    Difference,
-    _named_type,
-    _router_weights,
-    as_trained,
-    differences,
-    simulated_work,
-)
+from knee.validation.program_messages import Difference, differences, simulated_work
+from knee.validation.trainer_rules import RULES, _named_type, _router_weights, as_trained
 from refusals import refused
 from waiting import LIMIT_S
 

@@ -92,12 +92,12 @@ def test_fsdp_gathers_one_byte_and_transposes_in_backward() -> None:
 def test_sequence_parallelism_gathers_half_of_the_bytes() -> None:
     # keys and values of 512 columns: the three products of one input stay in 16 bit, and so does its gather
     fp8, bf16 = (step(gpus=2, tp=2, precision=p) for p in ("fp8", "bf16"))
-    assert [t[0] for t in (fp8.traffic.tp_fp8_forward, fp8.traffic.tp_fp8_backward)] == [1, 2]
+    assert [t[0] for t in (fp8.traffic.fp8.tp_forward, fp8.traffic.fp8.tp_backward)] == [1, 2]
     # less the reduction of the largest element before it
     assert fp8.comm.tp_forward_saved[0] + fp8.comm.tp_scale[0] > 0
     assert bf16.comm.tp_forward_saved[0] == 0
     rowwise = step(gpus=2, tp=2, fp8_recipe="rowwise")
-    assert rowwise.traffic.tp_fp8_forward[0] == 0
+    assert rowwise.traffic.fp8.tp_forward[0] == 0
 
 
 def test_products_of_narrow_weights_stay_in_16_bit_and_forward_ones_are_faster() -> None:

@@ -16,7 +16,8 @@ from knee.probe.machine_facts import need_torch
 from knee.record.issued_messages import StageWork
 from knee.results.result import Result
 from knee.specs import Job
-from knee.validation.program_messages import Difference, as_trained, differences, simulated_work
+from knee.validation.program_messages import Difference, differences, simulated_work
+from knee.validation.trainer_rules import as_trained
 
 PLACEHOLDER = "dgx-h100"
 """A cluster that completes a job where none is named: nothing that is counted depends on it."""
@@ -113,8 +114,7 @@ def dryrun(
     """
     need_torch(either("knee.dryrun", "knee dryrun"))
     in_file, plan = is_job_file(model), checked_plan(plan)
-    if gpus is None and not in_file:
-        gpus = ranks_of(plan)
+    gpus = ranks_of(plan) if gpus is None and not in_file else gpus
     job = completed_request(
         model,
         cluster=None if in_file else PLACEHOLDER,
@@ -125,11 +125,10 @@ def dryrun(
         say=say,
     ).job
     job = with_own_fp8(job)
-    trained, simulated = traced_job(job), simulated_work(job)
-
+    simulated = simulated_work(job)
     from knee.train.fake_ranks import trace  # imports torch
 
-    program = trace(trained, progress)
+    program = trace(traced_job(job), progress)
     expected = [as_trained(job, work) for work in simulated]
     return DryRun(
         job=job,

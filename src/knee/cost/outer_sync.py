@@ -18,7 +18,7 @@ from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
 from knee.workload import operations as op
 from knee.workload.parameters import stage_elements
-from knee.workload.traffic import Modes, Traffic
+from knee.workload.traffic import Modes, Traffic, fullest_share
 
 SYNC_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0, "fp4": 0.5}
 """Of one number of the outer gradient; scales of blocks are left out."""
@@ -75,7 +75,9 @@ def outer_sync_cost(
              Streaming DiLoCo, arXiv 2501.18512: a fragment at a time beside compute, in as few as 4 bits
     Valid:   an exchange beside compute is taken to slow down neither compute nor other communication
     """
-    shards = np.where(modes.ddp, 1.0, g.shard.ranks)
+    shards, owned = np.where(modes.ddp, 1.0, g.shard.ranks), t.owned_elements(model, table, modes)
+    if t.kinds is not None:
+        t = t.at(fullest_share(model, table))
     # as in a gather: the largest part of a dimension that does not divide is a whole number of rows
     widths = np.array([0.0, *(SYNC_BYTES[name] for name in SYNC_DTYPES)])[table.sync_dtype]
     width = np.where(table.sync_dtype == 0, t.reduce_bytes, widths)
@@ -83,7 +85,6 @@ def outer_sync_cost(
     if model.experts is not None:
         expert_ranks = np.where(modes.ddp, 1.0, t.expert_shards)
         message = message + width * np.ceil(model.walked_layers / table.pp) * t.experts.moved / expert_ranks
-    owned = t.owned_elements(model, table, modes)
     apart, parts = table.sync_every > 1, table.sync_fragments.astype(np.float64)
     outer = cost_of(cluster.gpu, profile, product_column(table), op.outer_optimizer(owned, profile.kernels))
     return OuterSync(

@@ -75,7 +75,7 @@ def _refuse(launch: LaunchCommand, job: Job) -> None:
             "its distributed optimizer does not shard gradients before the last microbatch",
             "the nearest plan that it can run has --sharding zero1",
         )
-    if plan.pp > 1 and plan.schedule in ("gpipe", "zero_bubble"):
+    if plan.pp > 1 and plan.schedule not in ("1f1b", "interleaved"):
         raise cannot(
             TOOL,
             "plan.schedule",

@@ -67,7 +67,9 @@ def _refuse(launch: LaunchCommand, job: Job) -> None:
         raise cannot(
             TOOL,
             "plan.schedule",
-            f"its {plan.schedule} schedules need two chunks per rank, but this plan has one",
+            "its DualPipeV has one copy of each stage, but this plan has two"
+            if plan.schedule == "dualpipe"
+            else f"its {plan.schedule} schedules need two chunks per rank, but this plan has one",
             "the nearest plan that it can run has --schedule 1f1b, or interleaved with --virtual-stages 2",
         )
     if plan.cp > 1 and plan.cp_method != "allgather":

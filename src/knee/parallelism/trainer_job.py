@@ -12,17 +12,17 @@ from knee.specs.choices import Device
 from knee.specs.defaults import FP8_SMALLEST, LEARNING_RATE, TIMEOUT_S
 from knee.specs.model import Experts, LatentAttention, Model
 from knee.specs.model.departures import departures
-from knee.specs.plan import Plan
-from knee.specs.split_rules import (
+from knee.specs.model.split_rules import (
     check_divided,
     check_experts,
     check_fills,
-    check_interleaved,
+    check_microbatches,
     check_reduce_dtype,
     check_sequence,
     check_stages,
     splits_tokens,
 )
+from knee.specs.plan import Plan
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 AttentionChoice = Literal["auto", "flash", "cudnn", "math"]
@@ -237,6 +237,9 @@ class TrainJob:
         if plan.recompute == "ops":
             text, hint = "recompute ops can be simulated but not trained", f"use {argument('recompute')} blocks or full"
             raise _not_trained("plan.recompute", text, hint)
+        if plan.schedule == "dualpipe" and plan.pp > 1:
+            text = "dualpipe can be simulated but not trained: torch's pipelines have one copy of each stage"
+            raise _not_trained("plan.schedule", text, f"use {argument('schedule')} zero_bubble or 1f1b")
         if plan.schedule == "zero_bubble" and plan.pp > 1 and plan.recompute in ("blocks", "full"):
             raise _not_trained(
                 "plan.schedule",
@@ -343,7 +346,7 @@ class TrainJob:
                 code="does-not-divide",
                 field="global_batch",
             )
-        check_interleaved(plan, self.microbatches)
+        check_microbatches(plan, self.microbatches)
 
 
 def activation_dtype(precision: str, device: str) -> Dtype:

@@ -18,6 +18,7 @@ import numpy as np
 from knee.arrays import Bools, Floats, Ints, distinct
 from knee.errors import InputError
 from knee.specs.model import Model
+from knee.specs.model.split_rules import OWN_STAGES, splits_directions, splits_heads, splits_sequence, splits_tokens
 from knee.specs.plan import (
     COLLECTIVES,
     CP_METHODS,
@@ -31,13 +32,13 @@ from knee.specs.plan import (
     ROUTINGS,
     SCHEDULES,
     SHARDINGS,
+    SPLIT_BACKWARD,
     STATE_DTYPES,
     Plan,
     RecomputeModule,
     Sharding,
 )
 from knee.specs.plan_table import COLUMNS, PlanTable, sync_code
-from knee.specs.split_rules import OWN_STAGES, splits_heads, splits_sequence, splits_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +140,8 @@ def schedules(space: Space, pp: int) -> list[tuple[str, int]]:
     found = [("gpipe", 1), ("1f1b", 1), ("zero_bubble", 1)]
     most = (space.model.walked_layers + OWN_STAGES) // pp
     found += [("interleaved", v) for v in range(2, most + 1) if _sensible(space.model.walked_layers, pp, v)]
+    if "dualpipe" in space.schedules and pp % 2 == 0:  # only where it is asked for: few stacks have it
+        found.append(("dualpipe", 1))
     return [one for one in found if not space.schedules or one[0] in space.schedules]
 
 
@@ -200,11 +203,12 @@ def joined(*tables: PlanTable) -> PlanTable:
 
 
 _REDUCES = np.array([name in REDUCING for name in SHARDINGS])
+_SPLITS = np.array([name in SPLIT_BACKWARD for name in SCHEDULES])
 
 
 def _can_be(mode: Ints, schedule: Ints, pp: Ints | int) -> Bools:
     """Nothing is gathered or reduced between the halves of a split backward."""
-    return np.asarray(~(_REDUCES[mode] & (schedule == SCHEDULES.index("zero_bubble")) & (pp > 1)), dtype=np.bool_)
+    return np.asarray(~(_REDUCES[mode] & _SPLITS[schedule] & (pp > 1)), dtype=np.bool_)
 
 
 def _stage_ranks(mode: Ints, shard: Ints | int, copies: Ints | int, tp: Ints | int, cp: Ints | int) -> Ints:
@@ -316,6 +320,9 @@ def _open(space: Space, tp: int, pp: int, cp: int, dp: int, shared: tuple[Ints, 
     micro = _ints(sizes)[size]
     interleaved = (schedule == SCHEDULES.index("interleaved")) & (pp > 1)
     can_be = _can_be(mode, schedule, pp) & ~(interleaved & ((per_rank // micro) % pp > 0))
+    two_way = (schedule == SCHEDULES.index("dualpipe")) & (pp > 1)
+    if two_way.any():
+        can_be &= ~two_way | np.array([splits_directions(pp, per_rank // size) for size in sizes])[size]
     ep, etp = (_ints([one[i] for one in folded])[fold] for i in range(2))
     if space.model.experts is not None:
         ranks = _stage_ranks(mode, shared[1][share], shared[2][share], tp, cp)

@@ -9,7 +9,7 @@ from knee.errors import SpecError, argument, out_of_range
 from knee.specs.hardware import Precision
 
 Sharding = Literal["ddp", "zero1", "zero2", "fsdp", "fsdp_no_reshard", "hsdp"]
-Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "dualpipe"]
 Recompute = Literal["none", "attention", "ops", "modules", "blocks", "full"]
 RecomputeModule = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe_act", "shared_experts", "moe"]
 CpMethod = Literal["allgather", "ring"]
@@ -32,6 +32,8 @@ SHARDING_FAMILIES = {
 }
 """Shardings that communicate alike."""
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+SPLIT_BACKWARD: tuple[Schedule, ...] = ("zero_bubble", "dualpipe")
+"""Schedules that compute gradients of weights apart from those of inputs."""
 RESHARDING: tuple[Sharding, ...] = ("fsdp", "hsdp")
 """Modes that drop a layer's parameters after its forward and gather them again for its backward."""
 REDUCING: tuple[Sharding, ...] = (*RESHARDING, "zero2")
@@ -102,6 +104,8 @@ class Plan:
     tp_overlap_frac: float | None = None
     """Overrides the profile's share of TP communication that overlaps with GEMMs."""
     schedule: Schedule = "1f1b"
+    """Order of the microbatches in a pipeline. dualpipe runs half of them from each end; every rank holds two stages,
+    and tokens travel to experts beside the compute of another microbatch."""
     virtual_stages: int = 1
     """Model chunks per pipeline rank; more than one needs the interleaved schedule."""
     cp_method: CpMethod = "allgather"
@@ -239,10 +243,17 @@ class Plan:
                 hint=f"give {argument('virtual_stages')} 2 or more, or use {argument('schedule')} 1f1b",
                 code="contradiction",
             )
-        if self.schedule == "zero_bubble" and self.pp > 1 and self.sharding in REDUCING:
+        if self.schedule == "dualpipe" and self.pp > 1 and self.pp % 2:
             raise SpecError(
-                f"zero_bubble with {self.sharding} is not modelled: it would gather or reduce between the two halves "
-                "of backward",
+                f"dualpipe runs microbatches from both ends of the pipeline, so pp must be even; got {self.pp}",
+                hint=f"use an even {argument('pp')}, or {argument('schedule')} 1f1b",
+                code="does-not-divide",
+                field="plan.pp",
+            )
+        if self.schedule in SPLIT_BACKWARD and self.pp > 1 and self.sharding in REDUCING:
+            raise SpecError(
+                f"{self.schedule} with {self.sharding} is not modelled: it would gather or reduce between the two "
+                "halves of backward",
                 hint=f"use {argument('sharding')} fsdp_no_reshard, zero1 or ddp",
                 code="not-modelled",
             )

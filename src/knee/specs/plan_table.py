@@ -23,12 +23,15 @@ from knee.specs.plan import (
     ROUTINGS,
     SCHEDULES,
     SHARDINGS,
+    SPLIT_BACKWARD,
     STATE_DTYPES,
     SYNC_DTYPES,
     Plan,
     Recompute,
     RecomputeModule,
 )
+
+_SPLITS = np.array([name in SPLIT_BACKWARD for name in SCHEDULES])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -112,7 +115,7 @@ class PlanTable(ByValue):
     @property
     def splits_backward(self) -> Bools:
         """Plans whose backward is split in two."""
-        return np.asarray((self.schedule == SCHEDULES.index("zero_bubble")) & (self.pp > 1), dtype=np.bool_)
+        return _SPLITS[self.schedule] & (self.pp > 1)
 
     def recomputes(self, policy: Recompute) -> Floats:
         """1 for plans with this policy, 0 for others."""
@@ -234,3 +237,13 @@ def table_of(jobs: Sequence[Job]) -> PlanTable:
         capacity_factor=_floats([p.capacity_factor for p in plans]),
         placement=plans[0].placement if plans else AXES,
     )
+
+
+def is_dualpipe(table: PlanTable) -> Bools:
+    """Plans whose microbatches come from both ends of the pipeline, so that each stage has two copies."""
+    return np.asarray((table.schedule == SCHEDULES.index("dualpipe")) & (table.pp > 1), dtype=np.bool_)
+
+
+def stage_copies(table: PlanTable) -> Ints:
+    """Copies of each stage inside one pipeline."""
+    return np.where(is_dualpipe(table), 2, 1)

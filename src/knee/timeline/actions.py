@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from knee.arrays import Bools, Floats
+from knee.arrays import Bools, Floats, blended, names_of
+from knee.cost.comm_costs import CommCosts
 from knee.cost.group_placements import GroupPlacements
 from knee.cost.kernel_cost import stream_s
-from knee.cost.step_parts import CommCosts, ComputeCosts
+from knee.cost.step_parts import ComputeCosts
 from knee.specs.hardware import Gpu
 from knee.specs.model import Model
-from knee.specs.plan import CP_METHODS
-from knee.specs.plan_table import PlanTable
+from knee.specs.plan import CP_METHODS, SCHEDULES
+from knee.specs.plan_table import PlanTable, is_dualpipe
 from knee.specs.profile import Profile
 from knee.workload import tp_messages
 from knee.workload.operations import MemoryBound
@@ -115,10 +117,27 @@ def routed_comm(model: Model, profile: Profile, table: PlanTable, comm: CommCost
     travel beside another microbatch. The host keeps books of them."""
     share = expert_share(model)
     seconds = share * (comm.dispatch + 2.0 * comm.etp_gather + comm.combine)
-    # one microbatch has no other beside it
-    hidden = np.where(table.ep_overlap & (table.microbatches > 1), seconds, 0.0)
+    hidden = paired_share(table) * seconds
     host = np.zeros(len(table)) + host_scale * share * profile.expert_host_s
     return LocalComm(hidden_s=hidden, blocking_s=seconds - hidden, host_s=host)
+
+
+def paired_share(table: PlanTable) -> Floats:
+    """Share of the passes beside which a pass of another microbatch runs, the other way, and hides their tokens; 0 for
+    plans that do not overlap them.
+
+    Formula: 1 - alone / M, alone = (P + 1) / 2 (1f1b, zero_bubble), P (interleaved), 5 P / 4 - 1/2 (dualpipe)
+    Where:   passes of the warm-up and of the drain are alone, mean over ranks: P - r in 1F1B, whose warm-up is one
+             longer; 2 P - p - 1 on the p-th rank from either end in DualPipe, less those of its fifth step. GPipe has
+             no pairs. Where whole blocks are recomputed, nothing is hidden
+    Source:  counted from ``pipelines.schedules`` (a test compares them); Megatron-LM 0.16, transformer_config.py:
+             overlap_moe_expert_parallel_comm excludes full recomputation
+    """
+    p, m = table.pp.astype(np.float64), table.microbatches
+    by_name = {"gpipe": np.where(p > 1, m, 1.0), "interleaved": p, "dualpipe": 1.25 * p - 0.5}
+    alone = np.select([table.schedule == SCHEDULES.index(name) for name in by_name], [*by_name.values()], (p + 1) / 2)
+    overlaps = (table.ep_overlap | is_dualpipe(table)) & (table.repeats_frac == 0.0)
+    return np.where(overlaps, np.clip(1.0 - np.where(p > 1, alone, 1.0) / m, 0.0, 1.0), 0.0)
 
 
 def gathers_kv_again(profile: Profile, table: PlanTable) -> Floats:
@@ -172,12 +191,29 @@ class StepParts:
     local: LocalComms
     kappa: Floats
     """How much slower compute runs beside communication."""
-    expert_share: float
-    """Of the layers."""
     shares_wire: Bools
     """TP or CP and the sharded group both cross nodes, and so the same NICs."""
     serial_replicas: Bools
     """So do the sharded group and the replicas: their all-reduces stand in the queue."""
+    expert_share: Floats | float
+    """Of the layers."""
+    kinds: LayerParts | None
+    """What the mean layer is the mean of; None where layers are alike."""
+
+    def at(self, share: Floats | float) -> StepParts:
+        """Of chunks that have experts in that share of their layers."""
+        if self.kinds is None:
+            return self
+        dense, sparse = self.kinds.dense, self.kinds.sparse
+        return replace(
+            self,
+            traffic=self.traffic.at(share),
+            compute=blended(dense.compute, sparse.compute, share),
+            comm=blended_comm(dense.comm, sparse.comm, share),
+            local=blended(dense.local, sparse.local, share),
+            expert_share=share,
+            kinds=None,
+        )
 
     def replicate_share(self) -> Floats:
         """Share of a queued reduction that is the replicas' all-reduce: none where that has a channel of its own."""
@@ -203,8 +239,33 @@ class StepParts:
         """HBM traffic of a layer's copies in one step: resharding plans copy out twice and in every microbatch."""
         out, back = 2.0 * PARAMETER_BYTES, PARAMETER_BYTES + self.traffic.reduce_bytes
         each = np.where(self.modes.reshards, (2.0 * out + back) * self.table.microbatches, out + back)
-        saved = 2.0 * self.traffic.fp8_saved_bytes * np.where(self.modes.reshards, 2.0 * self.table.microbatches, 1.0)
+        saved = 2.0 * self.traffic.fp8.saved_bytes * np.where(self.modes.reshards, 2.0 * self.table.microbatches, 1.0)
         return np.where(self._copies, each * self.traffic.layer_moved - saved, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerParts:
+    """A step of the same plans if no layer had experts, and if all had."""
+
+    dense: StepParts
+    sparse: StepParts
+
+
+def comms_of_kinds(comm: CommCosts) -> tuple[CommCosts, CommCosts]:
+    """Messages of layers without experts, and of layers with them."""
+    assert comm.dense is not None
+    none = np.zeros(len(comm.norm))
+    kinds = ("gather_experts", "reduce_experts", "replicate_experts", "dispatch", "combine", "etp_gather")
+    own: dict[str, Any] = {name: getattr(comm.dense, name) for name in names_of(type(comm.dense))}
+    own |= dict.fromkeys(kinds, none)
+    sparse = replace(comm, dense=None)
+    return replace(sparse, **own), sparse
+
+
+def blended_comm(dense: CommCosts, sparse: CommCosts, share: Floats | float) -> CommCosts:
+    """Messages of the mean layer. Those of routed tokens are a layer's with experts, whatever the share."""
+    routed = {name: getattr(sparse, name) for name in ("dispatch", "combine", "etp_gather")}
+    return replace(blended(dense, sparse, share), **routed)
 
 
 def world_name(table: PlanTable, plan: int = 0) -> str:

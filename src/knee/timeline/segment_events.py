@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -31,15 +32,24 @@ def scripts_of(
     """A script for every action of every chunk kind of plan 0, with groups as stage ``stage`` sees them."""
     scripts = {}
     for action in a.walked:
-        kernels = _kernels(model, cluster, parts, action)
         for row in range(len(a.rows)):
+            own, chunk = _of_chunk(model, parts, a, row)
             forward = action[0] == "F"
             receives = not (a.rows.embedding[row] if forward else a.rows.head[row]) and action[0] != "W"
             send = _hidden_send(parts, stage, int(a.rows.layers[row]), forward) if receives else []
-            scripts[(action, row)] = script_of(
-                parts, kernels, _local(model, parts, stage, send, forward=forward), row, a, stage, action
-            )
+            local = _local(chunk, own, stage, send, forward=forward)
+            scripts[(action, row)] = script_of(own, _kernels(chunk, cluster, own, action), local, row, a, stage, action)
     return scripts
+
+
+def _of_chunk(model: Model, parts: StepParts, a: Actions, row: int) -> tuple[StepParts, Model]:
+    """Parts and model of one chunk kind, where layers are not alike: a model of its layers."""
+    if parts.kinds is None or model.experts is None or a.rows.layers[row] == 0:
+        return parts, model
+    layers, sparse = int(a.rows.layers[row]), int(a.rows.expert_layers[row])
+    experts = replace(model.experts, dense_layers=layers - sparse, every=1) if sparse else None
+    chunk = replace(model, layers=layers, mtp_layers=0, experts=experts)
+    return parts.at(float(a.rows.expert_share[row])), chunk
 
 
 def _kernels(model: Model, cluster: Cluster, parts: StepParts, action: str) -> dict[str, tuple[Kernel, ...]]:
@@ -121,8 +131,8 @@ def _local(model: Model, parts: StepParts, stage: int, send: Timed, *, forward: 
         return gathers + _times(message("reduce_scatter", size), seconds, of.scatters) + sums
 
     kv = [*_keys_and_values(parts, stage, forward), *_routed(model, parts, stage)]
-    there = (parts.traffic.tp_fp8_forward, comm.tp_forward_saved)
-    back = (parts.traffic.tp_fp8_backward, comm.tp_backward_saved)
+    there = (parts.traffic.fp8.tp_forward, comm.tp_forward_saved)
+    back = (parts.traffic.fp8.tp_backward, comm.tp_backward_saved)
     if forward:
         one, times = message("all_reduce", 4.0 * float(table.micro_tokens[0]), "fp32"), tp_messages.LOSS_ALL_REDUCES
         if not parts.profile.loss_parallel:

@@ -1,6 +1,6 @@
 """The actions of a step: what each kind of chunk does in its first, middle and last microbatch, walked.
 
-A plan has few kinds of chunks (see ``timeline.chunks``), and each kind few actions; those are the columns that are
+A plan has few kinds of chunks (see ``pipelines.chunks``), and each kind few actions; those are the columns that are
 walked, not stages or microbatches.
 """
 
@@ -13,9 +13,9 @@ import numpy as np
 from knee.arrays import Bools, Floats, Ints
 from knee.timeline.actions import StepParts
 from knee.timeline.chunk_queues import carrying, per_rank, spread
-from knee.timeline.chunks import ChunkRows, Layout, chunk_rows, layout_of
 from knee.timeline.closed_forms import run_together
 from knee.timeline.passes import SUM_NAMES, Sums, WalkedPass
+from knee.timeline.pipelines.chunks import ChunkRows, Layout, chunk_rows, layout_of
 from knee.timeline.plan_passes import (
     PlanPass,
     backward_pass,

@@ -12,7 +12,7 @@ import numpy as np
 from knee.arrays import Bools, Floats
 from knee.specs.kernel_traffic import passes_of
 from knee.specs.model import Model
-from knee.specs.profile import Kernels
+from knee.specs.profile import MEGATRON_KERNELS, Kernels
 from knee.workload.attention_span import causal_keys, kernel_keys
 from knee.workload.expert_streams import expert_streams
 from knee.workload.fp8_layers import Casts, layer_casts, product_scale, wide_products
@@ -116,7 +116,9 @@ def _streams(model: Model, s: Shapes, kernels: Kernels, backward: bool) -> list[
     for name, key, tensor_bytes, times in parts:
         passes = passes_of(kernels, key)
         count = passes.backward if backward else passes.forward
-        launched = passes.backward_kernels if backward else passes.forward_kernels
+        launched: Floats | float = passes.backward_kernels if backward else passes.forward_kernels
+        if key == "router" and not backward:
+            launched = launched - s.preprocess_kernels
         if count:
             rate = "experts" if key in ("router", "permute") or name.startswith("experts_") else "hbm"
             streams.append(
@@ -198,7 +200,7 @@ def _nvfp4_casts(model: Model, s: Shapes, kernels: Kernels, *, backward: bool) -
     """
     maps = projections(model, s, kernels)
     # fused stacks keep gate and up in one product: their input is cast once, their gradients are two
-    cast = [p for p in maps if backward or kernels != "fused" or p.name != "gate"]
+    cast = [p for p in maps if backward or kernels not in MEGATRON_KERNELS or p.name != "gate"]
     elements = sum(p.times * p.count * p.rows * (p.out if backward else p.inner) for p in cast)
     weights = sum(p.weights for p in maps) * s.casts_narrow
     moved = (3 * BYTES + 2 * NVFP4_BYTES) * elements + (2 * BYTES + NVFP4_BYTES) * weights

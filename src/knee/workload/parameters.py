@@ -15,9 +15,16 @@ from knee.workload.layer_weights import Tensor, layer_tensors, routed_tensors
 
 
 def head_layers(model: Model) -> float:
-    """The output projection's products in layers' products."""
-    layer = sum(t.size for t in layer_tensors(model) if np.any(t.cols > 1))
-    return model.vocab * model.hidden / layer
+    """The output projection's products in layers' products: those of the mean layer, where layers are not alike."""
+    dense = sum(t.size for t in layer_tensors(model) if np.any(t.cols > 1))
+    if model.experts is None:
+        return model.vocab * model.hidden / dense
+    used = Fraction(model.experts.top_k, model.experts.count)
+    sparse = sum((used if t.experts else 1) * t.size for t in layer_tensors(model, experts=True) if t.cols > 1)
+    with_experts = model.expert_layers + model.mtp_layers
+    total = with_experts * sparse + (model.layers - model.expert_layers) * dense
+    heads = 1 + model.mtp_layers  # each layer of multi-token prediction has one more
+    return float(heads * model.vocab * model.hidden * model.walked_layers / total)
 
 
 def embedding_tensors(model: Model) -> tuple[Tensor, ...]:

@@ -1,18 +1,19 @@
 """The linear maps of a decoder layer on one rank: attention's, those of a dense MLP, and those of experts.
 
-Layers are alike to the engine. A model whose layers are not has the mean layer: a map that only some layers have counts
-by their share.
+A model with and without experts in its layers has the mean layer here: a map that only some layers have counts by their
+share. ``layer_kinds`` gives a model for each of the two, and chunks of layers are put together from both.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
 from knee.arrays import Floats
 from knee.specs.model import Experts, LatentAttention, Model
-from knee.specs.profile import Kernels
+from knee.specs.profile import MEGATRON_KERNELS, Kernels
 from knee.workload.shapes import Shapes
 
 
@@ -57,12 +58,24 @@ def expert_share(model: Model) -> float:
     return 0.0 if model.experts is None else (model.expert_layers + model.mtp_layers) / model.walked_layers
 
 
+def layer_kinds(model: Model) -> tuple[Model, Model] | None:
+    """The model as if no layer had experts, and as if all had; None where its layers are alike."""
+    return None if model.experts is None or model.expert_layers == model.layers else _kinds(model)
+
+
+@lru_cache(maxsize=64)
+def _kinds(model: Model) -> tuple[Model, Model]:
+    assert model.experts is not None
+    everywhere = replace(model.experts, dense_layers=0, every=1)
+    return replace(model, experts=None), replace(model, experts=everywhere)
+
+
 def _attention(model: Model, s: Shapes, kernels: Kernels) -> list[Projection]:
     q = model.q_width / s.tp
     # a rank keeps at least one key-value head
     kv = np.maximum(model.kv_width / s.tp, model.head_dim)
     hidden = np.full_like(s.tp, model.hidden)
-    inputs = [("qkv", q + 2 * kv)] if kernels == "fused" else [("q", q), ("k", kv), ("v", kv)]
+    inputs = [("qkv", q + 2 * kv)] if kernels in MEGATRON_KERNELS else [("q", q), ("k", kv), ("v", kv)]
     maps = [Projection(name=name, rows=s.tokens, out=out, inner=hidden) for name, out in inputs]
     return [*maps, Projection(name="attention_out", rows=s.tokens, out=hidden, inner=q)]
 

@@ -63,6 +63,8 @@ class Shapes:
     """Tokens that the busiest expert-parallel rank computes, over the mean."""
     permuted_rows: Floats
     """Tokens that are put into the order of their experts and back, on both sides of the network."""
+    preprocess_kernels: Floats
+    """Kernels of the router that the dispatcher has in a kernel of its own."""
     eight_bit: Floats
     """1 where a layer's products are fp8, else 0; the output projection stays in 16 bit."""
     four_bit: Floats

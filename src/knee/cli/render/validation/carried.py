@@ -64,10 +64,19 @@ def print_sources(*found: CarriedFidelity) -> None:
         click.echo(f"  - {s.source}: {s.reference}")
 
 
+def print_unseen(dense: Validation, experts: Validation) -> None:
+    """Dense models, then mixtures of experts."""
+    from knee.cli.render.validation.runs import print_runs
+
+    for what, found in (("dense models", dense), ("mixtures of experts", experts)):
+        print_heading(f"published runs of {what}, each predicted with constants that were fitted without its source")
+        print_runs(found)
+
+
 def print_own(answer: CarriedValidation) -> None:
     """All of it."""
-    from knee.cli.render.validate_bandwidths import print_scores as print_links
-    from knee.cli.render.validate_runs import print_scores
+    from knee.cli.render.validation.bandwidths import print_scores as print_links
+    from knee.cli.render.validation.runs import print_scores
 
     print_fidelity(answer.fidelity)
     click.echo(_why_they_differ(answer.fidelity, answer.runs.found))

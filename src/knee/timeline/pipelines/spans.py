@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from knee.arrays import Bools, Floats, Ints, distinct, equal_rows, fingerprint
-from knee.specs.plan import SCHEDULES, Schedule
-from knee.timeline import pipeline
+from knee.specs.plan import SCHEDULES, SPLIT_BACKWARD, Schedule
 from knee.timeline.actions import StepParts
+from knee.timeline.pipelines import recurrence as pipeline
+from knee.timeline.pipelines.chunks import rank_chunks
 from knee.timeline.step_actions import Actions
 
 
@@ -54,8 +55,9 @@ def _spans(parts: StepParts, a: Actions, plans: Ints, micro: Ints, wait_s: Float
     most the schedule's cycle. Where the two differ too much, more is walked.
     """
     table = parts.table
-    p, v = int(table.pp[plans[0]]), int(table.virtual_stages[plans[0]])
     schedule = SCHEDULES[table.schedule[plans[0]]]
+    p, v = int(table.pp[plans[0]]), pipeline.chunks_per_rank(schedule, int(table.virtual_stages[plans[0]]))
+    micro = micro // pipeline.directions(schedule)
     times = pipeline_times(parts, a, plans, wait_s)
     spans = np.empty(len(plans))
     open_ = np.arange(len(plans))
@@ -143,7 +145,7 @@ def pipeline_times(parts: StepParts, a: Actions, plans: Ints, wait_s: Floats) ->
     p, v = int(table.pp[plans[0]]), int(table.virtual_stages[plans[0]])
     layout = a.layout(int(plans[0]))
     schedule = SCHEDULES[table.schedule[plans[0]]]
-    names = [n for n in pipeline.KINDS if n in a.walked and (n[0] != "W" or schedule == "zero_bubble")]
+    names = [n for n in pipeline.KINDS if n in a.walked and (n[0] != "W" or schedule in SPLIT_BACKWARD)]
     kinds = sorted(set(layout.kinds))
     per_kind = len(pipeline.KINDS)
     durations, drains = (np.zeros((len(kinds) * per_kind, len(plans))) for _ in range(2))
@@ -158,11 +160,14 @@ def pipeline_times(parts: StepParts, a: Actions, plans: Ints, wait_s: Floats) ->
                 drains[row] = w.sums.drain_s[at]
             if (name[0] == "F" and not has_embedding) or (name[0] == "B" and not has_head):
                 durations[row] += wait_s
-    own = [tuple(kinds.index(layout.kinds[chunk * p + rank]) for chunk in range(v)) for rank in range(p)]
+    held = rank_chunks(schedule, layout, p, v)
+    own = [tuple(map(kinds.index, chunks)) for chunks in held]
     row_of = (np.array(own)[:, :, None] * per_kind + np.arange(per_kind)).ravel()
     ready = np.tile(a.late_gather_s[plans], (p, 1))
     for rank in range(p):
-        ready[rank] += a.filling_gather_s[rows[layout.kinds[rank]]]
+        # upper chunks of an interleaved rank gather beside the lowest one
+        for kind in held[rank] if schedule == "dualpipe" else held[rank][:1]:
+            ready[rank] += a.filling_gather_s[rows[kind]]
     return PipelineTimes(
         row_of=row_of, durations=durations, drains=drains, ready=ready, cycle=_cycle(schedule, own, durations)
     )

@@ -65,6 +65,14 @@ def check_stages(model: Model, plan: Plan, *, own_stages: int) -> None:
         )
 
 
+def splits_directions(pp: int, microbatches: int) -> bool:
+    """Whether DualPipe can run: half of the microbatches, and no fewer than ranks, come from each end.
+
+    Source:  deepseek-ai/DualPipe, dualpipe/dualpipe.py: num_chunks is even and at least twice the number of ranks
+    """
+    return pp % 2 == 0 and microbatches % 2 == 0 and microbatches >= 2 * pp
+
+
 def check_sequence(seq_len: int, cp: int) -> None:
     """Refuse a sequence that context parallelism cannot split."""
     if not splits_sequence(seq_len, cp):
@@ -76,8 +84,15 @@ def check_sequence(seq_len: int, cp: int) -> None:
         )
 
 
-def check_interleaved(plan: Plan, microbatches: int) -> None:
-    """Refuse microbatches that do not fill the groups of an interleaved pipeline."""
+def check_microbatches(plan: Plan, microbatches: int) -> None:
+    """Refuse microbatches that do not fill the groups of an interleaved pipeline, or both directions of DualPipe."""
+    if plan.schedule == "dualpipe" and plan.pp > 1 and not splits_directions(plan.pp, microbatches):
+        raise SpecError(
+            f"dualpipe needs an even number of microbatches, at least 2 * pp = {2 * plan.pp}; got {microbatches}",
+            hint=f"change {argument('micro_batch')} or the batch, or use {argument('schedule')} 1f1b",
+            code="does-not-divide" if microbatches % 2 else "out-of-range",
+            field="plan.pp",
+        )
     if plan.schedule == "interleaved" and plan.pp > 1 and microbatches % plan.pp:
         raise SpecError(
             f"the interleaved schedule runs microbatches in groups of pp; {microbatches} is not a multiple "

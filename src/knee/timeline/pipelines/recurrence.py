@@ -1,7 +1,7 @@
 """The pipeline recurrence: an action starts when its rank is free and its input is there.
 
-Orders come from ``timeline.schedules``; durations are columns over plans. Actions that do not depend on each other
-stand in one wavefront and are computed together, so a batch of plans costs one walk over the wavefronts.
+Orders come from ``timeline.pipelines.schedules``; durations are columns over plans. Actions that do not depend on each
+other stand in one wavefront and are computed together, so a batch of plans costs one walk over the wavefronts.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from knee.arrays import Floats, Ints
 from knee.specs.plan import Schedule
-from knee.timeline.schedules import KINDS as ACTION_KINDS
-from knee.timeline.schedules import B, F, orders
+from knee.timeline.pipelines.action_links import one_way_links, scheduled_actions, two_way_links, wavefronts_of
+from knee.timeline.pipelines.schedules import B, F
 
 # rows of a rank's chunk in the table of durations
 KINDS = ("F_first", "F", "B", "B_last", "W", "W_last", "F_fill", "B_late")
@@ -83,6 +83,16 @@ def duration_row(rank: int, chunk: int, chunks: int, kind: int) -> int:
     return (rank * chunks + chunk) * len(KINDS) + kind
 
 
+def directions(schedule: Schedule) -> int:
+    """Ends of the pipeline from which microbatches come; the actions of a chunk are those of one direction."""
+    return 2 if schedule == "dualpipe" else 1
+
+
+def chunks_per_rank(schedule: Schedule, virtual: int) -> int:
+    """Chunks of a rank: virtual stages, or one for each direction."""
+    return 2 if schedule == "dualpipe" else virtual
+
+
 def period(schedule: Schedule, ranks: int) -> int:
     """Microbatches after which an order repeats itself: interleaved orders run in groups of ranks."""
     return ranks if schedule == "interleaved" else 1
@@ -96,10 +106,10 @@ def first_walk(schedule: Schedule, ranks: int, microbatches: int) -> int:
 @lru_cache(maxsize=512)
 def graph(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> Graph:
     """Number the actions, link each to what it waits for, and cut them into wavefronts."""
-    a = _actions(schedule, ranks, chunks, microbatches)
+    a = scheduled_actions(schedule, ranks, chunks, microbatches)
     size = len(a.rank)
-    before, needs = _links(a, ranks, chunks)
-    fronts = _fronts(before, needs)
+    before, needs = one_way_links(a, ranks, chunks) if schedule != "dualpipe" else two_way_links(a, ranks)
+    fronts = wavefronts_of(before, needs)
     order = np.concatenate(fronts)
     edges = [0, *np.cumsum([len(front) for front in fronts]).tolist()]
     place = np.arange(size + ranks + 1)
@@ -107,7 +117,7 @@ def graph(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> Gra
     rank_of, chunk_of = a.rank[order], a.chunk[order]
     ends = np.where(a.kind == F, a.micro == 0, a.micro == microbatches - 1)
     between = ROWS_BETWEEN[a.kind]
-    if chunks > 1:
+    if schedule == "interleaved":
         # beside the first and last group of microbatches run the gathers and reductions of the chunk above
         near = np.where(a.kind == F, a.micro < ranks, a.micro >= microbatches - ranks) & (a.chunk < chunks - 1)
         between = np.where(near, ROWS_IN_END_GROUPS[a.kind], between)
@@ -173,26 +183,6 @@ ROWS_BETWEEN = np.array([_ROW["F"], _ROW["B"], _ROW["W"]])
 ROWS_IN_END_GROUPS = np.array([_ROW["F_fill"], _ROW["B_late"], _ROW["W"]])
 
 
-class _Actions(NamedTuple):
-    """All actions, rank after rank, each rank's in its order."""
-
-    kind: Ints
-    rank: Ints
-    chunk: Ints
-    micro: Ints
-    number: Ints
-    """Of the action (kind, rank, chunk, microbatch)."""
-
-
-def _actions(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> _Actions:
-    per_rank = orders(schedule, ranks, chunks, microbatches)
-    kind, chunk, micro = (np.concatenate(columns) for columns in zip(*per_rank, strict=True))
-    rank = np.repeat(np.arange(ranks), [len(order.kind) for order in per_rank])
-    number = np.full((len(ACTION_KINDS), ranks, chunks, microbatches), -1)
-    number[kind, rank, chunk, micro] = np.arange(len(kind))
-    return _Actions(kind, rank, chunk, micro, number)
-
-
 def _slots(before: Ints, needs: Ints, edges: list[int], ranks: int, keep: list[int]) -> tuple[Ints, int]:
     """A place for each end, free again once its last user has run: few places stay in the cache. Those of a wavefront
     lie side by side, so that they are written where they stay; those of the ranks' starts come first."""
@@ -218,54 +208,6 @@ def _slots(before: Ints, needs: Ints, edges: list[int], ranks: int, keep: list[i
         # inputs are read while outputs are written: they keep their places until now
         places[slot[expires[ended[step] : ended[step + 1]]]] = 1
     return slot, slots
-
-
-def _links(a: _Actions, ranks: int, chunks: int) -> tuple[Ints, Ints]:
-    """For each action, the one before it on its rank and the one whose output it needs.
-
-    Chunks run rank by rank, then on to the next chunk of rank 0; backward goes the other way, and begins where forward
-    ended. The backward of weights needs nothing from others.
-    """
-    size = len(a.rank)
-    before = np.arange(-1, size - 1)
-    starts = np.flatnonzero(np.diff(a.rank, prepend=-1))
-    before[starts] = size + a.rank[starts]
-    needs = np.full(size, size + ranks)
-
-    def link(rows: NDArray[np.bool_], kind: int, rank: Ints, chunk: Ints) -> None:
-        needs[rows] = a.number[kind, rank[rows], chunk[rows], a.micro[rows]]
-
-    forward, backward = a.kind == F, a.kind == B
-    first, last = a.rank == 0, a.rank == ranks - 1
-    link(forward & ~first, F, a.rank - 1, a.chunk)
-    link(forward & first & (a.chunk > 0), F, a.rank * 0 + ranks - 1, a.chunk - 1)
-    link(backward & ~last, B, a.rank + 1, a.chunk)
-    link(backward & last & (a.chunk < chunks - 1), B, a.rank * 0, a.chunk + 1)
-    link(backward & last & (a.chunk == chunks - 1), F, a.rank, a.chunk)
-    return before, needs
-
-
-def _fronts(before: Ints, needs: Ints) -> list[Ints]:
-    """The wavefronts: each rank's next action stands in the first one after that of the action whose output it
-    needs."""
-    size = len(before)
-    none = int(needs.max(initial=size)) + 1  # what follows a rank's last action, and is never there
-    heads = np.flatnonzero(before >= size)
-    needs, following = np.append(needs, np.full(none + 1 - size, none)), np.arange(1, none + 2)
-    following[np.append(heads[1:], size) - 1] = none
-    is_done = np.zeros(none + 1, dtype=np.bool_)
-    is_done[size:none] = True
-    fronts, left = [], size
-    while left:
-        goes = is_done[needs[heads]]
-        front = heads[goes]
-        if not len(front):
-            raise AssertionError("the schedule deadlocks")  # an order that cannot run is a bug here, not an input
-        fronts.append(front)
-        is_done[front] = True
-        heads[goes] = following[front]
-        left -= len(front)
-    return fronts
 
 
 def _repeats(schedule: Schedule, ranks: int, microbatches: int, number: Ints) -> tuple[Repeat, ...]:
