@@ -99,8 +99,9 @@ FEW_ROWS = 4096
 
 def local_sides(t: Tensor, tp: Ints) -> tuple[Floats, Floats]:
     """Rows and columns of a weight on one tensor-parallel rank."""
-    rows = np.maximum(t.rows / tp, float(t.least_rows)) if t.tp == "rows" else np.full(len(tp), float(t.rows))
-    return rows, t.cols / tp if t.tp == "cols" else np.full(len(tp), float(t.cols))
+    one = np.ones(len(tp))
+    rows = np.maximum(t.rows / tp, t.least_rows * one) if t.tp == "rows" else t.rows * one
+    return rows, t.cols / tp if t.tp == "cols" else t.cols * one
 
 
 def _kinds(tensors: tuple[Tensor, ...], *columns: Ints) -> tuple[Ints, Ints]:
