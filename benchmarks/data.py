@@ -16,8 +16,6 @@ from pathlib import Path
 
 import numpy as np
 
-from knee.datasets.token_batches import Shards, Share, Synthetic
-
 WORDS, DOCUMENTS, DOCUMENT_WORDS = 5_000, 8_000, 300
 SEQ_LEN, ROWS, STEPS, RUNS = 4096, 8, 100, 7
 VOCAB = 32_000
@@ -76,6 +74,8 @@ def prepare(folder: Path, corpus: Path, tokenizer_file: Path) -> Path:
 
 def read(folder: Path) -> None:
     """Print the speed of reading batches, and of copying as many tokens from one memory map."""
+    from knee.datasets.token_batches import Shards, Share, Synthetic
+
     data = Shards(folder, Share(seq_len=SEQ_LEN, global_batch=ROWS), vocab_size=VOCAB)
     flat = folder / "flat.bin"
     flat.write_bytes(b"".join((folder / shard.file).read_bytes() for shard in data.index.shards))

@@ -2,9 +2,11 @@
 
     python tools/fit_bands.py [--write]
 
-Run it after ``tools/fit_published.py --write``. Prints what the bands of each label hold of each source, with labels,
-bands and their constants all from the errors of the other sources. --write puts constants that are fitted on all
-sources into src/knee/catalog/validation/bands.toml; ``knee simulate`` widens its bands by them.
+Run it after ``tools/fit_published.py --write`` and ``tools/fit_moe_runs.py --write``. Prints what the bands of each
+label hold of each source, with labels, bands and their constants all from the errors of the other sources; then what
+the bands that users see hold, whose constants are fitted on all sources. --write puts those into bands.toml (dense
+models) and moe_bands.toml (mixtures of experts) of src/knee/catalog/validation; ``knee simulate`` widens its bands by
+them.
 """
 
 from __future__ import annotations
@@ -13,10 +15,10 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from knee.trust.band_fit import ASSUMED, constants_without_each, fit_constants
-from knee.trust.bands import CONSTANTS, FEW_SOURCES, LABELS, Constants, Quantity, unseen
-from knee.trust.coverage import QUANTITIES, coverage, jobs_of, table
+from knee.trust.bands import CONSTANTS, FEW_SOURCES, LABELS, MOE_CONSTANTS, Constants, Quantity, unseen
+from knee.trust.coverage import PROMISED, QUANTITIES, Coverage, coverage, jobs_of, judged_runs, table
 from knee.trust.distances import NAMES
-from knee.trust.error_table import Errors, read_errors
+from knee.trust.error_table import EXPERTS, OWN, Errors, read_errors
 
 HEAD = """\
 # How much wider bands are with distance from what was measured, and with a weaker label (src/knee/trust/bands.py).
@@ -27,14 +29,29 @@ HEAD = """\
 
 def main(arguments: Sequence[str]) -> None:
     """Fit, judge, write."""
-    errors = read_errors()
-    jobs = jobs_of(errors)
-    print(table(coverage(errors, constants_without_each(errors, jobs))))
-    found = fit_constants(errors, jobs)
-    text = HEAD + "".join(_lines(errors, quantity, found) for quantity in QUANTITIES)
-    print(text)
-    if "--write" in arguments:
-        CONSTANTS.write_text(text, encoding="utf-8")
+    for path, constants in ((OWN, CONSTANTS), (EXPERTS, MOE_CONSTANTS)):
+        errors = read_errors(path)
+        jobs = jobs_of(errors)
+        judged = judged_runs(errors, jobs)
+        found = fit_constants(errors, jobs)
+        all_sources = dict.fromkeys(errors.words["source"], found)
+        for words, by in (("without each source", constants_without_each(errors, jobs)), ("of all", all_sources)):
+            rows = coverage(errors, by, judged)
+            print(f"{path.name}, constants {words}:\n{table(rows)}\n{held_of_all(rows)}")
+        text = HEAD + "".join(_lines(errors, quantity, found) for quantity in QUANTITIES)
+        print(text)
+        if "--write" in arguments:
+            constants.write_text(text, encoding="utf-8")
+
+
+def held_of_all(rows: Sequence[Coverage]) -> str:
+    """What bands of all labels hold of left-out runs of throughput."""
+    lines = []
+    for promised in PROMISED:
+        of = [row for row in rows if row.quantity == "throughput" and row.source and row.covered_frac == promised]
+        held = sum(row.runs * row.held_frac for row in of) / sum(row.runs for row in of)
+        lines.append(f"bands of {promised:.0%} hold {held:.1%} of {sum(row.runs for row in of)} left-out runs")
+    return "\n".join(lines)
 
 
 def _lines(errors: Errors, quantity: Quantity, found: Mapping[Quantity, Constants]) -> str:

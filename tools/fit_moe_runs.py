@@ -3,39 +3,46 @@
     python tools/fit_moe_runs.py [--write]
 
 Four parameters of the profile ``fused``, from which ``nemo`` inherits them, are fitted on the runs of one release of
-one source (``RELEASE``), which has five GPUs. Nothing else of the profiles is changed. Of earlier releases, the
-profiles ``nemo-early-2025`` (before 25.09) and ``megatron-core-2025`` (0.13) have a host time of their own.
+one source (``RELEASE``), which has five GPUs. Nothing else of the profiles is changed. Of earlier releases, the profile
+``megatron-core-2025`` (0.13) has a host time of its own.
 
 Each run is then predicted three times: as shipped; with nothing of its source, and with nothing of its release, in any
-fit ("unseen"); and by the profile of the newest release ("release unknown").
+fit ("unseen"); and with the host time of the newest release ("release unknown"). "Unseen" also takes the values that
+``tools/fit_published.py`` fitted to dense runs without the source.
 
---write puts the values into src/knee/catalog/profiles (kind "fitted") and the errors into
-src/knee/catalog/validation/moe_errors.csv, from which ``knee simulate`` reads how far it can be trusted.
+--write puts the values into src/knee/catalog/profiles (kind "fitted"), those without each source into
+src/knee/catalog/validation/moe_left_out.toml, and the errors into src/knee/catalog/validation/moe_errors.csv, from
+which ``knee simulate`` reads how far it can be trusted.
 """
 
 from __future__ import annotations
 
-import csv
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import tomli_w
 
-from knee.trust.error_table import error_rows
+from knee.specs.profile import Profile
+from knee.specs.profile_parameters import PARAMETERS
+from knee.trust.error_table import EXPERTS, write_errors
 from knee.units import show
 from knee.validation.carried_set import carried_moe_runs
+from knee.validation.left_out import MOE_LEFT_OUT, left_out_profiles
 from knee.validation.published_runs import PublishedRun, Setting
 from knee.validation.run_to_job import RunJob, job_of
-from knee.validation.simulated_runs import cases_of, predicted
+from knee.validation.simulated_runs import errors_of
 from knee.validation.stacks import catalog_profile, profile_name
 
 CATALOG = Path(__file__).parent.parent / "src/knee/catalog"
-ERRORS = CATALOG / "validation/moe_errors.csv"
 SOURCE, RELEASE = "nvidia_megatron_bridge_perf_summary", "26.04.01"
-OLD = ("nemo-early-2025", "megatron-core-2025")
+DENSE = {"nemo": "nemo", "nemo-early-2025": "nemo"}
+"""Profiles whose values for dense models were fitted -> the stack that they were fitted for."""
+OLD = ("megatron-core-2025",)
 """Profiles of earlier releases, which have a host time of their own."""
 HOST = "expert_host_s"
 HOSTS_S = (2e-3, 4e-3, 6e-3, 8e-3, 10e-3, 12e-3, 14e-3)
@@ -57,7 +64,7 @@ LARGE_ERRORS = 0.3
 """Weight of the root mean square beside the mean size: medians alone would give up the largest errors."""
 
 Values = dict[str, float]
-Errors = dict[Setting, tuple[float, float]]
+Errors = Mapping[Setting, tuple[float, float]]
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -68,35 +75,55 @@ def main(arguments: Sequence[str]) -> None:
     before = {name: [run for run in runs if profile_name(run.setting) == name] for name in OLD}
     old = {name: fitted(some, values, (HOST,))[HOST] for name, some in before.items()}
     print(f"{RELEASE}, {len(newest)} runs: {values}\nearlier releases: {old}")
-    shipped = errors_of(runs, values, old)
+    shipped = errors_of(runs, asking(values, old))
     print_errors("as shipped", shipped)
-    unseen = unseen_errors(runs, values, shipped)
+    left_out = {
+        source: without(source, runs, newest, values) for source in dict.fromkeys(r.setting.source for r in runs)
+    }
+    unseen = errors_of(runs, lambda setting: job_of(setting, profile=stand_in(setting, left_out)))
     print_errors("source and release left out", unseen)
-    print_errors("release unknown", errors_of(runs, values))
+    print_errors("release unknown", errors_of(runs, asking(values)))
     if "--write" in arguments:
         write_values("fused", values, f"on {len(newest)} runs of release {RELEASE}")
         for name, host_s in old.items():
             write_values(name, {HOST: host_s}, f"on the {len(before[name])} runs of earlier releases")
-        write_errors(runs, shipped, unseen)
+        write_left_out(runs, left_out)
+        write_errors(EXPERTS, runs, job_of, shipped, unseen)
 
 
-def unseen_errors(runs: Sequence[PublishedRun], values: Values, shipped: Errors) -> Errors:
-    """Each source by values that were fitted without it: the newest release's where it is another source's, else those
-    of all other sources. Earlier releases of the fitted source are predicted without the release that was fitted."""
-    others = [run for run in runs if run.setting.source != SOURCE]
-    without = fitted(others, START)
-    print(f"without {SOURCE}, {len(others)} runs: {without}")
-    by_others = errors_of([run for run in runs if run.setting.source == SOURCE], without)
-    by_newest = errors_of(others, values)
-    return {s: by_others[s] if s in by_others else by_newest[s] for s in shipped if s in by_others or s in by_newest}
+def without(source: str, runs: Sequence[PublishedRun], newest: Sequence[PublishedRun], shipped: Values) -> Values:
+    """Values fitted without a source: on the newest release where it is another source's, else on all other sources.
+    Earlier releases of the fitted source are predicted without the release that was fitted. Sources that no fit saw
+    have the shipped values."""
+    if source != SOURCE and source not in left_out_profiles():
+        return shipped
+    chosen = [run for run in runs if run.setting.source != source] if source == SOURCE else newest
+    values = fitted(chosen, START, left_out=source)
+    print(f"without {source}, on {len(chosen)} runs: {values}")
+    return values
 
 
-def fitted(runs: Sequence[PublishedRun], start: Values, names: Sequence[str] = tuple(START)) -> Values:
+def stand_in(setting: Setting, left_out: Mapping[str, Values]) -> Profile:
+    """The profile that predicts a run where nothing is known of its source."""
+    return replace(dense_profile(profile_name(setting), setting.source), **left_out[setting.source])
+
+
+def dense_profile(name: str, left_out: str | None) -> Profile:
+    """A profile with the values for dense models that were fitted without a source."""
+    profile = catalog_profile(name)
+    dense = left_out_profiles().get(left_out or "", {}).get(DENSE.get(name, ""))
+    names = [p.path.partition(".")[2] for p in PARAMETERS]
+    return profile if dense is None else replace(profile, **{n: getattr(dense, n) for n in names})
+
+
+def fitted(
+    runs: Sequence[PublishedRun], start: Values, names: Sequence[str] = tuple(START), left_out: str | None = None
+) -> Values:
     """The values with the least errors, one moved after the other."""
     values, steps = dict(start), dict(STEPS)
-    least = cost(runs, values)
+    least = cost(runs, values, left_out)
     for host_s in HOSTS_S:
-        found = cost(runs, values | {HOST: host_s})
+        found = cost(runs, values | {HOST: host_s}, left_out)
         if found < least:
             values, least = values | {HOST: host_s}, found
     for _ in range(ROUNDS):
@@ -105,7 +132,7 @@ def fitted(runs: Sequence[PublishedRun], start: Values, names: Sequence[str] = t
                 while True:
                     low, high = BOUNDS.get(name, (0.0, np.inf))
                     moved = values | {name: min(max(values[name] * steps[name] ** way, low), high)}
-                    found = cost(runs, moved) if moved != values else least
+                    found = cost(runs, moved, left_out) if moved != values else least
                     if not found < least - 1e-5:
                         break
                     values, least = moved, found
@@ -113,10 +140,10 @@ def fitted(runs: Sequence[PublishedRun], start: Values, names: Sequence[str] = t
     return {name: float(f"{value:.{DIGITS}g}") for name, value in values.items()}
 
 
-def cost(runs: Sequence[PublishedRun], values: Values) -> float:
+def cost(runs: Sequence[PublishedRun], values: Values, left_out: str | None = None) -> float:
     """Size of the errors' logarithms; each source counts once. Values far from the prior cost more."""
     far = sum((np.log(values[name] / START[name]) / spread) ** 2 for name, spread in SPREADS.items())
-    found = errors_of(runs, values)
+    found = errors_of(runs, asking(values, left_out=left_out))
     sources: dict[str, list[float]] = {}
     for setting, (error, _) in found.items():
         if np.isfinite(error):
@@ -125,23 +152,15 @@ def cost(runs: Sequence[PublishedRun], values: Values) -> float:
     return float(np.mean(sizes) + PRIOR * far)
 
 
-def errors_of(runs: Sequence[PublishedRun], values: Values, old: Mapping[str, float] | None = None) -> Errors:
-    """Of throughput and memory."""
-    cases, _ = cases_of(runs, asking(values, old or {}))
-    answer = predicted(cases)
-    flat = [run for case in cases for run in case.runs]
-    rate = answer.tokens_per_s_per_gpu / np.array([run.tokens_per_s_per_gpu or np.nan for run in flat]) - 1.0
-    memory = answer.memory_bytes / np.array([run.memory_bytes or np.nan for run in flat]) - 1.0
-    return {run.setting: (float(a), float(b)) for run, a, b in zip(flat, rate, memory, strict=True)}
-
-
-def asking(values: Values, old: Mapping[str, float]) -> Callable[[Setting], RunJob]:
+def asking(
+    values: Values, old: Mapping[str, float] | None = None, left_out: str | None = None
+) -> Callable[[Setting], RunJob]:
     """How a run is asked for, with these values of the newest release and the host times of earlier ones."""
 
     def ask(setting: Setting) -> RunJob:
         name = profile_name(setting)
-        changed = values | {HOST: old.get(name, values[HOST])}
-        return job_of(setting, profile=replace(catalog_profile(name), **changed))
+        changed = values | {HOST: (old or {}).get(name, values[HOST])}
+        return job_of(setting, profile=replace(dense_profile(name, left_out), **changed))
 
     return ask
 
@@ -184,16 +203,16 @@ def _written(name: str, value: float) -> str:
     return f'"{show(value, "s", DIGITS).replace("µ", "u")}"' if name.endswith("_s") else f"{value:g}"
 
 
-def write_errors(runs: Sequence[PublishedRun], shipped: Errors, unseen: Errors) -> None:
-    """For ``knee simulate``."""
-    rows = error_rows(
-        [(run, job_of(run.setting), shipped[run.setting], unseen[run.setting]) for run in runs if run.setting in unseen]
-    )
-    with ERRORS.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    print(f"wrote {len(rows)} errors")
+def write_left_out(runs: Sequence[PublishedRun], left_out: Mapping[str, Values]) -> None:
+    """For ``knee validate --unseen``."""
+    tables: dict[str, dict[str, dict[str, Any]]] = {}
+    for setting in (run.setting for run in runs):
+        name, dense = profile_name(setting), dense_profile(profile_name(setting), setting.source)
+        shipped = catalog_profile(name)
+        changed = {f: getattr(dense, f) for p in PARAMETERS if (f := p.path.partition(".")[2])}
+        moved = {field: value for field, value in changed.items() if not np.isclose(value, getattr(shipped, field))}
+        tables.setdefault(setting.source, {})[name] = {"profile": name, **moved, **left_out[setting.source]}
+    (CATALOG / "validation" / MOE_LEFT_OUT).write_text(tomli_w.dumps(tables), encoding="utf-8")
 
 
 if __name__ == "__main__":

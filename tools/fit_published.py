@@ -20,7 +20,6 @@ src/knee/catalog/validation/left_out.toml, and the errors into src/knee/catalog/
 
 from __future__ import annotations
 
-import csv
 import re
 import sys
 import tomllib
@@ -39,12 +38,12 @@ from knee.profile_fit.stack_fit import StackFit, calibrate
 from knee.specs.load import load_profile
 from knee.specs.profile import Profile
 from knee.specs.profile_parameters import PARAMETERS, Parameter
-from knee.trust.error_table import error_rows
+from knee.trust.error_table import write_errors
 from knee.units import dimension, show
 from knee.validation.carried_set import carried_runs
 from knee.validation.published_runs import PublishedRun, Setting
 from knee.validation.run_to_job import RunJob, job_of
-from knee.validation.simulated_runs import cases_of, predicted
+from knee.validation.simulated_runs import cases_of, errors_of
 from knee.validation.stacks import profile_name
 
 CATALOG = Path(__file__).parent.parent / "src/knee/catalog"
@@ -192,12 +191,7 @@ class Fit:
         def ask(setting: Setting) -> RunJob:
             return job_of(setting, profile=profiles[name or profile_name(setting)])
 
-        cases, _ = cases_of(runs, ask)
-        answer = predicted(cases)
-        flat = [run for case in cases for run in case.runs]
-        rate = answer.tokens_per_s_per_gpu / np.array([r.tokens_per_s_per_gpu or np.nan for r in flat]) - 1.0
-        memory = answer.memory_bytes / np.array([r.memory_bytes or np.nan for r in flat]) - 1.0
-        return {run.setting: (float(a), float(b)) for run, a, b in zip(flat, rate, memory, strict=True)}
+        return errors_of(runs, ask)
 
 
 def start_of(name: str) -> Profile:
@@ -305,7 +299,7 @@ def main(arguments: Sequence[str]) -> None:
     if "--write" in arguments:
         write_values({n: f for (n, s), f in fits.items() if s is None and f is not None}, shipped)
         LEFT_OUT.write_text(tomli_w.dumps(left_out), encoding="utf-8")
-        write_errors(runs, own, unseen)
+        write_errors(ERRORS, runs, job_of, own, unseen)
 
 
 def fit_all(pairs: Sequence[tuple[str, str | None]], jobs: int) -> dict[tuple[str, str | None], StackFit | None]:
@@ -439,18 +433,6 @@ def _lines(values: Mapping[str, float], why: str) -> dict[str, str]:
         }.get(dimension(name) or "", f"{value:g}")
         lines[name] = f'{name} = {{ value = {written}, kind = "fitted", source = "{why}" }}'
     return lines
-
-
-def write_errors(runs: Sequence[PublishedRun], own: Errors, unseen: Errors) -> None:
-    """For ``knee simulate``."""
-    rows = error_rows(
-        [(run, job_of(run.setting), own[run.setting], unseen[run.setting]) for run in runs if run.setting in unseen]
-    )
-    with ERRORS.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    print(f"wrote {len(rows)} errors")
 
 
 if __name__ == "__main__":

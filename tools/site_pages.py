@@ -19,12 +19,13 @@ sys.path.insert(0, str(ROOT / "src"))
 
 import knee  # noqa: E402
 from knee.record.measurement import CommLoad, Measurement, Memory  # noqa: E402
-from knee.results.field_words import descriptions, field_rows  # noqa: E402
 from knee.specs.catalog import KINDS, entry_names  # noqa: E402
 from knee.specs.named_specs import describe, read_tree  # noqa: E402
+from knee.specs.user_files.field_words import descriptions, field_rows  # noqa: E402
 from knee.studies.study_file import load_study, study_names  # noqa: E402
+from knee.trust.bands import CONSTANTS, MOE_CONSTANTS  # noqa: E402
 from knee.trust.coverage import coverage, jobs_of  # noqa: E402
-from knee.trust.error_table import EXPERTS, read_errors  # noqa: E402
+from knee.trust.error_table import EXPERTS, OWN, read_errors  # noqa: E402
 from knee.trust.trust import Trust  # noqa: E402
 from knee.validation.carried_set import references  # noqa: E402
 
@@ -161,9 +162,14 @@ def _because(claim: Any) -> str:
     return (f" ({', '.join(claim.by)})" if claim.by else "") + (f": {claim.because}" if claim.because else "")
 
 
-def coverage_table() -> str:
+def moe_coverage_table() -> str:
+    """The same of mixtures of experts."""
+    return coverage_table(EXPERTS, MOE_CONSTANTS)
+
+
+def coverage_table(errors: Path = OWN, constants: Path = CONSTANTS) -> str:
     """How often bands hold on sources that are left out."""
-    rows = [row for row in coverage(read_errors()) if not row.source]
+    rows = [row for row in coverage(read_errors(errors), shipped=constants) if not row.source]
     head = (
         "quantity",
         "label",
@@ -309,6 +315,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "errors by source": source_table,
     "mixtures of experts by source": moe_source_table,
     "mixtures of experts, checks": moe_protocol_table,
+    "mixtures of experts, coverage": moe_coverage_table,
     "sources": origin_table,
     "fitted values": fitted_table,
     "measurement": lambda: field_table(Measurement, Memory, CommLoad),

@@ -84,10 +84,22 @@ def distinct(column: NDArray[N]) -> NDArray[N]:
 
 
 def expanded(columns: T, index: Ints) -> T:
-    """A dataclass of columns, or of such dataclasses, with the rows of an index."""
+    """A dataclass of columns, or of such dataclasses, with the rows of an index; a number is the same in all rows."""
+    if columns is None or isinstance(columns, int | float):
+        return columns
     if isinstance(columns, np.ndarray):
         return cast(T, columns[index])
     return type(columns)(**{name: expanded(getattr(columns, name), index) for name in names_of(type(columns))})
+
+
+def blended(a: T, b: T, share: Floats | float) -> T:
+    """Columns between those of two dataclasses, of which the second has that share; exactly one of them at 0 and 1."""
+    if a is None or a is b:
+        return a
+    if isinstance(a, np.ndarray):
+        return cast(T, (1.0 - share) * a + share * cast(Any, b))
+    names = names_of(type(a))
+    return type(a)(**{name: blended(getattr(a, name), getattr(b, name), share) for name in names})
 
 
 class ByValue:

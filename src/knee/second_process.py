@@ -1,7 +1,9 @@
-"""A second process that does the same work from the other end, into the same folder, until the two meet.
+"""A second process beside this one: it works from the other end, or answers what it is asked.
 
-What is made lies in files that are whole or not there, so that neither has to know of the other: each makes what it
-does not find. Whatever ends the second process, the first makes the rest and says what is wrong.
+``second_process`` does the same work from the other end, into the same folder, until the two meet. What is made lies in
+files that are whole or not there, so that neither has to know of the other: each makes what it does not find.
+``answering_process`` starts while this one computes, and answers once there is something to ask. Whatever ends the
+second process, the first makes the rest and says what is wrong.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
@@ -23,12 +25,50 @@ GRACE_S = 5.0
 @contextlib.contextmanager
 def second_process(module: str, asked: dict[str, Any]) -> Iterator[None]:
     """Run a module beside the block, where there is a second core; it reads what is asked as JSON from its input."""
-    helper = _started(module, json.dumps(asked)) if _cores() > 1 and sys.executable else None
+    helper = _started(module, subprocess.DEVNULL)
+    if helper is not None:
+        assert helper.stdin is not None
+        with contextlib.suppress(OSError), helper.stdin as pipe:
+            pipe.write(json.dumps(asked))
     try:
         yield
     finally:
         if helper is not None:
             _end(helper)
+
+
+@contextlib.contextmanager
+def answering_process(module: str) -> Iterator[Callable[[Any], Any]]:
+    """Run a module beside the block that answers each line of its input by a line, both JSON. None is the answer where
+    there is no second core, or the module has failed."""
+    helper = _started(module, subprocess.PIPE)
+
+    def ask(question: Any) -> Any:
+        if helper is None or helper.poll() is not None:
+            return None
+        assert helper.stdin is not None
+        assert helper.stdout is not None
+        try:
+            helper.stdin.write(json.dumps(question) + "\n")
+            helper.stdin.flush()
+            return json.loads(helper.stdout.readline())
+        except (OSError, ValueError):  # it has ended, perhaps in the middle of a line
+            return None
+
+    try:
+        yield ask
+    finally:
+        if helper is not None:
+            _end(helper)
+            for pipe in (helper.stdin, helper.stdout):
+                with contextlib.suppress(OSError):
+                    pipe.close()  # type: ignore[union-attr]
+
+
+def answer_lines(answer: Callable[[Any], Any]) -> None:
+    """In the second process: an answer for each line."""
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line))), flush=True)
 
 
 def asked_of_this() -> dict[str, Any]:
@@ -46,21 +86,18 @@ def while_wanted(items: Iterable[Item]) -> Iterator[Item]:
         yield item
 
 
-def _started(module: str, asked: str) -> subprocess.Popen[str] | None:
-    quiet = subprocess.DEVNULL
+def _started(module: str, output: int) -> subprocess.Popen[str] | None:
+    if _cores() < 2 or not sys.executable:
+        return None
     # modules are found where this process finds them
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", module]
     try:
-        helper = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, env=environment, text=True
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.DEVNULL, env=environment, text=True
         )
-        assert helper.stdin is not None
-        with contextlib.suppress(OSError), helper.stdin as pipe:
-            pipe.write(asked)
     except OSError:  # no more processes, say
         return None
-    return helper
 
 
 def _end(helper: subprocess.Popen[str]) -> None:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from knee.arrays import Bools, ByValue, Floats
+from knee.arrays import Bools, ByValue, Floats, blended
+from knee.cost.comm_costs import CommCosts, comm_costs
+from knee.cost.contention import contention
 from knee.cost.group_placements import GroupPlacements, groups_of
 from knee.cost.kernel_cost import Cost, cost_of
 from knee.cost.outer_sync import OuterSync, outer_sync_cost
 from knee.cost.skew import expected_maximum
 from knee.cost.step_parts import (
-    CommCosts,
     ComputeCosts,
-    comm_costs,
     compute_costs,
-    contention,
     energy_saved_frac,
     is_narrow,
     peak_column,
@@ -33,16 +32,19 @@ from knee.specs.model import Model
 from knee.specs.plan import PRECISIONS
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
-from knee.specs.variants import side_by_side
-from knee.timeline.actions import StepParts, local_comms
+from knee.specs.variants import side_by_side, variant_rows
+from knee.timeline.actions import LayerParts, StepParts, blended_comm, comms_of_kinds, local_comms
 from knee.timeline.step_actions import Actions, run_actions
 from knee.timeline.step_time import StepColumns, run_step
 from knee.workload import operations as op
 from knee.workload.flop import model_flop_per_token
+from knee.workload.fp8_layers import fp8_shapes, shard_casts, weight_casts
+from knee.workload.layer_weights import layer_tensors
+from knee.workload.layers_per_stage import cuts_of
 from knee.workload.memory import MemoryColumns, memory_of
-from knee.workload.parameters import head_layers, stage_elements
-from knee.workload.projections import expert_share
-from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic, traffic_of
+from knee.workload.parameters import stage_elements
+from knee.workload.projections import expert_share, layer_kinds
+from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic, fullest_share, traffic_of
 
 CHUNK = 65536
 """Plans evaluated together: enough that many share their passes and pipelines, few enough to bound memory."""
@@ -115,15 +117,15 @@ def evaluate(
     """Simulate one step of each plan of a table that fits in memory at once."""
     parts, groups = priced(model, cluster, profile, table)
     modes, traffic, compute, comm = parts.modes, parts.traffic, parts.compute, parts.comm
-    actions = run_actions(parts, model.walked_layers, head_layers(model) if profile.deals_by_cost else 0.0)
+    actions = run_actions(parts, cuts_of(model, profile, table))
     step = run_step(parts, actions, fold=fold)
     optimizer = optimizer_cost(cluster, profile, model, parts)
     late = late_gather_s(profile, model, parts)
     outer_sync = outer_sync_cost(model, cluster, profile, table, modes, traffic, groups)
-    memory = memory_of(model, profile, table, shapes_of(model, table), modes, traffic)
+    memory = memory_of(model, profile, table, shapes_of(model, table, profile), modes, traffic)
     flop, moved = step_work(model, parts)
     moved = moved + optimizer.moved_bytes + outer_sync.moved_bytes
-    results = _results(
+    results, outer_sync = _results(
         model, cluster, profile, parts, step, optimizer, late, outer_sync, memory, flop, moved, convention
     )
     return EvaluatedStep(
@@ -152,26 +154,49 @@ def evaluate(
 def priced(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> tuple[StepParts, GroupPlacements]:
     """What every operation and message of the plans takes alone, before anything runs beside anything."""
     modes = Modes.of(table)
-    traffic = traffic_of(model, table, modes, scatters_sends=profile.scatters_sends)
+    fp8 = fp8_shapes(table, profile)
+    traffic = traffic_of(model, table, modes, scatters_sends=profile.scatters_sends, fp8=fp8)
     groups = groups_of(model, cluster, table, modes)
-    compute = compute_costs(model, cluster, profile, table)
+    compute, *of_kinds = compute_costs(model, cluster, profile, table)
+    host_scale, kinds = cluster.node.launch_scale, layer_kinds(model)
+    shared = _who_shares_the_network(profile, modes, groups)
+
     comm = comm_costs(model, cluster, profile, table, modes, traffic, groups)
-    host_scale = cluster.node.launch_scale
-    parts = StepParts(
-        gpu=cluster.gpu,
-        profile=profile,
-        launch_s=profile.launch_s * host_scale,
-        table=table,
-        modes=modes,
+
+    def parts_of(kind: Model, compute: ComputeCosts, comm: CommCosts, traffic: Traffic, kappa: Floats) -> StepParts:
+        return StepParts(
+            gpu=cluster.gpu,
+            profile=profile,
+            launch_s=profile.launch_s * host_scale,
+            table=table,
+            modes=modes,
+            traffic=traffic,
+            compute=compute,
+            comm=comm,
+            local=local_comms(kind, profile, table, groups, comm, compute, host_scale),
+            kappa=kappa,
+            expert_share=expert_share(kind),
+            kinds=None,
+            **shared,
+        )
+
+    if kinds is None:
+        kappa = contention(cluster, profile, table, modes, traffic, groups, comm)
+        return parts_of(model, compute, comm, traffic, kappa), groups
+    comms = comms_of_kinds(comm)
+    mean_comm, share = blended_comm(*comms, expert_share(model)), expert_share(model)
+    kappa = contention(cluster, profile, table, modes, traffic, groups, mean_comm)
+    dense, sparse = (parts_of(kinds[i], of_kinds[i], comms[i], traffic.at(float(i)), kappa) for i in range(2))
+    mean = replace(
+        sparse,
         traffic=traffic,
         compute=compute,
-        comm=comm,
-        local=local_comms(model, profile, table, groups, comm, compute, host_scale),
-        expert_share=expert_share(model),
-        kappa=contention(cluster, profile, table, modes, traffic, groups, comm),
-        **_who_shares_the_network(profile, modes, groups),
+        comm=mean_comm,
+        local=blended(dense.local, sparse.local, share),
+        expert_share=share,
+        kinds=LayerParts(dense=dense, sparse=sparse),
     )
-    return parts, groups
+    return mean, groups
 
 
 def _who_shares_the_network(profile: Profile, modes: Modes, g: GroupPlacements) -> dict[str, Bools]:
@@ -189,8 +214,11 @@ def simulate_table(
     """Simulate a table of any length, chunk by chunk."""
     if len(table) == 0:
         return Results(**{f.name: np.zeros(0, dtype=bool if f.name == "fits" else float) for f in fields(Results)})
-    pieces = (table.rows(slice(i, i + CHUNK)) for i in range(0, len(table), CHUNK))
-    done = list(simulate_tables(model, cluster, profile, pieces, convention=convention))
+    done = []
+    for start in range(0, len(table), CHUNK):
+        some = slice(start, start + CHUNK)
+        own = variant_rows(model, some), variant_rows(cluster, some), variant_rows(profile, some)
+        done.append(evaluate(*own, table.rows(some), convention=convention).results)
     return joined_results(done)
 
 
@@ -233,20 +261,44 @@ def optimizer_cost(cluster: Cluster, profile: Profile, model: Model, parts: Step
     summed = kept_bytes * whole * (table.microbatches - 1.0)
     copies = _narrow_copies_bytes(model, parts, whole)
     operations = op.optimizer(owned, table.state_bytes, cast, summed, copies, profile.kernels)
+    operations += fp8_weight_casts(model, parts)
     return cost_of(cluster.gpu, profile, product_column(table), operations)
+
+
+def _fullest(model: Model, parts: StepParts) -> Traffic:
+    """Of the mean layer of the stage that has most experts."""
+    return parts.traffic if parts.kinds is None else parts.traffic.at(fullest_share(model, parts.table))
 
 
 def _narrow_copies_bytes(model: Model, parts: StepParts, whole: Floats) -> Floats:
     """Moved to make the fp8 or NVFP4 weights that all microbatches of a step read; passes that gather cast them."""
     table, none = parts.table, np.zeros(len(whole))
     kept = is_narrow(table) & ~parts.modes.reshards
+    if parts.profile.fp8_shared_casts:
+        kept = kept & (table.precision == PRECISIONS.index("fp4"))
     if not kept.any():
         return none
-    held = parts.traffic.layer.elements + parts.traffic.experts.elements
+    traffic = _fullest(model, parts)
+    held = traffic.layer.elements + traffic.experts.elements
     layers = stage_elements(model, table, held, none, none)
     four = op.NVFP4_COPY_BYTES * (1.0 - parts.profile.bf16_layers_frac) * layers
     narrow = np.where(table.precision == PRECISIONS.index("fp4"), four, op.FP8_COPY_BYTES * whole)
     return np.where(kept, narrow, 0.0)
+
+
+def fp8_weight_casts(model: Model, parts: StepParts) -> list[op.Operation]:
+    """Casts of weights in stacks with shared casts, for all microbatches of a step: of those that stay whole, or of the
+    shards that are gathered."""
+    fp8, kernels = fp8_shapes(parts.table, parts.profile), parts.profile.kernels
+    if fp8 is None or not fp8.shared_casts:
+        return []
+    traffic, layers = _fullest(model, parts), np.ceil(model.walked_layers / parts.table.pp)
+    weights = layers * sum(bool(np.min(tensor.cols) > 1) and not tensor.experts for tensor in layer_tensors(model))
+    elements = layers * traffic.fp8.weights.elements / fp8.shards
+    there, shard = np.where(elements > 0, weights, 0.0), shard_casts(fp8, kernels)
+    kept = 1.0 - fp8.gathered - fp8.casts_gathered
+    whole = weight_casts(fp8, kernels, fp8.state_bytes).times(kept * elements, kept * there)
+    return op.fp8_casts(whole.plus(shard.times(fp8.gathered * elements, fp8.gathered * there)))
 
 
 def late_gather_s(profile: Profile, model: Model, parts: StepParts) -> Floats:
@@ -257,7 +309,11 @@ def late_gather_s(profile: Profile, model: Model, parts: StepParts) -> Floats:
     ends = np.where(
         parts.table.pp > 1, np.maximum(parts.comm.gather_embedding, parts.comm.gather_head), parts.comm.gather_root
     )
-    return np.where(parts.modes.zero1, layers * parts.comm.gather_layer + ends, 0.0)
+    gather = parts.comm.gather_layer
+    if parts.kinds is not None:
+        kinds, share = parts.kinds, fullest_share(model, parts.table)
+        gather = blended(kinds.dense.comm.gather_layer, kinds.sparse.comm.gather_layer, share)
+    return np.where(parts.modes.zero1, layers * gather + ends, 0.0)
 
 
 def step_work(model: Model, parts: StepParts) -> tuple[Floats, Floats]:
@@ -279,7 +335,8 @@ def step_work(model: Model, parts: StepParts) -> tuple[Floats, Floats]:
         )
         totals[field] = passes * layer, ends * table.microbatches / table.pp
     attention = passes * c.attention_forward_flop * (3.5 + full)
-    products = (1.0 - energy_saved_frac(parts.profile, table)) * (totals["flop"][0] - attention)
+    saved = energy_saved_frac(table) * step_total(model, table, c, "narrow_flop")
+    products = totals["flop"][0] - attention - saved
     flop = products + attention + attention_again * passes * c.attention_forward_flop + totals["flop"][1]
     return flop, totals["moved_bytes"][0] + totals["moved_bytes"][
         1
@@ -299,12 +356,11 @@ def _results(
     flop: Floats,
     moved: Floats,
     convention: str,
-) -> Results:
-    """Add what happens once a step and read the metrics off."""
+) -> tuple[Results, OuterSync]:
+    """Add what happens once a step and read the metrics off; with the part of the outer sync that a step hides."""
     table, comm = parts.table, parts.comm
     # the mean GPU waits in a collective for the slowest one
     straggler = profile.straggler_frac * expected_maximum(table.gpus) * step.compute_s
-    exposed = step.exposed_s + comm.norm + late + straggler + outer_sync.comm_s
     compute = step.compute_s + optimizer.time_s + outer_sync.compute_s
     # the host launches the optimizer too: where that takes longer than the device has work, the device waits
     launches = step_total(model, table, parts.compute, "kernels") + optimizer.kernels
@@ -312,6 +368,8 @@ def _results(
     idle = step.idle_s + host
     step_s = step.pipeline_s + optimizer.time_s + comm.norm + late + straggler + host
     # replicas that meet every few steps: the mean of those steps
+    outer_sync = outer_sync.beside(step_s)
+    exposed = step.exposed_s + comm.norm + late + straggler + outer_sync.comm_s
     step_s = step_s + outer_sync.comm_s + outer_sync.compute_s
     tokens = table.global_batch * table.seq_len.astype(np.float64)
     per_gpu = tokens / step_s / table.gpus
@@ -331,7 +389,7 @@ def _results(
     watts = power_w(cluster.gpu, step_s=step_s, flop=flop, moved_bytes=moved, comm_s=alone)
     price = np.nan if cluster.usd_per_gpu_h is None else cluster.usd_per_gpu_h
     total_bytes = memory.total_bytes
-    return Results(
+    results = Results(
         step_s=step_s,
         tokens_per_s=tokens / step_s,
         tokens_per_s_per_gpu=per_gpu,
@@ -350,3 +408,4 @@ def _results(
         tokens_per_j=per_gpu / watts,
         usd_per_mtoken=usd_per_mtoken(price, per_gpu),
     )
+    return results, outer_sync

@@ -159,3 +159,10 @@ def counted(value: float, noun: str) -> str:
     """``1 GPU``, ``2,048 GPUs``, ``0.5 days``."""
     text = amount(value)
     return f"{text} {noun}{'' if text == '1' else 's'}"
+
+
+def duration(time_s: float) -> str:
+    """``45 s``, ``4.2 min``, ``3.1 h``: how long something takes that takes longer than a step."""
+    if time_s < 120.0:
+        return f"{amount(time_s)} s"
+    return f"{amount(time_s / 60.0)} min" if time_s < 7200.0 else f"{amount(time_s / 3600.0)} h"

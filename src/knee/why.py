@@ -97,12 +97,14 @@ def _throughput(c: _Chain, job: Job, w: EvaluatedStep, convention: str) -> None:
 
 
 _EVERY_MODEL = ("residual", "loss", "clip", "adamw")
+_FP8 = ("fp8_shared_casts", "fp8_gathers", "fp8_smallest", "fp8_forward_scale")
+_FP8_KERNELS = ("fp8_cast", "fp8_largest", "fp8_largest_columns", "fp8_weights", "fp8_shards", "fp8_shards_largest")
 
 
 def _compute(c: _Chain, job: Job, w: EvaluatedStep) -> None:
     one, gpu = w.table, job.cluster.gpu
     s, types, kernels = (
-        shapes_of(job.model, one, casts=job.profile.casts_weights),
+        shapes_of(job.model, one, job.profile),
         product_column(one),
         job.profile.kernels,
     )
@@ -139,8 +141,11 @@ def _compute(c: _Chain, job: Job, w: EvaluatedStep) -> None:
     )
     if job.plan.precision == "fp4":
         c.constant(1, "bf16_layers_frac", f"{job.profile.bf16_layers_frac:g}")
+    for name in _FP8 if job.plan.precision == "fp8" else ():
+        c.constant(1, name, f"{getattr(job.profile, name)}")
     for name, passes, kind, source in pass_rows(kernels):
         some = ("outer",) * (job.plan.sync_every > 1) + ("soft_cap",) * (job.model.final_soft_cap > 0)
+        some += _FP8_KERNELS * (job.plan.precision == "fp8" and job.profile.fp8_shared_casts)
         if name in (job.model.norm, job.model.positions, job.model.mlp, *_EVERY_MODEL, *some):
             c.add(1, f"{kernels}.{name}", passes, source=f"{kind}: {source}")
 
@@ -201,7 +206,7 @@ def _communication(c: _Chain, job: Job, w: EvaluatedStep) -> None:
 
 def _logarithmic(c: _Chain, job: Job, w: EvaluatedStep, links: Links) -> None:
     """What serves the gather of a layer, where it need not be a ring."""
-    message = PARAMETER_BYTES * w.traffic.layer.moved
+    message = PARAMETER_BYTES * w.traffic.layer.moved - w.traffic.fp8.saved_bytes
     ring = gather_s(replace(links, pat="off"), w.groups.shard, message)[0]
     chosen = "PAT" if w.comm.gather_layer[0] < ring else "ring"
     formula = "8 us + log2(n) hop / 3.5 + 2.8 us n + (ranks per node - 1) node.hop_s + S (N-1)/N / (0.75 B), if faster"
@@ -217,8 +222,8 @@ def _messages(c: _Chain, job: Job, w: EvaluatedStep) -> None:
     def message(name: str, seconds: Floats, size: float, note: str) -> None:
         c.add(1, name, show(float(seconds[0]), "s"), f"{show(size, 'bytes')} {note}")
 
-    reduced = float(t.reduce_bytes[0]) * layer
-    message("gather of a layer", comm.gather_layer, PARAMETER_BYTES * layer, "with FSDP2's padding")
+    reduced, gathered = float(t.reduce_bytes[0]) * layer, PARAMETER_BYTES * layer - float(t.fp8.saved_bytes[0])
+    message("gather of a layer", comm.gather_layer, gathered, "with FSDP2's padding")
     message("reduction of a layer", comm.reduce_layer + comm.replicate_layer, reduced, f"in {plan.reduce_dtype}")
     if plan.tp > 1:
         both = layer_forward(job.model), layer_backward(job.model, job.profile)

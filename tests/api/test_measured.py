@@ -18,6 +18,7 @@ import knee
 from knee.cli import main
 from knee.errors import Incomplete, InputError
 from knee.kineto.kineto_writer import write_kineto
+from knee.validation.published_runs import read_runs
 
 HEADER = "source,layers,hidden,heads,gpu,n_gpus,seq_len,global_batch,tokens_per_s_per_gpu,extra\n"
 RUN = "A,32,4096,32,h100-80gb,{gpus},4096,{gpus},{rate},1\n"
@@ -104,7 +105,7 @@ def test_a_trace_that_is_cut_off(trace: Path) -> None:
     assert cut.value.code == "cut-off"
 
 
-def test_runs_are_validated(runs: Path, tmp_path: Path) -> None:
+def test_runs_are_validated(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, int, int]] = []
     found = knee.validate(runs, progress=lambda *words: told.append(words))
     assert plain(found.to_dict()) == printed("validate", runs)
@@ -121,6 +122,11 @@ def test_runs_are_validated(runs: Path, tmp_path: Path) -> None:
     bandwidths = knee.validate(links)
     assert isinstance(bandwidths, knee.BandwidthsValidation)
     assert plain(bandwidths.to_dict()) == printed("validate", links)
+    for name in ("carried_runs", "carried_moe_runs"):
+        monkeypatch.setattr(f"knee.api.validate.{name}", lambda: read_runs(runs))
+    unseen = knee.validate(unseen=True)
+    assert unseen.to_dict()["mixtures_of_experts"] == found.to_dict()
+    assert [path.name for path in unseen.write_rows(tmp_path / "unseen.csv")] == ["unseen.csv", "unseen.moe.csv"]
     profile = knee.load_profile("paper").spec
     assert knee.validate(runs, profile=profile).to_dict() == knee.validate(runs, profile="paper").to_dict()
 

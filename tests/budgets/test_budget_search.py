@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knee.budgets.budget_search import BudgetLimits, BudgetRun, Problem
+from knee.budgets.budget_run import BudgetLimits, BudgetRun
+from knee.budgets.budget_search import Problem
 from knee.budgets.flop_counting import flop_choice
 from knee.budgets.frontier import PAYS_FRAC, bands_of, frontier_of, lost_by, marginals
 from knee.budgets.model_family import family_of
 from knee.budgets.scaling_laws import batch_law, law_names, law_of
-from knee.budgets.throughput import Key, Rate, Rates
+from knee.budgets.throughput import Asked, Key, Rate, Rates
 from knee.specs.hardware import Cluster, GemmRate
 from knee.specs.load import load_cluster, load_profile
 from knee.specs.model import Model
@@ -100,8 +103,14 @@ class MadeUp:
     known: dict[tuple[Model, Key], Rate | None] = field(default_factory=dict)
     plans: int = 0
 
-    def most_tokens_per_s_per_gpu(self, model: Model) -> float:
+    def most_tokens_per_s_per_gpu(self, model: Model, **_: Any) -> float:
         return 4e14 / (6.0 * parameter_count(model))
+
+    def look_ahead(self, asked: Iterable[Asked]) -> None:
+        """Nothing takes longer for many."""
+
+    def is_narrowed(self, *_: Any) -> bool:
+        return True
 
     def of(self, model: Model, keys: list[Key], least_tokens_per_s: float = 0.0) -> dict[Key, Rate | None]:
         for gpus, batch in keys:

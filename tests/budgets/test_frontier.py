@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from test_budget_search import BOUNDS, EAGER, FEW, H100, LLAMA, made_up, small, within
 
-from knee.budgets.budget_search import BudgetLimits
+from knee.budgets.budget_run import BudgetLimits
 from knee.budgets.flop_counting import flop_choice
 from knee.budgets.frontier import bands_of, frontier_of, lost_by, marginals
 from knee.budgets.gpu_counts import ladder, rounded

@@ -23,6 +23,20 @@ def test_rates_are_the_same_whatever_was_asked_before() -> None:
     assert asked.of(MODEL, KEYS) == fresh
 
 
+@pytest.mark.parametrize("share", [0.0, 0.9, 1.1])
+def test_looking_ahead_changes_no_rate(share: float) -> None:
+    """Neither what is found nor which plans count as tried."""
+    models = [load_model(name).spec for name in ("llama2-7b", "llama2-13b", "llama2-70b")]
+    alone, ahead = rates(), rates()
+    fastest = [max(one.tokens_per_s for one in rates().of(model, KEYS).values() if one) for model in models]
+    ahead.look_ahead((m, key, share * speed) for m, speed in zip(models, fastest, strict=True) for key in KEYS)
+    assert (ahead.known, ahead.plans) == ({}, 0)
+    for model, speed in zip(models, fastest, strict=True):
+        for least in (share * speed, 0.5 * speed):
+            assert ahead.of(model, KEYS, least) == alone.of(model, KEYS, least)
+    assert (ahead.known, ahead.ceilings, ahead.plans) == (alone.known, alone.ceilings, alone.plans)
+
+
 def test_plans_are_counted_once() -> None:
     asked = rates()
     asked.of(MODEL, KEYS, 1e12)

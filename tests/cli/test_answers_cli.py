@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 import knee
 from knee.cli import COMMANDS, main
-from knee.cli.completion import names_of
 from knee.cli.examples import EXAMPLES
+from knee.cli.options.completion import names_of
 from knee.cli.render import table
 from knee.energy.site_power import network_w_per_gpu
 from knee.errors import KneeError, SpecError

@@ -152,8 +152,10 @@ DENSE_ROUTING = {
 def test_every_option_of_the_plan_reaches_it() -> None:
     options = """
         --global-batch 16 --tp 2 --pp 2 --cp 2 --ep 1 --etp 1 --dp-shard 1 --dp-replicate 2 --sync-every 500
+        --sync-fragments 5 --sync-dtype fp8 --collectives hierarchical
         --sharding zero1 --schedule interleaved --virtual-stages 2 --micro-batch 2 --recompute blocks
-        --recompute-frac 0.5 --precision fp16 --prefetch 2 --reduce-dtype fp32 --state-dtype bf16 --cp-method ring
+        --recompute-frac 0.5 --precision fp16 --fp8-recipe tensorwise --prefetch 2 --reduce-dtype fp32
+        --state-dtype bf16 --cp-method ring
         --no-sequence-parallel --tp-overlap 25% --placement cp-tp-dp_shard-dp_replicate-pp
     """
     plan = answer(*NAMES, *options.split())["plan"]
@@ -172,8 +174,12 @@ def test_every_option_of_the_plan_reaches_it() -> None:
         "recompute": "blocks",
         "recompute_frac": 0.5,
         "precision": "fp16",
+        "fp8_recipe": "tensorwise",
         "prefetch": 2,
         "sync_every": 500,
+        "sync_fragments": 5,
+        "sync_dtype": "fp8",
+        "collectives": "hierarchical",
         "reduce_dtype": "fp32",
         "state_dtype": "bf16",
         "cp_method": "ring",

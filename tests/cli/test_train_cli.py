@@ -118,7 +118,7 @@ def test_a_script_trains_as_the_command_does(one: tuple[dict[str, Any], str], tm
     assert run.to_dict() == record_of(run.out)
     assert (run.signal, run.rank_code) == (None, None)
     assert run.record["losses"] == pytest.approx(one[0]["losses"], rel=1e-5)
-    assert len(said) == 2
+    assert len(said) == 3
     assert "tokens/s" in log.getvalue()
     with pytest.raises(InputError) as refused:
         train("llama-tiny", device="cpu", out=run.out, **sizes)

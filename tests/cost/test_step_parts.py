@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 
 from knee.cost.placement import place
+from knee.cost.step_parts import shapes_of
 from knee.record.events import COLLECTIVES
 from knee.simulator import evaluate
 from knee.single import events_of
 from knee.specs import Job, Tier
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.specs.plan_table import table_of
+from knee.specs.profile import Kernels
+from knee.workload import operations as op
 
 
 def job(
@@ -37,6 +40,25 @@ def step_s(j: Job) -> float:
 def test_groups_that_do_not_divide_a_node_straddle_two(gpus: int, tp: int, nodes: int) -> None:
     table = table_of([job("gb200-nvl72", gpus=gpus, batch=gpus, tp=tp)])
     assert place(table, 72, "tp").nodes[0] == nodes
+
+
+@pytest.mark.parametrize(
+    ("kernels", "dispatcher", "launched"),
+    [
+        ("fused", "alltoall", 31),
+        ("fused", "deepep", 17),
+        ("fused", "hybridep", 17),
+        ("fused_eager_router", "alltoall", 72),
+        ("fused_eager_latent", "deepep", 58),
+    ],
+)
+def test_kernels_of_the_router_are_those_that_were_published(kernels: Kernels, dispatcher: str, launched: int) -> None:
+    """NVIDIA/Megatron-LM docs/discussions/deepseek-v3-gb200-optimization, sections 2.1.4 and 2.2.1."""
+    j = job(profile="fused", model="qwen3-30b-a3b", gpus=16, batch=16, sharding="zero1", ep=8, dispatcher=dispatcher)
+    s = shapes_of(j.model, table_of([j]))
+    streams = [*op.layer_forward(j.model, s, kernels), *op.layer_backward_input(j.model, s, kernels)]
+    of_router = [one.kernels for one in streams if isinstance(one, op.MemoryBound) and one.name == "router"]
+    assert sum(np.ravel(count)[0] for count in of_router) == launched
 
 
 def test_hsdp_that_crosses_nodes_twice_pays_for_both() -> None:

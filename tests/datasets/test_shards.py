@@ -28,8 +28,9 @@ from knee.datasets import documents as text_module
 from knee.datasets import token_batches as tokens_module
 from knee.datasets import write_shards as shards_module
 from knee.datasets.documents import blocks, documents, find_files
-from knee.datasets.permutation import permute, random_tokens
+from knee.datasets.permutation import key, permute
 from knee.datasets.shard_index import INDEX, read_index
+from knee.datasets.synthetic import best_loss, frequencies, markov_tokens
 from knee.datasets.token_batches import Prefetcher, Shards, Share, Synthetic, open_data
 from knee.datasets.write_shards import JOURNAL, write_shards
 from knee.errors import InputError, KneeError, MissingExtra, NotWritten, RunFailed
@@ -519,7 +520,7 @@ def folder(tmp_path: Path, prepared: Path) -> Path:
 
 
 KNOWN_ORDER = [9, 0, 7, 1, 6, 5, 3, 8, 4, 2]
-KNOWN_TOKENS = [[5943, 21500, 20534, 2036, 31317]]
+KNOWN_TOKENS = [[11026, 5855, 8738, 11653, 27945]]
 SHARE = Share(seq_len=64, global_batch=8, seed=3)
 
 
@@ -591,12 +592,20 @@ def test_a_shuffle_of_huge_data_takes_no_memory() -> None:
     assert abs(np.corrcoef(near[:-1], near[1:])[0, 1]) < 0.05
 
 
-def test_synthetic_tokens_are_uniform() -> None:
-    tokens = random_tokens(np.arange(64, dtype=np.uint64), 4096, 100)
-    counts = np.bincount(tokens.ravel(), minlength=100)
-    assert len(counts) == 100
-    chi2 = ((counts - counts.mean()) ** 2 / counts.mean()).sum()
-    assert 40 < chi2 < 190  # 99 degrees of freedom
+@pytest.mark.parametrize("vocab_size", [1, 2, 5, 320, 32_000])
+def test_synthetic_tokens_have_the_entropy_that_is_stated(vocab_size: int) -> None:
+    """Priced as by a model that has learned the chain: frequencies by rank, and the next rank half of the time."""
+    rows = markov_tokens(np.array([key(1, 2, row) for row in range(64)], np.uint64), 2049, vocab_size)
+    by_rank = permute(np.arange(vocab_size, dtype=np.uint64), vocab_size, 0, 0).astype(np.int64)
+    rank, drawn = np.argsort(by_rank)[rows], frequencies(vocab_size)
+    assert drawn.sum() == pytest.approx(1)
+    assert (np.diff(drawn) <= 0).all()
+    follows = rank[:, 1:] == (rank[:, :-1] + 1) % vocab_size
+    losses = -np.log(drawn[rank[:, 1:]] / 2 + follows / 2).mean(axis=1)
+    assert losses.mean() == pytest.approx(best_loss(vocab_size), abs=4 * losses.std() / 8 + 1e-9)
+    if vocab_size > 5:
+        unigram = -(drawn * np.log(drawn)).sum()
+        assert best_loss(vocab_size) < 0.65 * unigram < 0.9 * np.log(vocab_size)
 
 
 def test_a_vocabulary_larger_than_the_models_is_refused(folder: Path) -> None:
@@ -685,7 +694,9 @@ def test_what_was_read_is_described(folder: Path) -> None:
     assert described["kind"] == "shards"
     assert described["sha256"] == read_index(folder).identity
     json.dumps(described)
-    assert Synthetic(SHARE, vocab_size=5).describe() == {"kind": "synthetic", "seed": 3, "vocab_size": 5}
+    assert Synthetic(SHARE, vocab_size=5).describe() == {
+        "kind": "synthetic", "seed": 3, "vocab_size": 5, "best_loss": pytest.approx(1.15153, abs=1e-5),
+    }  # fmt: skip
 
 
 def test_training_reads_without_the_extras(folder: Path) -> None:

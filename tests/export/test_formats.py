@@ -288,6 +288,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("torchtitan", {"cp": 2, "sharding": "ddp"}, "plan.sharding", "fsdp_no_reshard"),
     ("torchtitan", {"precision": "fp16"}, "plan.precision", "bf16"),
     ("torchtitan", {"precision": "fp4", "cluster": "dgx-b200"}, "plan.precision", "fp8"),
+    ("megatron", {"precision": "fp8", "fp8_recipe": "rowwise", "sharding": "zero1"}, "plan.fp8_recipe", "tensorwise"),
     ("torchtitan", {"reduce_dtype": "bf16"}, "plan.reduce_dtype", "--reduce-dtype fp32"),
     ("torchtitan", {"recompute": "blocks", "recompute_frac": 0.5}, "plan.recompute", "--recompute full"),
     ("torchtitan", {"tp": 2, "placement": ["dp_shard", "tp", "cp", "dp_replicate", "pp"]}, "plan.placement",

@@ -76,7 +76,7 @@ def traced_s(record: dict[str, Any]) -> dict[str, float]:
 
 def simulated_s(job: Job) -> dict[str, float]:
     w = evaluate(job.model, job.cluster, job.profile, table_of([job]))
-    s, kernels = shapes_of(w.model, w.table, casts=job.profile.casts_weights), job.profile.kernels
+    s, kernels = shapes_of(w.model, w.table, job.profile), job.profile.kernels
     passes = [build(job.model, s, kernels) for build in (layer_forward, layer_backward_input, layer_backward_weight)]
     ends = [*head_forward(job.model, s, kernels), *head_backward(job.model, s, kernels)]
     ends += [*embedding_forward(job.model, s), *embedding_backward(job.model, s)]

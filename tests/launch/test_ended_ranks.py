@@ -137,7 +137,10 @@ def test_only_the_devices_own_memory_is_evidence_against_a_plan(
     )
     run = tmp_path / "runs" / "r"
     run.mkdir(parents=True)
-    write_job(run, train_job(job, RunSettings(device=device), out=str(run), command=[]))
+    settings = RunSettings(device=device, checkpoint_every=5)
+    made = train_job(job, settings, out=str(run), command=[])
+    assert (made.checkpoint_every, made.resume) == (5, "auto")  # so a further attempt goes on
+    write_job(run, made)
     entry = SweepRun(id="r", name="r", series="s", gpus=1, nodes=1, per_node=1)
     ended = supervise(SupervisedRun(run=run, entry=entry, commands=[["bash", "-c", 'echo "$0" >&2; exit 1', line]]))
     assert (ended.state, ended.cause) == ("oom", "memory")

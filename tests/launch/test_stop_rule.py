@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from knee.api.sweep import requested_runs
-from knee.cli.overrides import parse_sets
+from knee.cli.options.overrides import parse_sets
 from knee.launch.run_status import Cause, State, Status
 from knee.launch.sweep_folder import Sweep, SweepRun
 from knee.sweeps.stop_rule import StopRule, rate_of

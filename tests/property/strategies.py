@@ -20,6 +20,7 @@ from knee.specs.plan import (
     ROUTINGS,
     SCHEDULES,
     SHARDINGS,
+    SPLIT_BACKWARD,
     STATE_DTYPES,
 )
 
@@ -84,7 +85,8 @@ def plans(draw: st.DrawFn, of: Model, placement: tuple[str, ...], most_microbatc
         shard, copies = max(shard, 2), max(copies, 2)
     tp = draw(st.sampled_from([1, *(size for size in (1, 2, 4, 8, 16) if of.heads % size == 0)]))
     pp = draw(st.sampled_from((1, 1, 2, 3, 4) if of.layers < 16 else (1, 1, 2, 3, 4, 8)))
-    schedules = [s for s in SCHEDULES if not (s == "zero_bubble" and sharding in REDUCING)]
+    schedules = [s for s in SCHEDULES if not (s in SPLIT_BACKWARD and sharding in REDUCING)]
+    schedules = [s for s in schedules if s != "dualpipe" or pp % 2 == 0]
     chunks = [v for v in (2, 4) if pp > 1 and pp * v <= of.layers]
     if pp > 1 and not chunks:
         schedules.remove("interleaved")
@@ -92,6 +94,8 @@ def plans(draw: st.DrawFn, of: Model, placement: tuple[str, ...], most_microbatc
     virtual = draw(st.sampled_from(chunks)) if schedule == "interleaved" else 1
     rounds = draw(st.integers(1, most_microbatches))
     microbatches = rounds if schedule != "interleaved" else pp * max(1, rounds // pp)
+    if schedule == "dualpipe":
+        microbatches = max(2 * pp, microbatches + microbatches % 2)
     cp, recompute = draw(st.sampled_from((1, 1, 2, 4))), draw(st.sampled_from(RECOMPUTES))
     named = st.lists(st.sampled_from(modules_of(of)), min_size=1, max_size=3, unique=True).map(tuple)
     sparse = {}
@@ -130,7 +134,10 @@ def plans(draw: st.DrawFn, of: Model, placement: tuple[str, ...], most_microbatc
         reduce_dtype=draw(st.sampled_from(REDUCE_DTYPES)),
         state_dtype=draw(st.sampled_from(STATE_DTYPES)),
         placement=placement,
-        sync_every=draw(st.sampled_from((1, 1, 2, 500))) if copies > 1 else 1,
+        sync_every=(every := draw(st.sampled_from((1, 1, 2, 500))) if copies > 1 else 1),
+        sync_fragments=draw(st.sampled_from((1, 2))) if every > 1 else 1,
+        sync_dtype=draw(st.sampled_from((None, "fp8"))) if every > 1 else None,
+        collectives=draw(st.sampled_from(("flat", "flat", "hierarchical"))),
     )
     return plan, microbatches, draw(st.sampled_from((256,) if of.layers < 16 else (1024, 4096)))
 

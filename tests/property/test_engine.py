@@ -80,6 +80,8 @@ def test_one_gpu_communicates_with_nobody(data: st.DataObject) -> None:
         schedule="1f1b",
         sharding=sharding,
         sync_every=1,
+        sync_fragments=1,
+        sync_dtype=None,
     )
     r = results(job_of(of, where, stack, (alone, microbatches, seq_len)))
     assert r["comm_s"] == 0

@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 
 from knee.api.budget import pue_source
-from knee.budgets.budget_search import BudgetLimits, BudgetRun, Problem
+from knee.budgets.budget_run import BudgetLimits, BudgetRun
+from knee.budgets.budget_search import Problem
 from knee.budgets.flop_counting import FlopChoice
 from knee.budgets.frontier import Bands, Frontier, Lost
 from knee.budgets.model_family import family_of

@@ -14,10 +14,10 @@ import knee
 from knee.cli import main
 from knee.cli.file_docs import TABLES, with_tables
 from knee.results.catalog_result import file_entry
-from knee.results.field_words import descriptions, field_rows
 from knee.results.file_schema import FILE_KINDS, FileKind, file_schema
 from knee.specs.catalog import KINDS, ROOT, Kind, entry_names
 from knee.specs.named_specs import _read
+from knee.specs.user_files.field_words import descriptions, field_rows
 
 ENTRIES = [(kind, name) for kind in KINDS for name in entry_names(kind)]
 DOCS = Path(__file__).parents[2] / "docs"

@@ -75,7 +75,7 @@ def test_layers_are_recomputed_in_part_where_that_is_enough() -> None:
         recompute=np.where(none, RECOMPUTES.index("none"), less.recompute),
         recompute_frac=np.where(none, 1.0, less.recompute_frac),
     )
-    assert (memory_table(found.space, found.profile, less).total_bytes > CLUSTER.gpu.hbm_bytes).all()
+    assert (memory_table(found.space.model, found.profile, less).total_bytes > CLUSTER.gpu.hbm_bytes).all()
 
 
 def test_nothing_beats_the_front(found: SearchResult) -> None:

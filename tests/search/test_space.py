@@ -100,7 +100,8 @@ def tried(model: Model, gpus: int, batch: int, seq_len: int) -> set[Plan]:
     ],
 )
 def test_the_space_is_every_valid_plan_once(model: Model, gpus: int, batch: int, seq_len: int) -> None:
-    table = whole_table(Space(model=model, gpus=gpus, global_batch=batch, seq_len=seq_len, shardings=SHARDINGS))
+    asked = {"shardings": SHARDINGS, "schedules": SCHEDULES}
+    table = whole_table(Space(model=model, gpus=gpus, global_batch=batch, seq_len=seq_len, **asked))
     plans = [table.plan(i) for i in range(len(table))]
     assert len(set(plans)) == len(plans)
     assert set(plans) == tried(model, gpus, batch, seq_len)

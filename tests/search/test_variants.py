@@ -1,4 +1,4 @@
-"""Variants of clusters and profiles in one call are what each is alone."""
+"""Variants of models, clusters and profiles in one call are what each is alone."""
 
 from __future__ import annotations
 
@@ -50,6 +50,22 @@ def test_bounds_take_variants_too() -> None:
     for i, cluster in enumerate(clusters):
         alone = least_step(MODEL, cluster, EAGER, table).step_s
         assert np.array_equal(together[which == i], alone[which == i])
+
+
+@pytest.mark.parametrize("profile", ["eager", "nanotron"])
+def test_models_take_part_too(profile: str) -> None:
+    """The second profile deals layers to stages by cost, so that the head of the model counts."""
+    space, rows = plans(max_tp=8)
+    models = [load_model(name).spec for name in ("llama2-7b", "llama2-13b", "llama3-8b")]
+    table, which, stack = whole_table(space).rows(rows), np.arange(len(rows)) % 3, load_profile(profile).spec
+    model = side_by_side(models, which)
+    together, bounds = simulate_table(model, H100, stack, table), least_step(model, H100, stack, table).step_s
+    for i, one in enumerate(models):
+        own = which == i
+        alone = simulate_table(one, H100, stack, table.rows(np.flatnonzero(own)))
+        for name in ("step_s", "exposed_comm_s", "memory_bytes", "mfu_frac", "power_w_per_gpu"):
+            assert getattr(together, name)[own] == pytest.approx(getattr(alone, name), rel=1e-12, abs=0.0), (i, name)
+        assert np.array_equal(bounds[own], least_step(one, H100, stack, table).step_s[own])
 
 
 def test_a_spec_without_columns_is_its_own_for_all_rows() -> None:

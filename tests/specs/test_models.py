@@ -162,7 +162,7 @@ def test_kernels_that_cannot_compute_the_attention_are_refused() -> None:
         ({"parallel_residual": True}, "model.parallel_residual"),
         ({"layer_norms": 4}, "model.layer_norms"),
         ({"rope_frac": 0.5}, "model.rope_frac"),
-        ({"mlp_bias": True}, "model.mlp_bias"),
+        ({"output_bias": True}, "model.output_bias"),
         ({"mlp": "geglu"}, "model.mlp"),
     ],
 )

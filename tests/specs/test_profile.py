@@ -16,8 +16,8 @@ from knee.specs.job import Job
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.specs.plan import Plan
 from knee.specs.plan_table import table_of
-from knee.timeline.chunks import layout_of
-from knee.workload.layers_per_stage import chunk_layers
+from knee.timeline.pipelines.chunks import layout_of
+from knee.workload.layers_per_stage import ModelLayers, chunk_layers
 from knee.workload.parameters import head_layers
 from knee.workload.traffic import Modes, traffic_of
 
@@ -49,7 +49,7 @@ def test_layers_dealt_by_cost_leave_room_for_the_head() -> None:
 @given(layers=st.integers(1, 130), ranks=st.integers(1, 40), virtual=st.integers(1, 4), head=st.floats(0.0, 30.0))
 def test_no_layer_is_lost_whichever_way_they_are_dealt(layers: int, ranks: int, virtual: int, head: float) -> None:
     assume(ranks * virtual <= layers + 2)
-    layout = layout_of(layers, ranks, virtual, head)
+    layout = layout_of(ModelLayers(count=layers, head_layers=head), ranks, virtual)
     assert sum(layout.layers[kind] * count for kind, count in layout.counts.items()) == layers
     assert [layout.layers[kind] for kind in layout.kinds] == list(chunk_layers(layers, ranks * virtual, head))
 

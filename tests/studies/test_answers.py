@@ -13,7 +13,7 @@ from knee.record.measurement import Measurement
 from knee.single import simulate
 from knee.specs.job import Job
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
-from knee.studies.answers import answer, job_of
+from knee.studies.answers import answer, answers, job_of
 from knee.studies.questions import Options, Question
 
 TP, PP = (1, 2, 4), (1, 2, 4)
@@ -75,6 +75,29 @@ def test_the_fastest_beyond_that() -> None:
     assert job_of(question(tune=True, pick="beyond")).plan == want.plan
     with pytest.raises(SpecError, match="the same degree of model parallelism"):
         job_of(question(plans=PLANS[:1], tune=True, pick="beyond"))
+
+
+def test_answers_together_are_those_of_questions_alone() -> None:
+    impossible = question(plans=((("tp", 3),),))
+    some = [
+        question(pick="fastest"),
+        question(gpus=16, plans=PLANS[3:4]),
+        question(model="llama2-13b", plans=PLANS[1:3], pick="least"),
+        question(sets=(("cluster.gpu.hbm_bytes", "40 GB"),), plans=PLANS[:4], pick="least"),
+    ]
+    found = answers([impossible, *some])
+    assert found.keys() == {impossible, *some}
+    assert isinstance(found[impossible], SpecError)
+    for one in some:
+        assert flattened(found[one]) == flattened(answer(one))
+
+
+def flattened(found: Any, name: str = "") -> dict[str, Any]:
+    """Each value of a record by its path, numbers to eleven places."""
+    if not isinstance(found, (dict, tuple, list)):
+        return {name: f"{found:.11g}" if isinstance(found, float) else found}
+    items = found.items() if isinstance(found, dict) else enumerate(found)
+    return {path: value for key, one in items for path, value in flattened(one, f"{name}/{key}").items()}
 
 
 @pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (1, 4), (4, 2)])

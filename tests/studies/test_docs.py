@@ -10,6 +10,7 @@ import pytest
 from knee.studies.claims import Claim
 from knee.studies.comparisons import Agreement, Count, RunComparison, SmallestBest
 from knee.studies.curves import Peak, Steeper, Trend
+from knee.studies.months.tables import LongRun, ReplicaExchange, Wall
 from knee.studies.quantities import Quantity
 from knee.studies.relations import Number
 from knee.studies.study_file import Bandwidths, Budgets, Draw, Published, Study, StudyGrid
@@ -20,6 +21,9 @@ KINDS = (
     StudyGrid,
     Bandwidths,
     Budgets,
+    LongRun,
+    ReplicaExchange,
+    Wall,
     Draw,
     Published,
     Quantity,

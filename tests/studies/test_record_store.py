@@ -287,16 +287,16 @@ import os, sys
 from knee.cli import main
 from knee.studies import record_store as store
 
-answer, few, number = store.answer, *map(int, sys.argv[1:3])
+answers, few, number = store.answers, *map(int, sys.argv[1:3])
 
-def stopped(question):
+def stopped(questions):
     global few
     few -= 1
     if few < 0:
         os.kill(os.getpid(), number)
-    return answer(question)
+    return answers(questions)
 
-store.answer = stopped
+store.TOGETHER, store.answers = 0, stopped
 main(sys.argv[3:])
 """
 

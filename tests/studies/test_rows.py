@@ -232,7 +232,7 @@ def test_the_columns_that_files_may_name_are_those_of_rows() -> None:
     from knee.studies.run_study import points_to_run, recorded, results
     from knee.studies.study_file import Budgets
 
-    names = ["fig1", "fig2a", "table1"]
+    names = ["fig1", "fig2a", "table1", "failures", "slow-links", "walls"]
     ran = results(names, list(recorded(points_to_run(names), Store().record)))
     small = Budgets(series="", cluster="dgx-h100", profile="eager", gpus=(8,), days=0.5)
     rows = [*(row for one in ran for row in one.rows), *budget_rows("mine", small)]

@@ -11,6 +11,7 @@ import pytest
 import knee
 from knee import second_process as beside
 from knee.api import study as api
+from knee.figures import vega
 from knee.studies.from_the_end import RECORDS, answer_from_the_end
 
 GRID = 'model = "llama-tiny"\ncluster = "cpu"\nprofile = "eager"\ngpus = [1, 2, 4]\nlocal_batch = 1\nseq_len = 64\n'
@@ -69,3 +70,29 @@ def test_without_a_second_process_the_first_does_all(
     monkeypatch.setattr(beside, "_cores", lambda: 1 if how == "none" else 2)
     monkeypatch.setattr(beside.subprocess, "Popen", fails)
     assert knee.study(grid, out=tmp_path / "out").simulated == 3
+
+
+SPEC = {
+    "$schema": vega.SCHEMA,
+    "data": {"values": [{"x": 1, "y": 0.1}]},
+    "mark": "point",
+    "encoding": {"x": {"field": "x", "type": "quantitative"}, "y": {"field": "y", "type": "quantitative"}},
+}
+
+
+def test_a_chart_is_the_same_whoever_draws_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside, "_cores", lambda: 2)
+    alone = vega.to_svg(SPEC)
+    with vega.drawing_beside():
+        monkeypatch.setattr(vega, "_drawn", lambda _: "drawn here")
+        assert vega.to_svg(SPEC) == alone
+        assert vega.to_svg({"mark": "none such"}) == "drawn here"  # which ends the second process
+        assert vega.to_svg(SPEC) == "drawn here"
+    assert vega.to_svg(SPEC) == "drawn here"
+
+
+@pytest.mark.parametrize(("module", "cores"), [("knee.none_such", 2), ("knee.figures.vega", 1)])
+def test_who_cannot_answer_says_nothing(monkeypatch: pytest.MonkeyPatch, module: str, cores: int) -> None:
+    monkeypatch.setattr(beside, "_cores", lambda: cores)
+    with beside.answering_process(module) as ask:
+        assert [ask(1), ask(2)] == [None, None]

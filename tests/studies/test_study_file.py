@@ -21,6 +21,7 @@ from knee.studies.file_errors import known_keys
 from knee.studies.questions import points_of
 from knee.studies.record_store import IMPOSSIBLE, Store
 from knee.studies.rows import bandwidth_rows, hardware_row, impossible_row, step_row
+from knee.studies.run_study import sheet_rows
 from knee.studies.study_file import FOLDER, Study, _checked, load_study, study_names, uncounted
 from knee.studies.study_layers import laid_over_common
 from refusals import caught, kind
@@ -333,6 +334,8 @@ def columns() -> dict[str, set[str]]:
             of |= next(budget_rows(name, some)).keys()
         for cluster in study.hardware:
             of |= hardware_row(name, cluster).keys()
+        if study.long_run or study.exchange or study.wall:
+            of |= {column for row in sheet_rows(study) for column in row}
         found[name] = of
     return found
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from knee.timeline.schedules import KINDS, Order
+from knee.timeline.pipelines.schedules import KINDS, Order
 
 
 def actions(order: Order) -> list[tuple[str, int, int]]:
     """(kind, chunk, microbatch) of each action."""
-    columns = zip(*map(np.ndarray.tolist, order), strict=True)
+    columns = zip(*map(np.ndarray.tolist, order[:3]), strict=True)
     return [(KINDS[kind], chunk, micro) for kind, chunk, micro in columns]

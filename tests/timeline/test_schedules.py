@@ -8,30 +8,34 @@ import numpy as np
 import pytest
 
 from knee.simulator import evaluate
-from knee.specs.plan import SCHEDULES
-from knee.timeline import pipeline
-from knee.timeline.schedules import in_flight, orders
+from knee.specs.load import load_model
+from knee.specs.plan import SCHEDULES, SPLIT_BACKWARD
+from knee.timeline.actions import paired_share
+from knee.timeline.pipelines import recurrence as pipeline
+from knee.timeline.pipelines.schedules import in_flight, orders
 from knee.workload import memory
 from tables import job, table
 from timeline.schedule_actions import actions
 
-CHUNKS = {schedule: (2, 4) if schedule == "interleaved" else (1,) for schedule in SCHEDULES}
+CHUNKS = {schedule: (2, 4) if schedule == "interleaved" else (1,) for schedule in SCHEDULES if schedule != "dualpipe"}
 SHAPES = [
     (schedule, ranks, chunks, microbatches)
-    for schedule in SCHEDULES
+    for schedule in CHUNKS
     for ranks in (2, 3, 4, 8)
     for chunks in CHUNKS[schedule]
     for microbatches in (ranks, 2 * ranks, 4 * ranks)
 ]
-FEW = [(s, r, 1, m) for s in SCHEDULES if s != "interleaved" for r in (2, 4, 8) for m in (1, 2, 3)]
+TWO_WAY = [("dualpipe", ranks, 2, microbatches) for ranks in (2, 4, 8) for microbatches in (ranks, 2 * ranks)]
+"""Microbatches of one direction."""
+FEW = [(s, r, 1, m) for s in CHUNKS if s != "interleaved" for r in (2, 4, 8) for m in (1, 2, 3)]
 
 F, B, W = 1.0, 1.25, 0.75
 """Forward, backward of the input, backward of the weights, of a rank's whole share of one microbatch."""
 
 
-@pytest.mark.parametrize(("schedule", "ranks", "chunks", "microbatches"), SHAPES + FEW)
+@pytest.mark.parametrize(("schedule", "ranks", "chunks", "microbatches"), SHAPES + FEW + TWO_WAY)
 def test_orders_are_valid(schedule: str, ranks: int, chunks: int, microbatches: int) -> None:
-    kinds = ("F", "B", "W") if schedule == "zero_bubble" else ("F", "B")
+    kinds = ("F", "B", "W") if schedule in SPLIT_BACKWARD else ("F", "B")
     everything = {(kind, c, m) for kind in kinds for c in range(chunks) for m in range(microbatches)}
     for columns in orders(schedule, ranks, chunks, microbatches):
         order = actions(columns)
@@ -45,10 +49,12 @@ def test_orders_are_valid(schedule: str, ranks: int, chunks: int, microbatches: 
                     assert place[("B", c, m)] < place[("W", c, m)]
 
 
-def span(schedule: str, ranks: int, chunks: int, microbatches: int) -> float:
+def span(
+    schedule: str, ranks: int, chunks: int, microbatches: int, times: tuple[float, float, float] = (F, B, W)
+) -> float:
     """Time of a pipeline of equal stages without transfers; a chunk has its share of the rank's work."""
-    split = schedule == "zero_bubble"
-    work = {"F": F, "B": B if split else B + W, "W": W if split else 0.0}
+    split, (forward, back, weight) = schedule in SPLIT_BACKWARD, times
+    work = {"F": forward, "B": back if split else back + weight, "W": weight if split else 0.0}
     durations = np.zeros((ranks * chunks * len(pipeline.KINDS), 1))
     for rank in range(ranks):
         for chunk in range(chunks):
@@ -78,6 +84,51 @@ def test_bubbles_are_the_textbooks(schedule: str, ranks: int, chunks: int, micro
     }[schedule]
     found = span(schedule, ranks, chunks, microbatches) - microbatches * (F + B + W)
     assert found == pytest.approx(bubble, abs=1e-9)
+
+
+@pytest.mark.parametrize(("ranks", "chunks", "microbatches"), [shape[1:] for shape in TWO_WAY])
+def test_the_bubble_of_dualpipe_is_its_authors(ranks: int, chunks: int, microbatches: int) -> None:
+    """(P/2 - 1)(F&B + B - 3W), B a whole backward (arXiv 2412.19437, table 2); a chunk is half a rank's work."""
+    # its table takes the backward of the input to be as long as the forward
+    forward, weight = 1.0, 0.5
+    bubble = (ranks / 2 - 1) * (forward + 2 * (forward + weight) - 3 * weight) / chunks
+    whole = span("dualpipe", ranks, chunks, microbatches, (forward, forward, weight))
+    found = whole - microbatches * (2 * forward + weight)
+    assert found == pytest.approx(bubble, abs=1e-9)
+
+
+@pytest.mark.parametrize(("ranks", "chunks", "microbatches"), [shape[1:] for shape in TWO_WAY])
+def test_dualpipe_holds_one_microbatch_more_than_ranks(ranks: int, chunks: int, microbatches: int) -> None:
+    shape = table(job(pp=ranks, schedule="dualpipe", sharding="zero1", microbatches=2 * microbatches))
+    for rank in range(ranks):
+        assert in_flight("dualpipe", rank, ranks, chunks, microbatches) == ranks + 1
+        assert memory.in_flight(shape, np.array([rank]))[0] == ranks + 1
+
+
+def pairs(schedule: str, ranks: int, chunks: int, microbatches: int) -> float:
+    """Forwards right before a backward of the other kind of pass, mean over ranks and over microbatches."""
+    found = 0
+    for columns in orders(schedule, ranks, chunks, microbatches):
+        kinds = [kind for kind, _, _ in actions(columns) if kind != "W"]
+        steady = [i for i in range(len(kinds) - 1) if kinds[i] == "F" and kinds[i + 1] == "B"]
+        found += len(steady)
+    return found / ranks
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), [(4, 16), (8, 32)])
+def test_tokens_hide_beside_passes_that_have_a_partner(ranks: int, microbatches: int) -> None:
+    def share(schedule: str, **plan: object) -> float:
+        kept = {"model": load_model("qwen3-30b-a3b").spec, "sharding": "zero1", "ep_overlap": True} | plan
+        return float(paired_share(table(job(pp=ranks, schedule=schedule, microbatches=microbatches, **kept)))[0])
+
+    # Megatron-LM's warm-up is one microbatch longer if tokens travel beside compute
+    assert share("1f1b") == pytest.approx((pairs("1f1b", ranks, 1, microbatches) - 1) / microbatches)
+    assert share("interleaved", virtual_stages=2) == pytest.approx(1 - ranks / microbatches)
+    # the pairs of the third step are a split backward and a forward, which do not overlap
+    both = pairs("dualpipe", ranks, 2, microbatches // 2)
+    assert share("dualpipe") <= both / microbatches
+    assert share("1f1b", recompute="full") == 0.0
+    assert share("gpipe") == 0.0
 
 
 @pytest.mark.parametrize(("schedule", "ranks", "chunks", "microbatches"), SHAPES + FEW)

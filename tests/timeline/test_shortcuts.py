@@ -12,10 +12,10 @@ from knee.arrays import equal_rows
 from knee.search.space import Space, whole_table
 from knee.simulator import Results, evaluate
 from knee.specs.load import load_model, load_profile
-from knee.timeline import pipeline
 from knee.timeline.closed_forms import run, run_reductions
 from knee.timeline.passes import Pass, Sums
-from knee.timeline.schedules import orders
+from knee.timeline.pipelines import recurrence as pipeline
+from knee.timeline.pipelines.schedules import orders
 from knee.timeline.walk import run_passes
 from random_passes import random_passes
 from tables import H100

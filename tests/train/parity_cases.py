@@ -34,6 +34,9 @@ def shown_by(cases: dict[int, list[dict]], folder: Path) -> dict[int, dict[str, 
 
 
 def apart(a: dict, b: dict) -> float:
-    """Largest relative difference of losses and norms."""
-    pairs = zip(a["losses"] + a["norms"], b["losses"] + b["norms"], strict=True)
+    """Largest relative difference of losses, norms and the validation loss; of a resumed run, of its last steps."""
+    last = -len(a["losses"])
+    pairs = [*zip(a["losses"] + a["norms"], b["losses"][last:] + b["norms"][last:], strict=True)]
+    if a["valid"] is not None and b["valid"] is not None:
+        pairs.append((a["valid"], b["valid"]))
     return max(abs(x - y) / abs(y) for x, y in pairs)

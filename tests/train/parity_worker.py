@@ -25,6 +25,9 @@ import torch
 import torch.distributed as dist
 from batches import local_tokens
 
+from knee.checkpoints.folder import find_checkpoint, read_state
+from knee.checkpoints.resume import load_state
+from knee.checkpoints.save import CheckpointSaver, host_group
 from knee.parallelism import (
     context_parallel,
     ddp,
@@ -37,6 +40,8 @@ from knee.parallelism import (
 from knee.parallelism.mesh import local_device, make_mesh
 from knee.parallelism.trainer_job import TrainJob
 from waiting import LIMIT_S
+
+WAIT = timedelta(seconds=LIMIT_S)
 
 
 def other_rows(x: torch.Tensor, got: list[int] | None = None) -> torch.Tensor:
@@ -71,8 +76,8 @@ def warm_up(x: torch.Tensor) -> torch.Tensor:
     return (2 * x).sum()
 
 
-def run(case: dict) -> dict:
-    """Losses and gradient norms of a case's steps."""
+def run(case: dict, folder: Path) -> dict:
+    """Losses and gradient norms of a case's steps: all of them, or those after the checkpoint of another case."""
     job = TrainJob.from_json(case["job"])
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(trainer, "compiled", captured))
@@ -84,11 +89,25 @@ def run(case: dict) -> dict:
         if case.get("break"):
             stack.enter_context(mock.patch.object(*BREAKS[case["break"]]))
         tracer = stack.enter_context(torch.profiler.profile()) if case.get("trace") else None
-        results = [model.step(local_tokens(job, model.mesh, i)) for i in range(job.steps)]
+        if case.get("resume"):
+            found = find_checkpoint(folder / case["resume"])
+            load_state(model, found, read_state(found)["step"], host_group(WAIT))
+        saver = CheckpointSaver(model, folder / case["name"], host_group(WAIT), {}) if case.get("save") else None
+        results = []
+        for i in range(model.steps_done, job.steps):
+            if saver and i == case["save"]:
+                saver.begin(i)  # the next step runs beside it
+            results.append(model.step(local_tokens(job, model.mesh, i)))
+        if saver:
+            saver.finish()
+            saver.check()
+        # a forward without gradients would be compiled anew
+        valid = None if job.compile or tracer else float(model.evaluate(local_tokens(job, model.mesh, job.steps)))
     # rank 0's are looked at
     events = collections.Counter(e.name for e in tracer.events()) if tracer and model.mesh.rank == 0 else {}
     return {
         "losses": [float(r.loss_tensor) for r in results],
+        "valid": valid,
         "norms": [float(r.norm_tensor) for r in results],
         "seconds": time.perf_counter() - began,
         "events": {name: count for name, count in events.items() if "FSDP::" in name or "c10d::" in name},
@@ -110,11 +129,11 @@ def rank_main(rank: int, ranks: int, cases: list[dict], folder: Path) -> bool:
     torch.set_num_threads(1)
     if ranks > 1:
         store = dist.FileStore(str(folder / f"{ranks}.store"), ranks)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=LIMIT_S))
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=WAIT)
     found = {}
     for case in cases:
         try:
-            found[case["name"]] = run(case)
+            found[case["name"]] = run(case, folder)
         except Exception:
             found[case["name"]] = {"error": traceback.format_exc()}
         gc.collect()

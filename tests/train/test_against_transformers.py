@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from knee.parallelism.trainer_job import TrainJob
+from knee.specs.load import load_model
 from knee.specs.model import Experts, LatentAttention, Model
+from knee.specs.plan import Plan
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from knee.checkpoints.huggingface_read import read_huggingface  # noqa: E402
+from knee.checkpoints.huggingface_write import write_huggingface  # noqa: E402
+from knee.checkpoints.save import CheckpointSaver  # noqa: E402
 from knee.parallelism.decoder import Decoder, Parts  # noqa: E402 - they import torch
-from knee.parallelism.layer_functions import EPS, rope_table  # noqa: E402
+from knee.parallelism.layer_functions import rope_table  # noqa: E402
+from knee.parallelism.mesh import local_device, make_mesh  # noqa: E402
+from knee.parallelism.trainer import Trainer  # noqa: E402
 
 SIZES = {"layers": 3, "hidden": 32, "ffn": 48, "heads": 4, "vocab": 64}
 THEIR_SIZES = {
@@ -24,7 +35,7 @@ THEIR_SIZES = {
     "moe_intermediate_size": 16,
     "num_experts_per_tok": 2,
     "norm_topk_prob": True,
-    "rms_norm_eps": EPS,
+    "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
     "attn_implementation": "eager",
 }
@@ -135,3 +146,70 @@ def test_losses_and_gradients_are_those_of_transformers(model: Model) -> None:
     for name, weight in ours.named_parameters():
         expected = weights[theirs(name)].grad.view_as(weight)
         assert (weight.grad - expected).norm() < 1e-4 * expected.norm(), name
+
+
+ATTENTION = {"num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-6, "rope_theta": 50_000.0}
+ROUTED = {"moe_intermediate_size": 16, "num_experts_per_tok": 2, "norm_topk_prob": True}
+LATENT = {"kv_lora_rank": 16, "q_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8}
+GROUPS = {"n_routed_experts": 8, "n_shared_experts": 1, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Llama": {**ATTENTION, "attention_bias": True, "mlp_bias": True},
+    "Qwen2": {**ATTENTION, "tie_word_embeddings": True, "head_dim": 8},
+    "Qwen3": {**ATTENTION},
+    "Qwen3Moe": {**ATTENTION, **ROUTED, "num_experts": 8},
+    "Mixtral": {**ATTENTION, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "DeepseekV3": {
+        **ROUTED,
+        **LATENT,
+        **GROUPS,
+        "num_key_value_heads": 4,
+        "routed_scaling_factor": 2.5,
+        "rms_norm_eps": 1e-6,
+    },
+}
+
+
+def a_trainer(model: Model) -> Trainer:
+    job = TrainJob(model=model, plan=Plan(micro_batch=3), gpus=1, global_batch=3, seq_len=16, steps=2, warmup=0, keep=1)
+    return Trainer(job, make_mesh(job.plan, local_device("cpu")))
+
+
+def logits_of(trainer: Trainer, tokens: Any) -> Any:
+    (decoder,) = trainer.decoders
+    decoder.loss = lambda logits, *_: logits
+    with torch.no_grad():
+        return decoder(tokens)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_are_read_and_written(family: str, tmp_path: Path) -> None:
+    """A folder of transformers, read, saved as a checkpoint, and written, gives the same logits at every place."""
+    torch.manual_seed(0)
+    sizes = {name: value for name, value in THEIR_SIZES.items() if name not in ROUTED}
+    config = getattr(transformers, f"{family}Config")(**{**sizes, **FAMILIES[family]})
+    other = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for name, weight in [*other.named_parameters(), *other.named_buffers()]:
+            if "inv_freq" not in name:
+                weight.copy_(torch.randn_like(weight) * 0.3 + (1.0 if "norm" in name else 0.0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        other.save_pretrained(tmp_path / "theirs")
+    tokens = torch.randint(64, (3, 16))
+    with torch.no_grad():
+        expected = other(input_ids=tokens, use_cache=False).logits
+    trainer = a_trainer(replace(load_model(str(tmp_path / "theirs")).spec, mtp_layers=0))
+    read_huggingface(trainer, tmp_path / "theirs")
+    assert torch.allclose(logits_of(trainer, tokens), expected, rtol=1e-5, atol=1e-5)
+    saver = CheckpointSaver(trainer, tmp_path, None, {})
+    saver.begin(1)
+    saver.finish()
+    saver.check()
+    write_huggingface(tmp_path / "checkpoints" / "step-00000001", tmp_path / "ours")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        again = getattr(transformers, f"{family}ForCausalLM").from_pretrained(
+            tmp_path / "ours", attn_implementation="eager", dtype=torch.float32
+        )
+    with torch.no_grad():
+        assert torch.allclose(again.eval()(input_ids=tokens, use_cache=False).logits, expected, rtol=1e-5, atol=1e-5)

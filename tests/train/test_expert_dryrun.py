@@ -13,7 +13,11 @@ pytest.importorskip("torch")
 
 
 @pytest.mark.parametrize(
-    "plan", ["--ep 2 --dp-shard 4", "--ep 2 --etp 2 --tp 2 --dp-shard 2 --sharding fsdp --recompute full"]
+    "plan",
+    [
+        "--ep 2 --dp-shard 2 --pp 2 --set model.experts.dense_layers=1",
+        "--ep 2 --etp 2 --tp 2 --dp-shard 2 --sharding fsdp --recompute full",
+    ],
 )
 def test_messages_of_experts_are_the_simulators(plan: str) -> None:
     words = [sys.executable, "-m", "knee", "dryrun", "moe-tiny", *plan.split(), "--global-batch", "8", "--json"]

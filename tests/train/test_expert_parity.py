@@ -18,7 +18,7 @@ from .parity_cases import apart, shown_by
 pytest.importorskip("torch")
 
 TOLERANCE = 1e-5
-STEPS = 3
+STEPS, SAVED = 3, 1
 SIZES = {"layers": 2, "hidden": 32, "ffn": 48, "heads": 8, "kv_heads": 8, "vocab": 64}
 QWEN = Model(name="qwen", qk_norm="head", experts=Experts(count=8, top_k=2, ffn=16), **SIZES)
 SHARED = Experts(
@@ -44,6 +44,12 @@ MODELS = {"short": SHORT, "qwen": QWEN, "deepseek": DEEPSEEK, "latent": LATENT_O
 PP = {"pp": 2, "micro_batch": 2}
 BALANCE = {"balance_loss": 0.5}
 CAPPED = {"capacity_factor": 1.0}
+
+
+def _reference(model: str, settings: dict) -> str:
+    return f"one {model} {settings}"
+
+
 # model, name -> plan, and settings of the job that the reference shares
 CASES: dict[int, dict[str, tuple[str, dict, dict]]] = {
     1: {
@@ -96,6 +102,19 @@ CASES: dict[int, dict[str, tuple[str, dict, dict]]] = {
         "ep x pp fsdp recompute": ("qwen", {"dp_shard": 2, "ep": 2, **PP, "sharding": "fsdp", "recompute": "full"}, {}),
     },
 }
+RESUMED: dict[int, dict[str, tuple[str, dict]]] = {
+    2: {
+        "resumed ep": (_reference("deepseek", {}), {"dp_shard": 2, "ep": 2, "sharding": "fsdp"}),
+        "resumed etp": ("resumed ep", {"tp": 2, "etp": 2}),
+    },
+    4: {
+        "resumed ep x etp": ("resumed etp", {"dp_shard": 2, "tp": 2, "ep": 2, "etp": 2}),
+        "resumed ep x pp": ("resumed ep x etp", {"dp_shard": 2, "ep": 2, **PP}),
+        "resumed fsdp x etp": ("resumed ep x pp", {"dp_shard": 2, "tp": 2, "etp": 2}),
+        "resumed ep x ddp": ("resumed fsdp x etp", {"dp_replicate": 4, "ep": 2, "sharding": "ddp"}),
+    },
+}
+"""Each starts from the checkpoint that another layout wrote after the first step, and writes it again."""
 BROKEN = {"ep all_to_all": {"dp_shard": 2, "ep": 2}, "experts' gradients": {"dp_shard": 2, "ep": 2}}
 
 
@@ -119,10 +138,6 @@ def _case(name: str, model: str, plan: dict, settings: dict, ranks: int, **more:
     return {"name": name, "job": job.as_json(), "std": 0.15, **skewed, **more}
 
 
-def _reference(model: str, settings: dict) -> str:
-    return f"one {model} {settings}"
-
-
 def _all_cases() -> dict[int, list[dict]]:
     cases = {n: [_case(name, *what, n) for name, what in some.items()] for n, some in CASES.items()}
     kinds = {
@@ -131,6 +146,10 @@ def _all_cases() -> dict[int, list[dict]]:
         for model, _, settings in some.values()
     }
     cases[1] += [_case(name, model, {}, settings, 1) for name, (model, settings) in kinds.items()]
+    next(case for case in cases[1] if case["name"] == _reference("deepseek", {}))["save"] = SAVED
+    for n, some in RESUMED.items():
+        for name, (before, plan) in some.items():
+            cases[n].append(_case(name, "deepseek", plan, {}, n, resume=before, save=SAVED))
     cases[2] += [_case(f"broken {name}", "qwen", plan, BALANCE, 2, **{"break": name}) for name, plan in BROKEN.items()]
     return cases
 
@@ -148,6 +167,15 @@ def test_every_layout_trains_as_one_process(ranks: int, seen: dict[int, dict[str
         differences[name] = apart(seen[ranks][name], seen[1][_reference(model, settings)])
         print(f"{ranks} {name:35} {differences[name]:8.1e} {seen[ranks][name]['seconds']:6.1f} s")
     assert max(differences.values()) < TOLERANCE, {n: d for n, d in differences.items() if d >= TOLERANCE}
+
+
+@pytest.mark.parametrize("ranks", RESUMED)
+def test_a_checkpoint_moves_between_layouts(ranks: int, seen: dict[int, dict[str, dict]]) -> None:
+    reference = seen[1][_reference("deepseek", {})]
+    differences = {name: apart(seen[ranks][name], reference) for name in RESUMED[ranks]}
+    for name, difference in differences.items():
+        print(f"{ranks} {name:35} {difference:8.1e} {seen[ranks][name]['seconds']:6.1f} s")
+    assert max(differences.values()) < TOLERANCE, differences
 
 
 @pytest.mark.parametrize("name", BROKEN)

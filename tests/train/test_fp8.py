@@ -11,8 +11,8 @@ from knee.specs.plan import Plan
 
 torch = pytest.importorskip("torch")
 
-from knee.parallelism.fp8 import Fp8Rules, eight, fp8_products  # noqa: E402
-from knee.parallelism.fp8_copies import E4M3, E5M2, LARGEST, transposed  # noqa: E402
+from knee.parallelism.fp8.casts import E4M3, E5M2, LARGEST, transposed  # noqa: E402
+from knee.parallelism.fp8.linear import Fp8Rules, fp8_products, quantize  # noqa: E402
 
 MODEL = Model(name="tiny", layers=2, hidden=64, ffn=128, heads=4, kv_heads=2, vocab=512)
 ROUNDING = {"tensorwise": 0.08, "rowwise": 0.05}
@@ -28,7 +28,7 @@ def test_products_and_gradients_are_those_of_fp32_but_for_rounding(recipe: str) 
     torch.manual_seed(0)
     x = torch.randn(2, 32, 64, requires_grad=True)
     weights = [(0.02 * torch.randn(48, 64)).requires_grad_() for _ in range(2)]
-    out = fp8_products(x, weights, [eight(w.detach(), recipe) for w in weights], recipe)
+    out = fp8_products(x, weights, [quantize(w.detach(), recipe) for w in weights], recipe)
     exact = [x @ w.t() for w in weights]
     grads = [torch.randn_like(y) for y in out]
     found = (*out, *torch.autograd.grad(out, [x, *weights], grads))
@@ -38,7 +38,7 @@ def test_products_and_gradients_are_those_of_fp32_but_for_rounding(recipe: str) 
 
 def test_rowwise_scales_keep_rows_of_very_different_size_apart() -> None:
     x = torch.randn(8, 64) * torch.logspace(-6, 6, 8).unsqueeze(1)
-    lost = {recipe: eight(x, recipe) for recipe in ("tensorwise", "rowwise")}
+    lost = {recipe: quantize(x, recipe) for recipe in ("tensorwise", "rowwise")}
     back = {recipe: e.rows.float() * e.rows_scale for recipe, e in lost.items()}
     assert _apart(back["rowwise"][0], x[0]) < 0.05
     assert back["tensorwise"][0].abs().max() == 0  # too small for the one scale
@@ -47,12 +47,12 @@ def test_rowwise_scales_keep_rows_of_very_different_size_apart() -> None:
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
 def test_the_largest_element_is_the_largest_number_and_zeros_stay_zeros(dtype: torch.dtype) -> None:
     x = torch.randn(16, 32)
-    assert eight(x, "tensorwise", dtype).rows.float().abs().max() == LARGEST[dtype]
-    assert eight(torch.zeros(16, 32), "rowwise", dtype).columns.float().abs().max() == 0
+    assert quantize(x, "tensorwise", dtype).rows.float().abs().max() == LARGEST[dtype]
+    assert quantize(torch.zeros(16, 32), "rowwise", dtype).columns.float().abs().max() == 0
 
 
 def test_columns_are_the_transpose_of_rows() -> None:
-    e = eight(torch.randn(16, 32), "tensorwise")
+    e = quantize(torch.randn(16, 32), "tensorwise")
     assert torch.equal(transposed(e.rows).float(), e.columns.float())
 
 

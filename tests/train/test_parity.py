@@ -6,6 +6,8 @@ size serves all of its cases.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from knee.parallelism.trainer_job import TrainJob
@@ -16,10 +18,23 @@ from .parity_cases import apart, shown_by
 
 pytest.importorskip("torch")
 
-TINY = Model(name="tiny", layers=4, hidden=32, ffn=48, heads=8, kv_heads=4, vocab=64)
+TINY = Model(
+    name="tiny",
+    layers=4,
+    hidden=32,
+    ffn=48,
+    heads=8,
+    kv_heads=4,
+    vocab=64,
+    qk_norm="head",
+    qkv_bias=True,
+    attention_output_bias=True,
+    mlp_bias=True,
+)
+"""Its biases start at 0 and are learned, so the second step holds their gradients."""
 TOLERANCE = 2e-6
 """Ten times what sums in another order change in so few steps."""
-STEPS = 3
+STEPS, SAVED = 3, 1
 """The first holds the gradients, the second what the optimizer made of them, the third its states."""
 PP = {"pp": 2, "micro_batch": 2}
 CASES = {
@@ -96,13 +111,40 @@ BROKEN = {
     "ddp all_reduce": {"dp_replicate": 2, "sharding": "ddp"},
 }
 TRACED = ("fsdp", "fsdp_no_reshard")
+RESUMED: dict[int, dict[str, tuple[str, dict]]] = {
+    2: {
+        "resumed tp": ("one", {"tp": 2}),
+        "resumed pp interleaved": ("resumed tp", {**PP, "schedule": "interleaved", "virtual_stages": 2}),
+    },
+    4: {
+        "resumed fsdp x cp": ("resumed pp interleaved", {"dp_shard": 2, "cp": 2}),
+        "resumed tp x pp": ("resumed fsdp x cp", {"tp": 2, **PP}),
+        "resumed hsdp": ("resumed tp x pp", {"dp_shard": 2, "dp_replicate": 2, "sharding": "hsdp"}),
+    },
+}
+"""Each starts from the checkpoint that another layout wrote after the first step, and writes it again."""
+
+EIGHT_BIT = {
+    1: {"fp8": {"micro_batch": 4}},
+    2: {
+        "fp8 fsdp": {"dp_shard": 2, "sharding": "fsdp"},
+        "fp8 ddp": {"dp_replicate": 2, "sharding": "ddp"},
+        "fp8 pp": {"pp": 2, "micro_batch": 4},
+        "fp8 tp": {"tp": 2, "micro_batch": 4},
+        "fp8 tp compile": {"tp": 2, "micro_batch": 4, "compile": True},
+    },
+    4: {"fp8 fsdp x tp": {"dp_shard": 2, "tp": 2, "sharding": "fsdp"}},
+}
+"""Microbatches are the same in all of them, because each has scales of its own."""
+WIDE = replace(TINY, hidden=64, ffn=96)
+"""Two tensor-parallel ranks have widths of which fp8 products are possible."""
 
 
 def _job(plan: dict, ranks: int) -> dict:
     degrees = {k: tuple(v) if k == "placement" else v for k, v in plan.items() if k != "compile"}
     chosen = Plan(**{"micro_batch": 8 // (degrees.get("dp_shard", 1) * degrees.get("dp_replicate", 1)), **degrees})
     return TrainJob(
-        model=TINY,
+        model=WIDE if chosen.precision == "fp8" else TINY,
         plan=chosen,
         gpus=ranks,
         global_batch=8,
@@ -111,7 +153,10 @@ def _job(plan: dict, ranks: int) -> dict:
         warmup=0,
         lr=3e-3,
         clip_norm=0.3,
+        lr_schedule="cosine",
+        lr_warmup=1,
         compile=plan.get("compile", False),
+        fp8_smallest=16,
     ).as_json()
 
 
@@ -123,6 +168,15 @@ def _case(name: str, plan: dict, ranks: int, **more: object) -> dict:
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, dict]]:
     """What every case showed, by world size. A rank that failed shows its traceback; all ranks say the same."""
     cases = {ranks: [_case(name, plan, ranks) for name, plan in some.items()] for ranks, some in CASES.items()}
+    cases[1][0]["save"] = SAVED
+    for ranks, some in RESUMED.items():
+        for name, (before, plan) in some.items():
+            cases[ranks].append(_case(name, plan, ranks, resume=before, save=SAVED))
+    for ranks, some in EIGHT_BIT.items():
+        cases[ranks] += [_case(name, {**plan, "precision": "fp8"}, ranks) for name, plan in some.items()]
+    cases[1][-1]["save"] = SAVED
+    resumed = {**EIGHT_BIT[2]["fp8 fsdp"], "precision": "fp8"}
+    cases[2].append(_case("fp8 resumed", resumed, 2, resume="fp8", save=SAVED))
     cases[2] += [_case(f"broken {name}", plan, 2, **{"break": name}) for name, plan in BROKEN.items()]
     cases[2] += [_case(f"traced {kind}", {"dp_shard": 2, "sharding": kind}, 2, trace=True) for kind in TRACED]
     return shown_by(cases, tmp_path_factory.mktemp("parity"))
@@ -137,10 +191,28 @@ def test_every_layout_trains_as_one_process(ranks: int, seen: dict[int, dict[str
     assert max(differences.values()) < TOLERANCE, {n: d for n, d in differences.items() if d >= TOLERANCE}
 
 
+def test_layouts_in_fp8_have_the_scales_of_one_process(seen: dict[int, dict[str, dict]]) -> None:
+    for name in ("fp8 fsdp", "fp8 ddp", "fp8 pp"):
+        assert apart(seen[2][name], seen[1]["fp8"]) < TOLERANCE, name
+    # weights and outputs of attention have scales of their own on each tensor-parallel rank
+    for name in ("fp8 tp", "fp8 tp compile"):
+        assert TOLERANCE < apart(seen[2][name], seen[1]["fp8"]) < 0.05, name
+    assert apart(seen[4]["fp8 fsdp x tp"], seen[2]["fp8 tp"]) < TOLERANCE
+    assert seen[2]["fp8 resumed"]["losses"] == pytest.approx(seen[1]["fp8"]["losses"][SAVED:], rel=TOLERANCE)
+
+
 def test_steps_differ(seen: dict[int, dict[str, dict]]) -> None:
     """Else equality would say little."""
     assert len({round(x, 4) for x in seen[1]["one"]["losses"]}) == STEPS
     assert len({round(x, 4) for x in seen[1]["one"]["norms"]}) == STEPS
+
+
+@pytest.mark.parametrize("ranks", RESUMED)
+def test_a_checkpoint_moves_between_layouts(ranks: int, seen: dict[int, dict[str, dict]]) -> None:
+    differences = {name: apart(seen[ranks][name], seen[1]["one"]) for name in RESUMED[ranks]}
+    for name, difference in differences.items():
+        print(f"{ranks} {name:35} {difference:8.1e} {seen[ranks][name]['seconds']:6.1f} s")
+    assert max(differences.values()) < 1e-6, differences
 
 
 @pytest.mark.parametrize("name", BROKEN)

@@ -8,7 +8,8 @@ import numpy as np
 
 from knee.budgets import frontier as fr
 from knee.budgets.budget_limits import check_dense, check_limits, refuse_nothing
-from knee.budgets.budget_search import BudgetLimits, BudgetRun, Problem
+from knee.budgets.budget_run import BudgetLimits, BudgetRun
+from knee.budgets.budget_search import Problem
 from knee.budgets.equal_loss import even_sizes
 from knee.budgets.flop_counting import flop_choice
 from knee.budgets.model_family import LEAST_PARAMS, MOST_PARAMS, Family, family_of
@@ -36,6 +37,7 @@ from knee.inputs.request import (
     request,
 )
 from knee.progress import Progress, silent
+from knee.reliability.published_interruptions import interrupted_runs
 from knee.results.budget_check_result import BudgetCheck
 from knee.results.budget_result import Budget
 from knee.specs import Cluster, Job, Model, Profile
@@ -74,13 +76,14 @@ def budget(
     grid: str = DEFAULT_GRID,
     pue: float | None = None,
     frontier: bool = False,
+    sync_every: int = 1,
     progress: Progress | None = None,
 ) -> Budget:
     """Find the model with the lowest loss that a budget can train, communication included.
 
     ``gpus``, ``days``, ``usd``, ``mwh`` and ``tokens_max`` are limits; amounts may be text such as ``"2M"`` or
     ``"15T"``. ``model`` or ``params`` fixes the size; if ``model`` is a job file, it also sets the cluster and the
-    profile. ``frontier`` adds the loss against each limit with its knee, which takes about a minute.
+    profile. ``frontier`` adds the loss against each limit with its knee, which takes some seconds more.
 
     If nothing can be trained, ``DoesNotFit`` is raised with a hint on what would help.
 
@@ -133,7 +136,7 @@ def budget(
     )
     notes += [] if gpus is not None else [f"gpus defaulted to at most {limits.gpus:,}"]
     found = _solved(problem, limits, assumed, where, how, grid_of(grid), frontier=frontier)
-    return Budget(**found, mfu_given=mfu is not None, notes=notes, pue=pue_source(pue))
+    return Budget(**found, mfu_given=mfu is not None, notes=notes, pue=pue_source(pue), sync_every=sync_every)
 
 
 def _solved(
@@ -302,4 +305,4 @@ def budget_check() -> BudgetCheck:
     >>> all(abs(run.error_frac) < 0.25 for run in knee.budget_check().runs)
     True
     """
-    return BudgetCheck(runs=tuple(published_runs()))
+    return BudgetCheck(runs=tuple(published_runs()), interrupted=tuple(interrupted_runs()))

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import Any
 
 from knee.errors import RunFailed, either
 from knee.inputs.argument_types import checked_arguments
 from knee.inputs.arguments import checked_plan
 from knee.inputs.request import ModelLike, Overrides, ProfileLike, is_job_file
+from knee.inputs.traced_request import traced_job, with_own_fp8
 from knee.inputs.trainer_request import Say, completed_request, ranks_of
-from knee.parallelism.trainer_job import Dtype, TrainJob
 from knee.probe.machine_facts import need_torch
 from knee.record.issued_messages import StageWork
 from knee.results.result import Result
 from knee.specs import Job
-from knee.validation.program_messages import Difference, as_trained, differences, simulated_work
+from knee.validation.program_messages import Difference, differences, simulated_work
+from knee.validation.trainer_rules import as_trained
 
 PLACEHOLDER = "dgx-h100"
 """A cluster that completes a job where none is named: nothing that is counted depends on it."""
@@ -112,10 +113,8 @@ def dryrun(
     ()
     """
     need_torch(either("knee.dryrun", "knee dryrun"))
-    in_file = is_job_file(model)
-    plan = checked_plan(plan)
-    if gpus is None and not in_file:
-        gpus = ranks_of(plan)
+    in_file, plan = is_job_file(model), checked_plan(plan)
+    gpus = ranks_of(plan) if gpus is None and not in_file else gpus
     job = completed_request(
         model,
         cluster=None if in_file else PLACEHOLDER,
@@ -125,12 +124,11 @@ def dryrun(
         overrides=overrides,
         say=say,
     ).job
-    trained = traced_job(job)
+    job = with_own_fp8(job)
     simulated = simulated_work(job)
-
     from knee.train.fake_ranks import trace  # imports torch
 
-    program = trace(trained, progress)
+    program = trace(traced_job(job), progress)
     expected = [as_trained(job, work) for work in simulated]
     return DryRun(
         job=job,
@@ -142,19 +140,4 @@ def dryrun(
             for traced, (work, _) in zip(program, expected, strict=True)
             for difference in differences(traced, work)
         ),
-    )
-
-
-def traced_job(job: Job) -> TrainJob:
-    """The same job for the trainer; types as on GPUs."""
-    return TrainJob(
-        model=job.model,
-        plan=job.plan,
-        gpus=job.gpus,
-        global_batch=job.global_batch,
-        seq_len=job.seq_len,
-        steps=2,
-        warmup=0,
-        dtype=cast("Dtype", job.plan.precision),
-        routing="balanced" if job.model.experts else "learned",  # fake tokens choose nothing
     )

@@ -32,7 +32,9 @@ from knee.specs.choices import Objective
 from knee.specs.defaults import DEFAULT_GRID
 from knee.specs.hardware import Precision
 from knee.specs.plan import (
+    Collectives,
     Dispatcher,
+    Fp8Recipe,
     Recompute,
     RecomputeModule,
     ReduceDtype,
@@ -40,6 +42,7 @@ from knee.specs.plan import (
     Schedule,
     Sharding,
     StateDtype,
+    SyncDtype,
 )
 from knee.specs.plan_table import PlanTable
 
@@ -57,9 +60,13 @@ def plan(
     profile: ProfileLike | None = None,
     overrides: Overrides = (),
     precision: Precision | None = None,
+    fp8_recipe: Fp8Recipe | None = None,
     reduce_dtype: ReduceDtype | None = None,
     state_dtype: StateDtype | None = None,
     sync_every: int = 1,
+    sync_fragments: int | None = None,
+    sync_dtype: SyncDtype | None = None,
+    collectives: Collectives | None = None,
     dispatcher: Dispatcher | None = None,
     ep_overlap: bool | None = None,
     routing: Routing | None = None,
@@ -111,12 +118,16 @@ def plan(
     parts = searched_parts(model, cluster, profile, sizes, pairs_of(overrides))
     types = {
         "precision": precision,
+        "fp8_recipe": fp8_recipe,
         "reduce_dtype": reduce_dtype,
         "state_dtype": state_dtype,
         "dispatcher": dispatcher,
         "ep_overlap": ep_overlap,
         "routing": routing,
         "imbalance": imbalance,
+        "sync_fragments": sync_fragments,
+        "sync_dtype": sync_dtype,
+        "collectives": collectives,
         "capacity_factor": capacity_factor,
     }
     space = Space(

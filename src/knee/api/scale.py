@@ -18,6 +18,7 @@ from knee.inputs.request import ClusterLike, ModelLike, Overrides, ProfileLike, 
 from knee.progress import Progress, silent
 from knee.results.scale_question import ScaleQuestion, shown
 from knee.results.scale_result import Scaling, ScalingCurve
+from knee.search.failure_knee import with_failures
 from knee.search.knee import knees_of
 from knee.search.scaling_curve import ScalePoint, check_batch, checked_counts, parse_counts
 from knee.specs.choices import OBJECTIVES, Objective
@@ -156,9 +157,10 @@ def _answer(
         bills = {}
         for gpus, measured in one.curve.usable if tokens is not None else []:
             bills[gpus] = bill_of(measured, tokens or 0.0, grid=site, pue=site_pue, band=trusts[gpus].band)
-        knees = knees_of(one.curve, threshold=threshold, keep_frac=keep, band=band if known else None)
-        done.append(replace(one, trusts=trusts, bills=bills, knees=knees, band=band if known else None))
-    found = Scaling(
+        rule: dict[str, Any] = {"threshold": threshold, "keep_frac": keep, "band": band if known else None}
+        found = with_failures(one.curve, bills, **rule) | {"knees": knees_of(one.curve, **rule), "band": rule["band"]}
+        done.append(replace(one, trusts=trusts, bills=bills, **found))
+    answer = Scaling(
         curves=tuple(done),
         local_batch=asked.sizes["local_batch"],
         global_batch=asked.sizes["global_batch"],
@@ -170,10 +172,10 @@ def _answer(
         pue=site_pue,
         question=asked,
     )
-    points = [point for one in found.curves for point in one.curve.points]
+    points = [point for one in answer.curves for point in one.curve.points]
     if all(point.job is None for point in points):
         _refuse_what_never_is(points)
-    return found
+    return answer
 
 
 def _refuse_what_never_is(points: Sequence[ScalePoint]) -> None:

@@ -147,7 +147,7 @@ def simulate(
     found = _finite(asked, flop_convention)
     values = {field.name: getattr(found, field.name) for field in fields(Measurement)}
     trust, job = trust_of(asked.job, asked.given), asked.job
-    training = None if whole_run is None else whole_run.answer(found, job.cluster, job.gpus, trust.band)
+    training = None if whole_run is None else whole_run.answer(found, job.model, job.cluster, job.gpus, trust.band)
     return Simulation(**values, job=job, trust=trust, request=asked, overrides=tuple(pairs), training=training)
 
 

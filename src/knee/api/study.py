@@ -186,7 +186,8 @@ def study(
     measured: list[Measured] = [(None, record) for path in paths for record in _measured(Path(path))]
     points = points_to_run(wanted, changes)
     folder = None if out is None else make_folder(Path(out))
-    store = Store(None if folder is None else folder / RECORDS, warn)
+    questions = [point.question for point in points]
+    store = Store(None if folder is None else folder / RECORDS, warn, coming=questions)
     with contextlib.ExitStack() as beside:
         if folder is not None and launcher == "simulate" and len(points) - store.before >= WORTH_IT:
             asked = {"folder": str(folder), "names": wanted, "changes": changes}

@@ -52,6 +52,7 @@ def prepare_sweep(
     warmup: int | None = None,
     trace_steps: int = TRACE_STEPS,
     device: Device | None = None,
+    checkpoint_every: int = 0,
     timeout_s: float = TIMEOUT_S,
     program: Sequence[str] = (),
     max_gpu_hours: float | None = None,
@@ -106,7 +107,14 @@ def prepare_sweep(
     command = redacted(command)
     planned = plan_runs(
         requested,
-        RunSettings(steps=steps, warmup=warmup, trace_steps=trace_steps, device=device, timeout_s=timeout_s),
+        RunSettings(
+            steps=steps,
+            warmup=warmup,
+            trace_steps=trace_steps,
+            device=device,
+            checkpoint_every=checkpoint_every,
+            timeout_s=timeout_s,
+        ),
         gpus_per_node=max(one.gpus for one in requested) if launcher == "local" else site.gpus_per_node,
         anyway=anyway,
         command=command,

@@ -16,12 +16,13 @@ from typing import IO, Any
 from knee.errors import DoesNotFit, InputError, NotWritten, RunFailed, argument, either
 from knee.files import real_path, write_text
 from knee.inputs.request import ModelLike
+from knee.inputs.state_request import run_folder
 from knee.inputs.trainer_request import Say, trainer_job, under_torchrun
-from knee.parallelism.trainer_job import TrainJob
+from knee.parallelism.trainer_job import AUTO, TrainJob
 from knee.probe.machine_facts import need_torch
 from knee.results.result import Result
 from knee.train.run_record import RECORD
-from knee.train.start_ranks import clear, launch, prepare, write_job
+from knee.train.start_ranks import launch, prepare, run_one_rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +105,10 @@ def train(
     ``settings`` are the fields of ``knee.Plan`` and, each with a default: ``device`` ("cuda" or "cpu"), ``steps``,
     ``warmup`` (first steps that are not measured), ``trace_steps`` (steps under the profiler after the measured ones),
     ``dtype`` (of the matrix products), ``compile``, ``attention``, ``balance_loss`` (of experts), ``data`` (a folder
-    of ``prepare_shards``; synthetic tokens if left out), ``seed``, ``lr``, ``timeout_s``, ``local_batch`` or
+    of ``prepare_shards``; synthetic tokens if left out), ``seed``, ``deterministic``, ``lr``, ``lr_schedule``,
+    ``lr_warmup``, ``lr_min_frac``, ``lr_decay_frac``, ``valid_data``, ``valid_every``, ``valid_batches``, ``weights``
+    (first weights: a folder of Hugging Face or a checkpoint), ``checkpoint_every``, ``keep``, ``resume`` (a run's
+    folder, one checkpoint, or "auto": the newest of ``out``, if any), ``log_to``, ``timeout_s``, ``local_batch`` or
     ``global_batch``, ``seq_len``, ``overrides``, ``flop_convention``, and what the record names: ``cluster``,
     ``profile`` and ``command``.
 
@@ -119,9 +123,11 @@ def train(
     """
     need_torch(either("knee.api.train", "knee train"))
     job = trainer_job(model, say=say, **settings)
-    if out is None and under_torchrun():
+    if out is None and job.resume not in ("", AUTO):
+        out = run_folder(job.resume)
+    if out is None and (under_torchrun() or job.resume == AUTO):
         raise InputError(
-            f"{argument('out')} is missing: under torchrun, all ranks must use the same folder",
+            f"{argument('out')} is missing: all ranks, and a run that goes on, must use the same folder",
             hint=f"give {argument('out')}",
             code="missing-argument",
             field="out",
@@ -129,8 +135,9 @@ def train(
     folder = Path("runs") / f"{job.model.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}" if out is None else Path(out)
     job = replace(job, out=str(real_path(folder)))
     if under_torchrun():
-        return _one_rank(job, folder, force=force)
-    prepare(folder, force=force)
+        record, code = run_one_rank(job, folder, force=force)
+        return TrainedRun(record=record, out=folder, rank_code=code)
+    prepare(folder, force=force, resumes=bool(job.resume))
     say(f"{job.gpus} process{'es' if job.gpus > 1 else ''} on {job.device}, {job.dtype}; logs in {folder}/logs")
     record, signal = launch(job, folder, tell=log)
     # a signal that comes while ranks are out of memory is not the reason
@@ -153,19 +160,3 @@ def write_train_job(
     job = replace(job, out=str(out or f"runs/{job.model.name}"))
     write_text(Path(path), json.dumps(job.as_json(), indent=1) + "\n")
     return TrainJobFile(path=Path(path), job=job)
-
-
-def _one_rank(job: TrainJob, out: Path, *, force: bool) -> TrainedRun:
-    """This process as the rank that torchrun says it is."""
-    from knee.train.rank_state import Place
-    from knee.train.worker import work
-
-    place = Place.of_environment()
-    prepare(out, force=force)
-    if place.rank == 0:
-        clear(out)
-        write_job(out, job)
-    code = work(job, place)
-    written = place.rank == 0 and (out / RECORD).exists()
-    record = json.loads((out / RECORD).read_text(encoding="utf-8")) if written else {}
-    return TrainedRun(record=record, out=out, rank_code=code)

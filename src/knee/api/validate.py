@@ -46,7 +46,7 @@ def validate(
     node size and network rate still apply.
 
     With ``unseen``, each published source is predicted with constants that were fitted without it. Expect this error
-    for runs of a new software stack.
+    for runs of a new software stack. Without a file, runs of mixtures of experts are in the result's ``moe_runs``.
 
     ``progress`` is called with the current activity, the number of rows done and their total. The result has one row
     per row of the file. If no row could be predicted, ``used`` is False and ``check_used()`` raises with the reasons.
@@ -99,9 +99,10 @@ def validate(
 
 def _unseen(progress: Progress | None) -> RunsValidation:
     """The carried runs, each without anything that was learned from its source."""
-    file = carried_runs()
+    file, moe_file = carried_runs(), carried_moe_runs()
     found = validate_runs(file, unseen_job_of, lambda runs: watched(runs, "predicting", len(runs), progress))
-    return RunsValidation(path=Path(CARRIED), file=file, found=found)
+    moe = RunsValidation(path=Path(CARRIED), file=moe_file, found=validate_runs(moe_file, unseen_job_of))
+    return RunsValidation(path=Path(CARRIED), file=file, found=found, moe_runs=moe)
 
 
 def _carried(progress: Progress | None) -> CarriedValidation:
@@ -111,7 +112,8 @@ def _carried(progress: Progress | None) -> CarriedValidation:
     moe_runs = validate_runs(moe_file)
     names = study_names("paper")
     points = points_to_run(names)
-    answered = list(watched(recorded(points, Store().record), "claims of the paper", len(points), progress))
+    store = Store(coming=[point.question for point in points])
+    answered = list(watched(recorded(points, store.record), "claims of the paper", len(points), progress))
     return CarriedValidation(
         fidelity=carried_fidelity(runs, links),
         moe_fidelity=moe_fidelity(moe_runs),

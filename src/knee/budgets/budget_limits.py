@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from knee.budgets.budget_search import BudgetLimits, Problem
+from knee.budgets.budget_run import BudgetLimits
+from knee.budgets.budget_search import Problem
 from knee.errors import DoesNotFit, InputError, argument
 from knee.specs.model import Model
 from knee.units import short

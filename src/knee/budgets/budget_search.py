@@ -8,95 +8,31 @@ only computed are not priced.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice, starmap
 
+from knee.budgets.budget_run import HOUR_S, J_PER_MWH, BudgetLimits, BudgetRun, Name
 from knee.budgets.gpu_counts import doublings, ladder, rounded
 from knee.budgets.model_family import Family
 from knee.budgets.scaling_laws import BatchLaw, Law
-from knee.budgets.throughput import Rate, Rates
+from knee.budgets.throughput import Asked, Rate, Rates
 from knee.budgets.training_cost import DAY_S
-from knee.energy.carbon import J_PER_KWH
 from knee.progress import Progress, silent
 from knee.specs.model import Model
 from knee.units import short
 from knee.workload.parameters import parameter_count
 
-Name = Literal["days", "usd", "mwh", "tokens_max", "tokens_per_param"]
-J_PER_MWH = 1e3 * J_PER_KWH
-HOUR_S = 3600.0
+Candidate = tuple[int, Model]
+"""GPUs and size."""
 LEAST_DRAW_FRAC = 0.4
 """Of the board's limit: no plan worth having draws less, so that energy cannot buy more tokens than this."""
 TOGETHER = 3
 """Batches that are priced at once, from the largest down to half of it: one that splits better may be faster."""
+AHEAD = 12
+"""Candidates that are priced at once, after the first of them: it may rule out most others."""
 TABLE_COUNTS = 2
 """Counts of GPUs whose best run is always found, from the most down: what fewer GPUs would reach."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetLimits:
-    """What may be spent; None where there is no limit."""
-
-    gpus: int
-    days: float | None = None
-    usd: float | None = None
-    mwh: float | None = None
-    tokens_max: float | None = None
-
-    def scaled(self, factor: float) -> BudgetLimits:
-        """All of them times a factor, but for the GPUs and the data."""
-
-        def of(value: float | None) -> float | None:
-            return None if value is None else value * factor
-
-        return replace(self, days=of(self.days), usd=of(self.usd), mwh=of(self.mwh))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetRun:
-    """One candidate, trained on all the tokens that the limits afford."""
-
-    model: Model
-    params: int
-    counted: float
-    """Parameters as the law counts them."""
-    rate: Rate
-    tokens: float
-    loss: float
-    binding: Name
-    """The limit that ends it."""
-    time_s: float
-    energy_j: float
-    """Of the GPUs and the site around them."""
-    cost_usd: float | None
-    batch_tokens: float
-    critical_batch_tokens: float
-
-    @property
-    def gpus(self) -> int:
-        """That train it."""
-        return self.rate.gpus
-
-    @property
-    def days(self) -> float:
-        """How long it takes."""
-        return self.time_s / DAY_S
-
-    @property
-    def mwh(self) -> float:
-        """As people pay for it."""
-        return self.energy_j / J_PER_MWH
-
-    @property
-    def tokens_per_param(self) -> float:
-        """20 is Chinchilla's."""
-        return self.tokens / self.params
-
-    @property
-    def gpu_hours(self) -> float:
-        """As model cards have it."""
-        return self.time_s * self.gpus / HOUR_S
 
 
 @dataclass(slots=True, kw_only=True)
@@ -129,6 +65,12 @@ class Problem:
             self.rungs = self.family.ladder()
         return self.rungs
 
+    def sizes_near(self, model: Model, rungs: int) -> list[Model]:
+        """A size of the ladder, and those up to so many rungs from it; none where it is another's."""
+        ladder = self.ladder()
+        at = ladder.index(model) if model in ladder else None
+        return [] if at is None else ladder[max(0, at - rungs) : at + rungs + 1]
+
     def doublings(self, limits: BudgetLimits) -> list[int]:
         """From a node to the limit, ascending."""
         return doublings(self.rates.cluster.node.gpus, limits.gpus)
@@ -147,7 +89,7 @@ class Problem:
 
     def most_tokens(self, limits: BudgetLimits, model: Model, gpus: int) -> float:
         """No plan affords more."""
-        speed = self.rates.most_tokens_per_s_per_gpu(model)
+        speed = self.rates.most_tokens_per_s_per_gpu(model, beside=self.ladder())
         gpu = self.rates.cluster.gpu
         return self.tokens(limits, gpus, gpus * speed, speed / (LEAST_DRAW_FRAC * gpu.tdp_w), model)[0]
 
@@ -253,6 +195,30 @@ class Problem:
                 return None
         return None
 
+    def look_ahead_at(self, several: Iterable[BudgetLimits], *, every: int) -> None:
+        """Price what ``optimum`` will ask for within each of several limits, by what is known of them."""
+        asked: list[Asked] = []
+        for limits in several:
+            known = self.reachable(limits)
+            if known is not None:
+                some = chain(
+                    self._candidates(limits, self.counts(limits), known.loss, every),
+                    ((known.gpus, model) for model in self.sizes_near(known.model, every // 2)),
+                )
+                asked += [new for one in some for new in self._asked(limits, *one, known.loss)]
+        self.rates.look_ahead(asked)
+
+    def look_ahead(self, limits: BudgetLimits, candidates: Iterable[Candidate], below: float = math.inf) -> None:
+        """Price several candidates in few calls, for ``best_at`` to find."""
+        self.rates.look_ahead(asked for one in candidates for asked in self._asked(limits, *one, below))
+
+    def _asked(self, limits: BudgetLimits, gpus: int, model: Model, below: float) -> list[Asked]:
+        """What ``best_at`` asks for first."""
+        if self.least_loss(limits, model, gpus) >= below:
+            return []
+        speed = self._least_tokens_per_s(limits, model, gpus, below)
+        return [(model, (gpus, size), speed) for size in self.batches(limits, model, gpus)[:TOGETHER]]
+
     def price(self, limits: BudgetLimits, model: Model, counts: Iterable[int]) -> None:
         """Price the first batches of several counts at once, for ``best_at`` to find."""
         self.rates.of(model, [(gpus, size) for gpus in counts for size in self.batches(limits, model, gpus)[:TOGETHER]])
@@ -277,22 +243,42 @@ class Problem:
     # ---- all of them ----------------------------------------------------------------------------------------------
 
     def best_of_count(
-        self, limits: BudgetLimits, gpus: int, *, below: float = math.inf, every: int = 1
+        self,
+        limits: BudgetLimits,
+        gpus: int,
+        *,
+        below: float = math.inf,
+        every: int = 1,
+        then: Sequence[int] | None = None,
     ) -> BudgetRun | None:
-        """The size that loses least on so many GPUs, if it loses less than ``below``: exact, by bounds."""
+        """The size that loses least on so many GPUs, if it loses less than ``below``: exact, by bounds. ``then`` are
+        the counts that come next, if a count before this one has ruled out most sizes."""
         best = self.reachable(limits, (gpus,))
         best = best if best is not None and best.loss < below else None
         below = min(below, best.loss) if best is not None else below
-        rungs = self._large_enough(self.ladder()[::every], below)
-        bounds = sorted(((self.least_loss(limits, model, gpus), i) for i, model in enumerate(rungs)))
-        for bound, i in bounds:
+        informed = best is not None or then is not None
+        for n, (bound, model) in enumerate(sizes := self._by_bound(limits, gpus, below, every)):
             if bound >= below:
                 break
-            self.progress(f"{gpus:,} GPUs, {short(parameter_count(rungs[i]))} parameters", 0, 0)
-            run = self.best_at(limits, rungs[i], gpus, below=below)
+            if (n or informed) and not all(starmap(self.rates.is_narrowed, self._asked(limits, gpus, model, below))):
+                own = ((gpus, one) for _, one in sizes[n:])
+                coming = chain(own, self._candidates(limits, then or (), below, every))
+                self.look_ahead(limits, islice(coming, AHEAD), below)
+            self.progress(f"{gpus:,} GPUs, {short(parameter_count(model))} parameters", 0, 0)
+            run = self.best_at(limits, model, gpus, below=below)
             if run is not None:
                 best, below = run, run.loss
         return best
+
+    def _by_bound(self, limits: BudgetLimits, gpus: int, below: float, every: int) -> list[tuple[float, Model]]:
+        """Sizes that may lose less than ``below`` on so many GPUs, best first, with the least that each can lose."""
+        rungs = self._large_enough(self.ladder()[::every], below)
+        return sorted(((self.least_loss(limits, model, gpus), model) for model in rungs), key=lambda pair: pair[0])
+
+    def _candidates(self, limits: BudgetLimits, counts: Iterable[int], below: float, every: int) -> Iterator[Candidate]:
+        """Sizes on these counts that may lose less, count by count."""
+        for gpus in counts:
+            yield from ((gpus, model) for bound, model in self._by_bound(limits, gpus, below, every) if bound < below)
 
     def by_count(self, limits: BudgetLimits, *, every: int = 1, shown: int = TABLE_COUNTS) -> dict[int, BudgetRun]:
         """The best run of each count that could be the best of all, and of the largest doublings anyway."""
@@ -305,11 +291,12 @@ class Problem:
             (min((self.least_loss(limits, model, gpus) for model in some), default=math.inf), gpus) for gpus in counts
         ]
         bounds = sorted(least)
-        for bound, gpus in bounds:
+        for n, (bound, gpus) in enumerate(bounds):
             below = min((run.loss for run in found.values()), default=math.inf)
             if bound >= below:
                 break
-            run = self.best_of_count(limits, gpus, below=below, every=every)
+            then = [count for _, count in bounds[n + 1 :]] if n else None
+            run = self.best_of_count(limits, gpus, below=below, every=every, then=then)
             if run is not None:
                 found[gpus] = run
         # from the most down, beside a size that a neighbour suggests: the best is found sooner
@@ -345,7 +332,9 @@ class Problem:
         at = ladder.index(run.model) if run.model in ladder else -1
         if not every <= at < len(ladder) - every:
             return float(run.params)
-        around = [self.best_at(limits, ladder[at + d], run.gpus) for d in (-every, 0, every)]
+        places = (at - every, at, at + every)
+        self.look_ahead(limits, [(run.gpus, ladder[place]) for place in places])
+        around = [self.best_at(limits, ladder[place], run.gpus) for place in places]
         points = [(math.log(one.params), one.loss) for one in around if one is not None]
         return math.exp(_vertex(points)) if len(points) == 3 else float(run.params)
 

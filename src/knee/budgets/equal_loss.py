@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from knee.budgets.budget_search import BudgetLimits, BudgetRun, Problem
+from knee.budgets.budget_run import BudgetLimits, BudgetRun
+from knee.budgets.budget_search import Problem
 from knee.specs.model import Model
 from knee.workload.parameters import parameter_count
 
@@ -21,6 +22,9 @@ def even_sizes(problem: Problem, limits: BudgetLimits, best: BudgetRun) -> tuple
     if best.model not in ladder:
         return best.params, best.params
     at = ladder.index(best.model)
+
+    beside = [ladder[at + d] for d in range(-PATIENCE, PATIENCE + 1) if 0 <= at + d < len(ladder)]
+    problem.look_ahead(limits, [(best.gpus, model) for model in beside], best.loss + EVEN_LOSS)
 
     def furthest(rungs: Iterable[Model]) -> int:
         found, missed = best.params, 0

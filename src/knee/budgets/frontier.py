@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from knee.budgets.budget_search import HOUR_S, J_PER_MWH, BudgetLimits, BudgetRun, Name, Problem
+from knee.budgets.budget_run import HOUR_S, J_PER_MWH, BudgetLimits, BudgetRun, Name
+from knee.budgets.budget_search import Problem
 from knee.budgets.model_family import STEPS_PER_DOUBLING
 from knee.budgets.scaling_laws import Law
 from knee.budgets.training_cost import DAY_S
@@ -128,8 +129,9 @@ def frontier_of(problem: Problem, limits: BudgetLimits, best: BudgetRun, axis: A
     assert now is not None
     values = [now * 2.0**k for k in range(-HALVINGS, DOUBLINGS + 1)]
     found: list[BudgetRun | None] = []
-    for value in values:
-        within = _within(limits, of_axis, value)
+    every = [_within(limits, of_axis, value) for value in values]
+    problem.look_ahead_at(every, every=COARSE)
+    for within in every:
         run = problem.optimum(within, every=COARSE)
         runs = [run and _climbed(problem, within, run), problem.reachable(within), *found[-1:]]
         # what a smaller budget reached, a larger one does too
@@ -151,6 +153,8 @@ def _climbed(problem: Problem, limits: BudgetLimits, run: BudgetRun) -> BudgetRu
     ladder = problem.ladder()
     if run.model not in ladder:
         return run
+    near = problem.sizes_near(run.model, COARSE // 2)
+    problem.look_ahead(limits, [(run.gpus, model) for model in near], run.loss)
     for step in (COARSE // 2, 1):
         better: BudgetRun | None = run
         while better is not None:
@@ -178,6 +182,7 @@ def _worth(law: Law, before: BudgetRun | None, after: BudgetRun | None) -> float
 def sizes_around(problem: Problem, limits: BudgetLimits, best: BudgetRun) -> list[BudgetRun]:
     """The best runs of sizes around the best one, on its GPUs, by factors of two."""
     around = _sizes(problem, best)
+    problem.look_ahead(limits, [(best.gpus, model) for model in around])
     runs = (problem.best_at(limits, model, best.gpus) for model in around)
     return [run for run in runs if run is not None]
 
@@ -195,6 +200,7 @@ def grid_of(problem: Problem, limits: BudgetLimits, best: BudgetRun) -> dict[tup
     """Runs over counts of GPUs and sizes around the best."""
     counts = sorted({*problem.doublings(limits)[-ISO_COUNTS:], best.gpus, limits.gpus})
     sizes = _sizes(problem, best)
+    problem.look_ahead(limits, [(gpus, model) for gpus in counts for model in sizes])
     for model in sizes:
         problem.price(limits, model, counts)
     return {(gpus, model): problem.best_at(limits, model, gpus) for gpus in counts for model in sizes}

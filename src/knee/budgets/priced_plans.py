@@ -1,7 +1,8 @@
-"""Plans of one model, count of GPUs and batch, and what is known of them so far: bounds, memory, simulated steps.
+"""Plans of a model, count of GPUs and batch, and what is known of them so far: bounds, memory, simulated steps.
 
 A budget asks for the same plans again and again, each time for those that are faster than something else. Nothing is
-priced before it is asked for, and nothing twice.
+priced before it is asked for, and nothing twice. Those of several models are priced in one call: ``space.model`` then
+has columns over plans (``specs.variants``).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from knee.specs.hardware import Cluster
 from knee.specs.plan import RECOMPUTES
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
+from knee.specs.variants import variant_rows
 
 UNKNOWN, NEVER = -2, -1
 """Whether a plan fits: not asked yet, or with no recomputation."""
@@ -64,6 +66,12 @@ class PricedPlans:
             **unknown,
         )
 
+    def is_narrowed(self, longest_s: float) -> bool:
+        """Whether ``bound`` and ``fit`` have nothing to find out for plans that take no longer than this."""
+        asked = self.least_s <= longest_s
+        unknown = ~self.is_sharded | (self.recompute == UNKNOWN)
+        return not (asked & unknown).any()
+
     def fitted(self, rows: Ints) -> PlanTable:
         """Some of the plans, with the recomputation with which they fit."""
         chosen = self.recompute[rows]
@@ -73,11 +81,12 @@ class PricedPlans:
         """Find the plans that may take no longer than this. Most others are ruled out whatever their sharding."""
         rows = np.flatnonzero(self.least_s == 0.0)
         if len(rows) and np.isfinite(longest_s).all():
-            some = self.table.rows(rows)
-            self.least_s[rows] = by_chunk(least_unsharded_step, space.model, cluster, profile, some).step_s
+            model, some = variant_rows(space.model, rows), self.table.rows(rows)
+            self.least_s[rows] = by_chunk(least_unsharded_step, model, cluster, profile, some).step_s
         rows = np.flatnonzero(~self.is_sharded & (self.least_s <= longest_s))
         if len(rows):
-            least = by_chunk(least_step, space.model, cluster, profile, self.table.rows(rows))
+            model = variant_rows(space.model, rows)
+            least = by_chunk(least_step, model, cluster, profile, self.table.rows(rows))
             self.least_s[rows], self.least_j[rows], self.is_sharded[rows] = least.step_s, least.energy_j, True
 
     def fit(self, space: Space, cluster: Cluster, profile: Profile, longest_s: Floats) -> None:
@@ -88,23 +97,25 @@ class PricedPlans:
             return
         table, hbm_bytes = self.table.rows(rows), cluster.gpu.hbm_bytes
         self.recompute[rows] = NEVER
-        found = fitting(space, profile, table, hbm_bytes)
+        found = fitting(replace(space, model=variant_rows(space.model, rows)), profile, table, hbm_bytes)
         none = found.table.recompute == RECOMPUTES.index("none")
         self.recompute[rows[found.row]] = np.where(none, 0, 1 + np.searchsorted(SHARES, found.table.recompute_frac))
         rest = rows[self.recompute[rows] == NEVER]
         full = replace(self.table.rows(rest), recompute=np.full(len(rest), RECOMPUTES.index("full")))
-        self.recompute[rest[memory_bytes(space, profile, full) <= hbm_bytes]] = POLICIES.index("full")
+        needs = memory_bytes(variant_rows(space.model, rest), profile, full)
+        self.recompute[rest[needs <= hbm_bytes]] = POLICIES.index("full")
         same, again = rows[self.recompute[rows] == 0], rows[self.recompute[rows] > 0]
         self.fit_s[same], self.fit_j[same] = self.least_s[same], self.least_j[same]
         if len(again):
-            least = by_chunk(least_step, space.model, cluster, profile, self.fitted(again))
+            model = variant_rows(space.model, again)
+            least = by_chunk(least_step, model, cluster, profile, self.fitted(again))
             self.fit_s[again], self.fit_j[again] = least.step_s, least.energy_j
 
     def simulate(self, space: Space, cluster: Cluster, profile: Profile, rows: Ints) -> None:
         """Simulate those of them that were not simulated before."""
         new = rows[np.isnan(self.step_s[rows])]
         if len(new):
-            results = simulate_table(space.model, cluster, profile, self.fitted(new))
+            results = simulate_table(variant_rows(space.model, new), cluster, profile, self.fitted(new))
             for name in MEASURED:
                 getattr(self, name)[new] = getattr(results, name)
 

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from knee.budgets.budget_search import HOUR_S
+from knee.budgets.budget_run import HOUR_S
 from knee.budgets.scaling_laws import FLOP_PER_PARAM_TOKEN
 from knee.budgets.throughput import Rate, Rates
+from knee.reliability.goodput import goodput_of
 from knee.specs.catalog import ROOT, read_toml
 from knee.specs.load import load_cluster, load_model, load_profile
+from knee.workload.parameters import parameter_count
 
 WITHIN_FRAC = 0.25
 """Of the published hours: what a prediction is to come within."""
@@ -27,6 +29,9 @@ class PublishedTraining:
     tokens: float
     gpu_hours: float | None
     predicted_gpu_hours: float | None
+    failed_gpu_hours: float | None = None
+    """Predicted with failures, by the default rates of ``[reliability]``."""
+    goodput_frac: float | None = None
     flop: float | None
     predicted_flop: float | None
     rate: Rate | None
@@ -39,6 +44,13 @@ class PublishedTraining:
         if self.gpu_hours is not None and self.predicted_gpu_hours is not None:
             return self.predicted_gpu_hours / self.gpu_hours - 1.0
         return None if self.flop is None or self.predicted_flop is None else self.predicted_flop / self.flop - 1.0
+
+    @property
+    def failed_error_frac(self) -> float | None:
+        """The same of the hours with failures."""
+        if self.gpu_hours is None or self.failed_gpu_hours is None:
+            return None
+        return self.failed_gpu_hours / self.gpu_hours - 1.0
 
 
 def published_runs() -> list[PublishedTraining]:
@@ -64,6 +76,7 @@ def published_runs() -> list[PublishedTraining]:
             )
             continue
         hours, rate = predicted_gpu_hours(raw)
+        left = None if rate is None else _goodput_frac(raw, rate)
         found.append(
             PublishedTraining(
                 **common,
@@ -73,6 +86,8 @@ def published_runs() -> list[PublishedTraining]:
                 rate=rate,
                 gpu_hours=float(raw["gpu_hours"]),
                 predicted_gpu_hours=hours,
+                failed_gpu_hours=None if hours is None or left is None else hours / left,
+                goodput_frac=left,
                 flop=None,
                 predicted_flop=None,
             )
@@ -90,6 +105,12 @@ def predicted_gpu_hours(raw: Mapping[str, Any]) -> tuple[float | None, Rate | No
     key = int(raw["gpus"]), int(raw["global_batch"])
     rate = rates.of(load_model(raw["model"]).spec, [key])[key]
     return (None if rate is None else float(raw["tokens"]) / rate.tokens_per_s * rate.gpus / HOUR_S), rate
+
+
+def _goodput_frac(raw: Mapping[str, Any], rate: Rate) -> float:
+    params, cluster = parameter_count(load_model(raw["model"]).spec), load_cluster(raw["cluster"]).spec
+    step_s = int(raw["global_batch"]) * int(raw["seq_len"]) / rate.tokens_per_s
+    return goodput_of(params, cluster, rate.gpus, step_s=step_s).goodput_frac
 
 
 def worst_of(runs: list[PublishedTraining]) -> PublishedTraining:

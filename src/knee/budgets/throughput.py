@@ -1,4 +1,4 @@
-"""Tokens a second of one model at many counts of GPUs and batches: the best of a lean set of plans, priced together.
+"""Tokens a second of models at many counts of GPUs and batches: the best of a lean set of plans, priced together.
 
 A whole search at every size, count and batch would take hours. The lean set has what wins such searches; a test holds
 its best within a few percent of theirs.
@@ -7,7 +7,7 @@ its best within a few percent of theirs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -21,6 +21,7 @@ from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, RESHARDING, SHARDINGS, Plan
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
+from knee.specs.variants import side_by_side
 
 MICRO_BATCHES = (1, 2, 3, 4, 6)
 MOST_PP = 16
@@ -57,6 +58,61 @@ class Rate:
     """Of the plans that were simulated, the one with most tokens a joule, where that is another."""
 
 
+Asked = tuple[Model, Key, float]
+"""A model, a count and batch, and the tokens a second below which a plan does not matter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlansTogether:
+    """Plans of one or more models, counts and batches that were bounded and fitted into memory at once."""
+
+    parts: Sequence[PricedPlans]
+    """Of each model, count and batch."""
+    plans: PricedPlans
+    """All of them."""
+    model: Ints
+    """Of each plan, a number."""
+    part: Ints
+    space: Space
+    """Whose model has columns over the plans, where there are several."""
+    longest_s: Floats
+
+    @property
+    def is_slow(self) -> Bools:
+        """Plans that are too slow, whether they fit or not."""
+        return self.plans.least_s > self.longest_s
+
+    @property
+    def quick(self) -> Ints:
+        """Plans that fit and may be as fast. Those that need the least recomputation come first, so that answers do not
+        hang on what was asked before."""
+        plans = self.plans
+        rows = np.flatnonzero(~self.is_slow & (plans.recompute >= 0) & (plans.fit_s <= self.longest_s))
+        return rows[np.argsort(plans.recompute[rows], kind="stable")]
+
+    def simulate(self, cluster: Cluster, profile: Profile) -> Ints:
+        """Simulate all plans that may be the fastest of their part, by their bounds; their rows. Others of a model that
+        has few may be simulated with them."""
+        plans, rows = self.plans, self.quick
+        part, bound, model = self.part[rows], plans.fit_s[rows], self.model[rows]
+        # the fastest and the thriftiest by their bounds
+        first = np.union1d(_least(bound, part, FIRST), _least(plans.fit_j[rows], part, 1))
+        at_once = np.bincount(model, minlength=1)[model] <= FEW
+        at_once[first] = True
+        plans.simulate(self.space, cluster, profile, rows[at_once])
+        best = np.full(len(self.parts), np.inf)
+        np.minimum.at(best, part[first], plans.step_s[rows[first]])
+        left = bound <= best[part]
+        left[first] = False
+        index = np.concatenate((first, np.flatnonzero(left)))
+        plans.simulate(self.space, cluster, profile, rows[index])
+        return rows[index]
+
+    def give_back(self) -> None:
+        """Hand what is known now to the parts."""
+        give_back(self.plans, self.parts)
+
+
 @dataclass(slots=True, kw_only=True)
 class Rates:
     """Of all models that are asked for; each count and batch is priced once."""
@@ -77,28 +133,56 @@ class Rates:
     """What is known of the plans of a model, count and batch; None: there are none."""
     undivided: PlanTable | None = None
     """Plans of one GPU."""
-    plans: int = 0
-    """Looked at so far."""
+
+    @property
+    def plans(self) -> int:
+        """Of all models, counts and batches that were asked for."""
+        asked = {*self.known, *self.ceilings}
+        return sum(len(plans.table) for key, plans in self.priced.items() if plans is not None and key in asked)
 
     def of(self, model: Model, keys: Iterable[Key], least_tokens_per_s: float = 0.0) -> dict[Key, Rate | None]:
         """The fastest plan at each count and batch; None where none fits, or none does ``least_tokens_per_s``: plans
         whose bound is below are not simulated."""
         keys = list(dict.fromkeys(keys))
-        new = [
-            key
-            for key in keys
-            if (model, key) not in self.known and self.ceilings.get((model, key), np.inf) >= least_tokens_per_s
-        ]
+        new = [key for key in keys if self._is_open(model, key, least_tokens_per_s)]
         if new:
             self.known |= {(model, key): rate for key, rate in self._priced(model, new, least_tokens_per_s).items()}
         return {key: self.known.get((model, key)) for key in keys}
 
-    def most_tokens_per_s_per_gpu(self, model: Model) -> float:
-        """No plan does more: the compute of an undivided model alone, at its best micro-batch."""
+    def look_ahead(self, asked: Iterable[Asked]) -> None:
+        """Price the plans of several models at once, as far as ``of`` will have to. What it answers does not depend on
+        this; a call of the simulator takes little longer for many plans than for few."""
+        least: dict[tuple[Model, Key], float] = {}
+        for model, key, speed in asked:
+            least[model, key] = min(speed, least.get((model, key), math.inf))
+        every = [(model, key, speed) for (model, key), speed in least.items()]
+        new = [one for one in every if self._is_open(*one) and not self.is_narrowed(*one)]
+        together = self._narrowed(new) if len({(model, gpus) for model, (gpus, _), _ in new}) > 1 else None
+        if together is not None:
+            together.simulate(self.cluster, self.profile)
+            together.give_back()
+
+    def is_narrowed(self, model: Model, key: Key, least_tokens_per_s: float) -> bool:
+        """Whether nothing is left to be priced for ``of`` but steps."""
+        plans = self._plans(model, *key)
+        tokens = key[1] * self.seq_len
+        return plans is None or plans.is_narrowed(tokens / least_tokens_per_s if least_tokens_per_s else np.inf)
+
+    def _is_open(self, model: Model, key: Key, least_tokens_per_s: float) -> bool:
+        """Whether it is not known yet if a plan is that fast."""
+        at = model, key
+        return at not in self.known and self.ceilings.get(at, np.inf) >= least_tokens_per_s
+
+    def most_tokens_per_s_per_gpu(self, model: Model, beside: Iterable[Model] = ()) -> float:
+        """No plan does more: the compute of an undivided model alone, at its best micro-batch. Bounds of the models
+        ``beside`` it are found in the same call."""
         if model not in self.bounds:
+            new = [one for one in dict.fromkeys((model, *beside)) if one not in self.bounds]
             table = self._undivided(model)
-            least = least_unsharded_step(model, self.cluster, self.profile, table).step_s
-            self.bounds[model] = float(np.max(table.global_batch * self.seq_len / least))
+            one, row = (grid.ravel() for grid in np.indices((len(new), len(table))))
+            least = least_unsharded_step(side_by_side(new, one), self.cluster, self.profile, table.rows(row)).step_s
+            speeds = (table.global_batch[row] * self.seq_len / least).reshape(len(new), -1).max(axis=1)
+            self.bounds |= dict(zip(new, speeds.tolist(), strict=True))
         return self.bounds[model]
 
     def _undivided(self, model: Model) -> PlanTable:
@@ -111,48 +195,43 @@ class Rates:
 
     def _priced(self, model: Model, keys: list[Key], least_tokens_per_s: float) -> dict[Key, Rate | None]:
         """What is now known of the keys: a plan, or that there is none. Those that are too slow are left out."""
-        parts = [part for key in keys if (part := self._plans(model, *key)) is not None]
-        if not parts:
+        together = self._narrowed([(model, key, least_tokens_per_s) for key in keys])
+        if together is None:
             return dict.fromkeys(keys)
-        plans, space = joined_plans(parts), self._space(model, 1, 1)
-        tokens = plans.table.global_batch * self.seq_len
-        longest_s = tokens / least_tokens_per_s if least_tokens_per_s else np.full(len(tokens), np.inf)
-        plans.bound(space, self.cluster, self.profile, longest_s)
-        plans.fit(space, self.cluster, self.profile, longest_s)
-        slow, fits = plans.least_s > longest_s, plans.recompute >= 0
-        other = _keys(plans.table.rows(np.flatnonzero(slow | fits)))
-        known: dict[Key, Rate | None] = {key: None for key in keys if key not in other}
-        quick = np.flatnonzero(~slow & fits & (plans.fit_s <= longest_s))
-        # plans that need the least recomputation come first, so that answers do not hang on what was asked before
-        quick = quick[np.argsort(plans.recompute[quick], kind="stable")]
-        found = self._fastest(space, plans, quick) if len(quick) else {}
-        give_back(plans, parts)
+        possible = _keys(together.plans.table.rows(np.flatnonzero(together.is_slow | (together.plans.recompute >= 0))))
+        known: dict[Key, Rate | None] = {key: None for key in keys if key not in possible}
+        rows = together.simulate(self.cluster, self.profile)
+        found = _winners(some_of(together.plans, rows), together.part[rows])
+        together.give_back()
         known |= {key: rate for key, rate in found.items() if rate.tokens_per_s >= least_tokens_per_s}
         # none is as fast: who asks for as much need not look again
         too_slow = least_tokens_per_s * (1.0 - 1e-12)
         self.ceilings |= {(model, key): too_slow for key in keys if key not in known}
         return known
 
-    def _fastest(self, space: Space, plans: PricedPlans, rows: Ints) -> dict[Key, Rate]:
-        """The best of each count and batch; plans that cannot be it by their bound are not simulated."""
-        group, bound = _groups(plans.table.rows(rows)), plans.fit_s[rows]
-        # the fastest and the thriftiest by their bounds
-        first = np.union1d(_least(bound, group, FIRST), _least(plans.fit_j[rows], group, 1))
-        plans.simulate(space, self.cluster, self.profile, rows if len(rows) <= FEW else rows[first])
-        best = np.full(group.max() + 1, np.inf)
-        np.minimum.at(best, group[first], plans.step_s[rows[first]])
-        left = bound <= best[group]
-        left[first] = False
-        index = np.concatenate((first, np.flatnonzero(left)))
-        plans.simulate(space, self.cluster, self.profile, rows[index])
-        return _winners(some_of(plans, rows[index]), group[index])
+    def _narrowed(self, asked: Sequence[Asked]) -> PlansTogether | None:
+        """All plans in question with their bounds and memory, as far as they may be as fast; None where there are
+        none."""
+        known = {one: plans for one in asked if (plans := self._plans(one[0], *one[1])) is not None}
+        if not known:
+            return None
+        parts = list(known.values())
+        plans, part = joined_plans(parts), np.repeat(np.arange(len(parts)), [len(one.table) for one in parts])
+        models = {model: i for i, model in enumerate(dict.fromkeys(model for model, _, _ in known))}
+        model = np.array([models[one] for one, _, _ in known])[part]
+        space = replace(self._space(asked[0][0], 1, 1), model=side_by_side(list(models), model))
+        slowest = np.array([speed for _, _, speed in known])[part]
+        with np.errstate(divide="ignore"):
+            longest_s = plans.table.global_batch * self.seq_len / slowest
+        plans.bound(space, self.cluster, self.profile, longest_s)
+        plans.fit(space, self.cluster, self.profile, longest_s)
+        return PlansTogether(parts=parts, plans=plans, model=model, part=part, space=space, longest_s=longest_s)
 
     def _plans(self, model: Model, gpus: int, batch: int) -> PricedPlans | None:
         key = model, (gpus, batch)
         if key not in self.priced:
             table = self._table(model, gpus, batch)
             self.priced[key] = None if table is None else PricedPlans.of(table)
-            self.plans += 0 if table is None else len(table)
         return self.priced[key]
 
     def _space(self, model: Model, gpus: int, batch: int) -> Space:
@@ -195,12 +274,6 @@ class Rates:
 
 def _keys(table: PlanTable) -> set[Key]:
     return set(zip(table.gpus.tolist(), table.global_batch.tolist(), strict=True))
-
-
-def _groups(table: PlanTable) -> Ints:
-    """A number for each count and batch."""
-    keys = table.gpus * 2**32 + table.global_batch
-    return np.asarray(np.unique(keys, return_inverse=True)[1], dtype=np.int64)
 
 
 def _least(bound: Floats, group: Ints, count: int) -> Ints:

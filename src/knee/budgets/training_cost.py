@@ -10,8 +10,10 @@ from typing import Any, Protocol
 from knee.energy.carbon import J_PER_KWH, CarbonGrid
 from knee.energy.site_power import host_w_per_gpu, network_w_per_gpu
 from knee.errors import InputError, argument
+from knee.reliability.whole_run import run_with_failures
 from knee.specs.constants import constant
 from knee.specs.hardware import Cluster
+from knee.specs.model import Model
 
 DAY_S = 86_400.0
 J_PER_MWH = 1e3 * J_PER_KWH
@@ -55,6 +57,9 @@ class RunRates(Protocol):
     """What a step says of a whole run."""
 
     @property
+    def step_s(self) -> float: ...
+
+    @property
     def tokens_per_s(self) -> float: ...
 
     @property
@@ -72,11 +77,13 @@ class TrainingQuestion:
     grid: CarbonGrid
     pue: float
 
-    def answer(self, rates: RunRates, cluster: Cluster, gpus: int, band: tuple[float, float] | None) -> dict[str, Any]:
+    def answer(
+        self, rates: RunRates, model: Model, cluster: Cluster, gpus: int, band: tuple[float, float] | None
+    ) -> dict[str, Any]:
         """The whole run as plain data, hosts and network included; every key carries its unit.
 
         Formula: energy = (GPUs + hosts + network) * PUE, each its watts times the run's seconds
-        Valid:   one run without checkpoints, failures and restarts
+        Valid:   one run without checkpoints, failures and restarts; ``with_failures`` has the run with them
         """
         bill = bill_of(rates, self.tokens, grid=self.grid, pue=self.pue, band=band)
         parts: dict[str, float | None] = {
@@ -89,6 +96,7 @@ class TrainingQuestion:
         total = None if drawn is None else drawn * self.pue
         ends = (bill.low_time_s, bill.high_time_s)
         low, high = (None if end is None else end / DAY_S for end in ends)
+        power_w = None if rates.tokens_per_j is None else rates.tokens_per_s / rates.tokens_per_j / gpus
         return {
             "tokens": self.tokens,
             "days": bill.days,
@@ -103,6 +111,17 @@ class TrainingQuestion:
             "pue": self.pue,
             "grid": self.grid.name,
             "g_co2e_per_kwh": round(self.grid.g_per_kwh, 6),
+            "with_failures": run_with_failures(
+                model,
+                cluster,
+                gpus,
+                bill.time_s,
+                step_s=rates.step_s,
+                cost_usd=bill.cost_usd,
+                power_w=power_w,
+                energy=parts,
+                pue=self.pue,
+            ),
         }
 
 

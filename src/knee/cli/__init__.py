@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "scale": ("knee.cli.scale", "Show what more GPUs bring, and where adding GPUs stops paying off (the knee)."),
     "budget": ("knee.cli.budget", "Find the best model that a budget of GPUs, days, dollars or MWh can train."),
     "train": ("knee.cli.train", "Train a model on real hardware under a plan, and measure it."),
+    "weights": ("knee.cli.weights", "Write the weights of a run as a Hugging Face folder (safetensors)."),
     "sweep": ("knee.cli.sweep", "Train a grid of runs on this machine, on other hosts or on a Slurm cluster."),
     "tune": ("knee.cli.tuning.tune", "Find the fastest plan on the real cluster with a few short runs."),
     "dryrun": ("knee.cli.dryrun", "Trace the trainer without GPUs: FLOP and collectives of each rank."),
@@ -88,7 +89,7 @@ class Commands(CommandGroup):
         assert isinstance(command, click.Command)
         command.epilog = command.epilog or epilog_of(cmd_name)
         if ctx.resilient_parsing:  # the shell asks what it may complete
-            from knee.cli.completion import completes_names
+            from knee.cli.options.completion import completes_names
 
             for param in command.params:
                 completes_names(param)

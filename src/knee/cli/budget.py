@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 import click
@@ -117,11 +118,20 @@ from knee.specs.defaults import DEFAULT_BATCH_LAW, DEFAULT_FAMILY, DEFAULT_GRID,
     "survey mean.",
 )
 @option(
+    "--sync-every",
+    section="Output",
+    type=int,
+    default=1,
+    metavar="H",
+    help="Also weigh plans whose replicas exchange only every H steps (DiLoCo): more tokens in the same time, and a "
+    "change of the loss by a published law.",
+)
+@option(
     "--frontier",
     section="Output",
     is_flag=True,
-    help="Also show loss against days, dollars, MWh and CO2e with their knees, and curves of equal loss. Takes about a "
-    "minute.",
+    help="Also show loss against days, dollars, MWh and CO2e with their knees, and curves of equal loss. Takes some "
+    "seconds more.",
 )
 @option(
     "--check",
@@ -172,23 +182,25 @@ def command(
         return
     check_files(plot, html)
     from knee.api.budget import budget
-    from knee.cli.overrides import parse_sets
+    from knee.cli.options.overrides import parse_sets
     from knee.cli.progress_bar import Steady
     from knee.cli.render.budget import print_answer
+    from knee.figures.vega import drawing_beside
 
     overrides = parse_sets(options.pop("sets"))
     drawn = plot is not None or html is not None
-    answer = budget(overrides=overrides, frontier=frontier or drawn, progress=Steady(), **options)
-    if as_json:
-        click.echo(json.dumps(answer.to_dict(), indent=2, allow_nan=False))
-    else:
-        print_answer(answer)
-    if plot is not None:
-        answer.plot(plot)
-        click.echo(f"wrote {plot}", err=True)
-    if html is not None:
-        answer.write_page(html, command=shlex.join(["knee", *sys.argv[1:]]))
-        click.echo(f"wrote {html}", err=True)
+    with drawing_beside() if html is not None else nullcontext():
+        answer = budget(overrides=overrides, frontier=frontier or drawn, progress=Steady(), **options)
+        if as_json:
+            click.echo(json.dumps(answer.to_dict(), indent=2, allow_nan=False))
+        else:
+            print_answer(answer)
+        if plot is not None:
+            answer.plot(plot)
+            click.echo(f"wrote {plot}", err=True)
+        if html is not None:
+            answer.write_page(html, command=shlex.join(["knee", *sys.argv[1:]]))
+            click.echo(f"wrote {html}", err=True)
 
 
 def _check(as_json: bool) -> None:

@@ -38,7 +38,7 @@ def command(model: str, profile: str | None, sets: tuple[str, ...], as_json: boo
     are listed.
     """
     from knee.api.dryrun import dryrun
-    from knee.cli.overrides import parse_sets
+    from knee.cli.options.overrides import parse_sets
     from knee.cli.render.dryrun import print_dryrun, say_traced
 
     sizes = {name: options[name] for name in ("gpus", "global_batch", "local_batch", "seq_len")}

@@ -19,7 +19,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "train": (
         "knee train llama-tiny",
         "knee train llama2-7b --nproc 8 --tp 2 --local-batch 2 --out run",
+        "knee train llama2-7b --nproc 8 --data shards --steps 10000 --lr-schedule cosine --lr-warmup 200 "
+        "--checkpoint-every 500 --out run",
+        "knee train llama2-7b --nproc 8 --data shards --resume run",
     ),
+    "weights": ("knee weights run --out hf --dtype bf16",),
     "sweep": ("knee sweep run mine.toml --out runs --dry-run",),
     "tune": (
         "knee tune run llama2-7b --cluster dgx-h100 --gpus 64 --global-batch 128 --launcher slurm --out tuned",

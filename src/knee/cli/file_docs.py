@@ -10,11 +10,14 @@ from typing import Any
 import click
 
 from knee.launch.site import Site
-from knee.results.field_words import field_rows, unit_words
+from knee.reliability.defaults import NO_DEFAULT, default_of
 from knee.specs.hardware import AttentionRate, Cluster, Fabric, GemmRate, Gpu, Node, NodeNics, Tier
 from knee.specs.model import Experts, LatentAttention, Model
 from knee.specs.profile import Profile
+from knee.specs.reliability import Reliability
 from knee.specs.user_files.data_sheets import MEASURED
+from knee.specs.user_files.field_words import field_rows, unit_words
+from knee.studies.months.tables import LongRun, ReplicaExchange, Wall
 from knee.studies.study_file import Bandwidths, Budgets, Draw, Published, Study, StudyGrid
 
 MARK = "<!-- The rest of this page is made by `python -m knee.cli.file_docs`. -->\n"
@@ -24,6 +27,7 @@ TABLES: tuple[tuple[str, type], ...] = (
     ("Cluster: `[fabric]`", Fabric),
     ("Cluster: `[fabric]`, instead of `nic_bytes_per_s`", NodeNics),
     ("Cluster: `[[fabric.tiers]]`", Tier),
+    ("Cluster: `[reliability]`", Reliability),
     ("GPU", Gpu),
     ("GPU: `[gemm.TYPE]`", GemmRate),
     ("GPU: `[attention.KERNEL]`", AttentionRate),
@@ -36,6 +40,9 @@ TABLES: tuple[tuple[str, type], ...] = (
     ("Study: `[[grid]]` and `[common]`", StudyGrid),
     ("Study: `[[bandwidths]]`", Bandwidths),
     ("Study: `[[budget]]`", Budgets),
+    ("Study: `[[long_run]]`", LongRun),
+    ("Study: `[[exchange]]`", ReplicaExchange),
+    ("Study: `[[wall]]`", Wall),
     ("Study: `[[draw]]`", Draw),
     ("Study: `[[published]]`", Published),
 )
@@ -60,6 +67,8 @@ def _table(title: str, spec: type) -> str:
 
 
 def _default(spec: type, name: str, value: Any) -> str:
+    if spec is Reliability and name not in NO_DEFAULT:
+        return f"`{default_of('defaults', name)[1].value}`"
     if name in MEASURED.get(spec, ()):
         return "nearest"
     if value is MISSING or is_dataclass(value):

@@ -15,7 +15,17 @@ from knee.cli.options.sections import Sectioned, Word
 from knee.cli.progress_bar import Patience
 from knee.errors import InputError
 from knee.specs.choices import OBJECTIVES, TARGETS
-from knee.specs.plan import PRECISIONS, RECOMPUTES, REDUCE_DTYPES, SCHEDULES, SHARDINGS, STATE_DTYPES
+from knee.specs.plan import (
+    COLLECTIVES,
+    FP8_RECIPES,
+    PRECISIONS,
+    RECOMPUTES,
+    REDUCE_DTYPES,
+    SCHEDULES,
+    SHARDINGS,
+    STATE_DTYPES,
+    SYNC_DTYPES,
+)
 
 
 @click.command("plan", cls=Sectioned)
@@ -32,6 +42,12 @@ from knee.specs.plan import PRECISIONS, RECOMPUTES, REDUCE_DTYPES, SCHEDULES, SH
     section="Job",
     type=Word(PRECISIONS),
     help="Data type of the matrix products; default: the job file's value, or bf16.",
+)
+@option(
+    "--fp8-recipe",
+    section="Job",
+    type=Word(FP8_RECIPES),
+    help="How --precision fp8 scales its operands; default: the job file's value, or tensorwise.",
 )
 @option(
     "--reduce-dtype",
@@ -53,6 +69,26 @@ from knee.specs.plan import PRECISIONS, RECOMPUTES, REDUCE_DTYPES, SCHEDULES, SH
     show_default=True,
     metavar="H",
     help="Number of steps between synchronizations of the replicas (local SGD, DiLoCo), for plans with replicas.",
+)
+@option(
+    "--sync-fragments",
+    section="Job",
+    type=int,
+    metavar="P",
+    help="Parts of the model that replicas exchange one after the other beside compute, with --sync-every; default: 1.",
+)
+@option(
+    "--sync-dtype",
+    section="Job",
+    type=Word(SYNC_DTYPES),
+    help="Data type of the exchange with --sync-every; default: that of the gradient reduction.",
+)
+@option(
+    "--collectives",
+    section="Job",
+    type=Word(COLLECTIVES),
+    help="flat: NCCL's algorithms. hierarchical: level by level through the node and the tiers of the network, if that "
+    "is faster; default: flat.",
 )
 @plan_options.routed(section="Job")
 @option("--max-tp", section="Limits", type=int, metavar="N", help="Maximum tensor-parallel degree.")
@@ -150,7 +186,7 @@ def command(model: str, as_json: bool, top: int, export_to: str | None, html: st
 
         check_files(None, html)
     from knee.api.plan import plan
-    from knee.cli.overrides import parse_sets
+    from knee.cli.options.overrides import parse_sets
     from knee.cli.render.plan import print_exported, print_search
 
     overrides = parse_sets(options.pop("sets"))

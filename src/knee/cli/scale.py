@@ -110,7 +110,7 @@ def command(
     If nothing fits at any count, knee suggests what would fit and exits with code 3.
     """
     from knee.api.scale import scale
-    from knee.cli.overrides import parse_sets
+    from knee.cli.options.overrides import parse_sets
     from knee.cli.render.scale import print_answer
 
     if plot is not None:

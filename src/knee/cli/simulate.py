@@ -74,7 +74,7 @@ def command(
     code 3.
     """
     from knee.api.simulate import simulate
-    from knee.cli.overrides import parse_sets
+    from knee.cli.options.overrides import parse_sets
     from knee.cli.render.measurement import print_answer
 
     sizes = {

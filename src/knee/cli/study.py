@@ -148,7 +148,7 @@ def _run(
     no_page: bool = False,
 ) -> None:
     from knee.api.study import study
-    from knee.cli.overrides import parse_sets
+    from knee.cli.options.overrides import parse_sets
     from knee.cli.progress_bar import Bars
     from knee.cli.render.study import print_answer
     from knee.studies.study_file import load_study

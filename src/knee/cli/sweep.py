@@ -151,6 +151,15 @@ def command(ctx: click.Context) -> None:
     help="Device to train on; default: the CPU if the cluster is a CPU, else the GPUs.",
 )
 @option(
+    "--checkpoint-every",
+    section="Runs",
+    type=int,
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Save a checkpoint every N steps. A run that is started again goes on from its newest one. 0 means none.",
+)
+@option(
     "--timeout",
     "timeout_s",
     section="Runs",
@@ -190,7 +199,7 @@ def run(grid: str, out: Path, **options: Any) -> None:
     `knee sweep retry` for those.
     """
     from knee.api.sweep import prepare_sweep, run_sweep
-    from knee.cli.overrides import parse_sets
+    from knee.cli.options.overrides import parse_sets
     from knee.cli.progress_bar import Bars
     from knee.cli.render.sweep import print_plan
     from knee.sweeps.launchers import refuse_unread

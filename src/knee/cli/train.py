@@ -13,6 +13,7 @@ import click
 from knee.cli.options import job_options
 from knee.cli.options.plan_options import PLAN, option, plan_of, plan_options
 from knee.cli.options.sections import Sectioned, Word
+from knee.cli.options.train_options import train_options
 from knee.signals import BY_SIGNAL
 from knee.specs.choices import DEVICES
 from knee.specs.defaults import LEARNING_RATE, TIMEOUT_S, TRACE_STEPS
@@ -91,7 +92,7 @@ from knee.specs.defaults import LEARNING_RATE, TIMEOUT_S, TRACE_STEPS
 @option(
     "--seed", section="Run", type=int, default=0, show_default=True, help="Random seed of the weights and the data."
 )
-@option("--lr", section="Run", type=float, default=LEARNING_RATE, show_default=True, help="Learning rate.")
+@option("--lr", section="Run", type=float, default=LEARNING_RATE, show_default=True, help="Highest learning rate.")
 @option(
     "--timeout",
     "timeout_s",
@@ -119,6 +120,7 @@ from knee.specs.defaults import LEARNING_RATE, TIMEOUT_S, TRACE_STEPS
     help="Write the job to this file instead of running it. Run it later with `python -m knee.train.worker FILE` on a "
     "machine that has only torch and NumPy.",
 )
+@train_options
 @job_options.local_batch("Sequences per step divided by the number of processes; default: 2.")
 @job_options.global_batch("Sequences per step over all processes.")
 @job_options.seq_len()
@@ -151,6 +153,8 @@ def command(
         knee train moe-tiny --ep 2
         knee train llama2-7b --nproc 8 --tp 2 --local-batch 2 --out run
         torchrun --nnodes 16 --nproc-per-node 8 ... -m knee train llama2-7b --tp 2 --out run
+        knee train llama-tiny --steps 1000 --checkpoint-every 100 --out run
+        knee train llama-tiny --nproc 2 --resume run
 
     The record, OUT/record.json, contains the throughput after the warm-up (tokens of all measured steps divided by
     their time), the memory, and, if NVML is available, power and energy. A few more steps are profiled to find compute
@@ -158,7 +162,7 @@ def command(
     calibrate` fits a profile to it. A run that stops early also leaves a record, which states the reason.
     """
     from knee.api.train import train, write_train_job
-    from knee.cli.overrides import parse_sets
+    from knee.cli.options.overrides import parse_sets
     from knee.cli.render.train import print_record, say_job_file
 
     say = partial(click.echo, err=True)

@@ -55,7 +55,10 @@ def command(
     or failed). Optional columns: ffn, kv_heads, vocab, mlp, tied_embeddings, gpus_per_node, node_gbit_per_s,
     micro_batch (in sequences), tp, pp, cp, dp, virtual_pp, shard_group, sharding, sequence_parallel, recompute,
     precision, compile, attention, kernel, async_tp, stack, software, fabric, reduce_dtype, tp_overlap, dp_overlap,
-    cuda_graphs, sharp, fp8_recipe, source, model, note.
+    cuda_graphs, sharp, fp8_recipe, source, model, note. Rows of mixtures of experts have experts, top_k and expert_ffn;
+    optional columns are shared_experts, dense_layers, moe_every, ep, etp, dispatcher, ep_overlap, routing
+    (forced_balance, dropless, drop), router_fusion, rope_fusion, and for latent attention q_lora_rank, kv_lora_rank,
+    qk_nope_head_dim, qk_rope_head_dim, v_head_dim.
 
     The answer lists the defaults that were used. They are: tp, pp, cp and virtual_pp 1; dp all remaining GPUs;
     micro_batch all sequences of a rank; sharding fsdp; hsdp shards within a node; recompute none; precision bf16 (fp16
@@ -94,12 +97,14 @@ def command(
 
 
 def _print(answer: Validation) -> None:
-    from knee.cli.render.validate_bandwidths import print_bandwidths
-    from knee.cli.render.validate_carried import print_own
-    from knee.cli.render.validate_runs import print_runs
+    from knee.cli.render.validation.bandwidths import print_bandwidths
+    from knee.cli.render.validation.carried import print_own, print_unseen
+    from knee.cli.render.validation.runs import print_runs
     from knee.results.validate_result import BandwidthsValidation, RunsValidation
 
-    if isinstance(answer, RunsValidation):
+    if isinstance(answer, RunsValidation) and answer.moe_runs is not None:
+        print_unseen(answer.found, answer.moe_runs.found)
+    elif isinstance(answer, RunsValidation):
         print_runs(answer.found)
     elif isinstance(answer, BandwidthsValidation):
         print_bandwidths(answer.found)

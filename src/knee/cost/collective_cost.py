@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from knee.arrays import Bools, Floats
+from knee.cost.hierarchical import leveled_all_reduce_s, leveled_gather_s
 from knee.cost.placement import GroupPlacement
 from knee.specs.constants import constant
 from knee.specs.hardware import Cluster
@@ -101,6 +102,9 @@ def gather_s(links: Links, group: GroupPlacement, message_bytes: Floats) -> Floa
     ring = ring + message_bytes * (group.ranks - 1) / group.ranks / ring_bandwidth(links, group)
     if links.pat != "off":
         ring = np.where(_serves_pat(links, group), np.minimum(ring, pat_s(links, group, message_bytes)), ring)
+    if group.leveled.any():
+        leveled = leveled_gather_s(links, group, message_bytes)
+        ring = np.where(group.leveled & (group.nodes > 1), np.minimum(ring, leveled), ring)
     return np.where(group.ranks > 1, ring, 0.0)
 
 
@@ -148,6 +152,9 @@ def all_reduce_s(links: Links, group: GroupPlacement, message_bytes: Floats) -> 
     best = np.where(group.nodes > 1, np.minimum(ring, tree), ring)
     if links.cluster.node.nvls:
         best = np.where(group.nodes == 1, np.minimum(best, _nvls_s(links, message_bytes)), best)
+    if group.leveled.any():
+        leveled = leveled_all_reduce_s(links, group, message_bytes)
+        best = np.where(group.leveled & (group.nodes > 1), np.minimum(best, leveled), best)
     return np.where(group.ranks > 1, best, 0.0)
 
 

@@ -10,13 +10,15 @@ from knee.cost.expert_dispatch import Exchange, combine_s, dispatch_s, permutati
 from knee.cost.expert_loads import rank_loads
 from knee.cost.placement import GroupPlacement
 from knee.cost.skew import skew_wait_s
+from knee.specs.constants import constant
 from knee.specs.model import Experts, Model
-from knee.specs.plan import DISPATCHERS, ROUTINGS
+from knee.specs.plan import DISPATCHERS, PRECISIONS, ROUTINGS
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
 from knee.workload.shapes import BYTES
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 
+FP8_SENT_BYTES = 1.0 + 4.0 / 128.0  # an element, with its share of an fp32 scale for 128 of them
 _EACH_PASS = 4.0  # there and back, read and written
 
 
@@ -56,6 +58,12 @@ def permuted_rows(model: Model, table: PlanTable) -> Floats:
     return rows
 
 
+def preprocess_kernels(table: PlanTable) -> Floats:
+    """Kernels of the router that DeepEP and HybridEP have in a kernel of their own, which prepares the exchange."""
+    own = (table.dispatcher != DISPATCHERS.index("alltoall")) & (table.ep > 1)
+    return np.where(own, constant("experts", "preprocess_kernels"), 0.0)
+
+
 def _exchange(model: Model, experts: Experts, table: PlanTable, per_domain: Floats) -> Exchange:
     def same(value: int) -> Floats:
         return np.full(len(table), float(value))
@@ -91,7 +99,7 @@ def expert_weight_costs(
 
 
 def routed_costs(
-    model: Model, links: Links, table: PlanTable, group: GroupPlacement, etp: GroupPlacement
+    model: Model, links: Links, profile: Profile, table: PlanTable, group: GroupPlacement, etp: GroupPlacement
 ) -> tuple[Floats, Floats, Floats]:
     """Seconds of a layer's dispatch and of its combine, on the busiest rank, and of the gather of the tokens of all
     ranks that split an expert, which takes as long as the reduction of what it puts out."""
@@ -99,10 +107,12 @@ def routed_costs(
     if model.experts is None:
         return dispatch, combine, np.zeros(len(table))
     exchange = _exchange(model, model.experts, table, per_domain=group.per_node)
+    eight_bit = (table.precision == PRECISIONS.index("fp8")) & profile.fp8_dispatch
+    element_bytes = np.where(eight_bit, FP8_SENT_BYTES, BYTES)
     for code, name in enumerate(DISPATCHERS):
         if (table.dispatcher == code).any():
             there = table.dispatcher == code
-            dispatch = np.where(there, dispatch_s(links, name, exchange), dispatch)
+            dispatch = np.where(there, dispatch_s(links, name, exchange, element_bytes=element_bytes), dispatch)
             combine = np.where(there, combine_s(links, name, exchange), combine)
     rows = routed_tokens(table) * model.experts.top_k * table.etp * busiest_rank(model, table)
     return dispatch, combine, gather_s(links, etp, rows * model.hidden * BYTES)

@@ -41,7 +41,7 @@ class GroupPlacements:
 def groups_of(model: Model, cluster: Cluster, table: PlanTable, modes: Modes) -> GroupPlacements:
     """Place every group on the nodes, once for each way to cut the GPUs."""
     axes = [getattr(table, axis) for axis in table.placement]
-    first, kind = equal_rows(table.gpus, modes.ddp, table.sync_every, table.ep, table.etp, *axes)
+    first, kind = equal_rows(table.gpus, modes.ddp, table.sync_every, table.collectives, table.ep, table.etp, *axes)
     if len(first) == len(table):
         return _groups_of(model, cluster, table, modes.ddp)
     return expanded(_groups_of(model, cluster, table.rows(first), modes.ddp[first]), kind)

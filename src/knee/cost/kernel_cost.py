@@ -40,6 +40,8 @@ class Cost:
     """Launches, for the host."""
     clocked_s: Floats
     """Part of the time that follows the clock: products and attention, at the highest clock."""
+    narrow_flop: Floats
+    """Operations of products in fewer than 16 bits."""
 
     def mixed(self, share: Floats, other: Cost) -> Cost:
         """The mean of both, of which the other has that share."""
@@ -113,8 +115,8 @@ def attention_s(gpu: Gpu, kernel: AttentionKernel, op: Attention) -> Floats:
         frac = rate.backward_frac
         half = half if rate.backward_half_seq_len is None else rate.backward_half_seq_len
     peak = gpu.half_flop_per_s
-    narrow = min(1.0, float(rate.head64_frac ** np.log2(128.0 / op.head_dim)))
-    narrow *= 1.0 if op.head_dim % ALIGNED == 0 else rate.unaligned_frac
+    narrow: Floats = np.minimum(1.0, rate.head64_frac ** np.log2(128.0 / op.head_dim))
+    narrow = narrow * np.where(op.head_dim % ALIGNED == 0, 1.0, rate.unaligned_frac)
     return op.flop / (peak * frac * narrow) * (1.0 + half / op.seq_len) * (1.0 + rate.half_rows / op.rows)
 
 
@@ -155,7 +157,7 @@ def stream_s(gpu: Gpu, profile: Profile, op: MemoryBound) -> Floats:
 
 
 def products_s(
-    gpu: Gpu, profile: Profile, types: Ints, m: Floats, n: Floats, k: Floats, clock: float = 1.0
+    gpu: Gpu, profile: Profile, types: Ints, m: Floats, n: Floats, k: Floats, clock: float | Floats = 1.0
 ) -> tuple[Floats, Floats]:
     """Seconds at a share of the highest clock and bytes of products whose type, an index of ``GEMM_TYPES``, is a
     column: the last axis."""
@@ -168,18 +170,19 @@ def products_s(
         rows = np.flatnonzero(types == index)
         own, stack = variant_rows(gpu, rows), variant_rows(profile, rows)
         sides = (m[..., rows], n[..., rows], k[..., rows])
-        seconds[..., rows], moved[..., rows] = _products_of_one_type(own, stack, GEMM_TYPES[index], *sides, clock)
+        own_clock = clock[..., rows] if isinstance(clock, np.ndarray) else clock
+        seconds[..., rows], moved[..., rows] = _products_of_one_type(own, stack, GEMM_TYPES[index], *sides, own_clock)
     return seconds, moved
 
 
 def _products_of_one_type(
-    gpu: Gpu, profile: Profile, kind: GemmType, m: Floats, n: Floats, k: Floats, clock: float
+    gpu: Gpu, profile: Profile, kind: GemmType, m: Floats, n: Floats, k: Floats, clock: float | Floats
 ) -> tuple[Floats, Floats]:
     rate = _clock_rate(gpu, profile, kind, clock)
     return gemm_s(gpu, kind, m, n, k, clock_frac=rate), gemm_bytes(kind, m, n, k)
 
 
-def _clock_rate(gpu: Gpu, profile: Profile, kind: GemmType, clock: float) -> float:
+def _clock_rate(gpu: Gpu, profile: Profile, kind: GemmType, clock: float | Floats) -> float | Floats:
     """The stack's rate; the sustained rate was measured at the clock that the board's limit left."""
     return gpu.gemm_rate(kind)[1].sustained_frac * profile.gemm_scale * clock / gpu.gemm_clock_frac
 
@@ -210,7 +213,8 @@ def expert_kernels(kind: GemmType) -> float:
 def operation_s(gpu: Gpu, profile: Profile, types: Ints, op: Operation, clock: float = 1.0) -> Floats:
     """Seconds of any operation at a share of the highest clock."""
     if isinstance(op, Gemm):
-        return op.times * products_s(gpu, profile, types, op.m, op.n, op.k, clock)[0]
+        seconds: Floats = _Products.of(gpu, profile, types, [op], clock).seconds[0]
+        return seconds
     if isinstance(op, GroupedGemm):
         return op.times * grouped_products_s(gpu, profile, types, op, clock)[0]
     if isinstance(op, Attention):
@@ -225,17 +229,32 @@ class _Products:
     seconds: Floats
     flop: Floats
     moved_bytes: Floats
+    narrow_flop: Floats
     times: Floats
     """How often the mean layer has each."""
 
     @classmethod
-    def of(cls, gpu: Gpu, profile: Profile, types: Ints, gemms: Sequence[Gemm]) -> _Products:
+    def of(
+        cls, gpu: Gpu, profile: Profile, types: Ints, gemms: Sequence[Gemm], clock: float | Floats = 1.0
+    ) -> _Products:
         """All at once: pricing one costs a hundred NumPy calls, whatever the number of shapes."""
         m, n, k = (np.array([getattr(op, side) for op in gemms]) for side in ("m", "n", "k"))
-        seconds, moved = products_s(gpu, profile, types, m, n, k)
+        if any(isinstance(op.scale, np.ndarray) for op in gemms):
+            clock = clock * np.array([np.broadcast_to(op.scale, types.shape) for op in gemms])
+        seconds, moved = products_s(gpu, profile, types, m, n, k, clock)
+        narrow = types != 0
+        if any(op.wide is not None and (op.wide & narrow).any() for op in gemms):
+            no = np.zeros_like(narrow)
+            wide = np.array([no if op.wide is None else op.wide for op in gemms])
+            in_half = products_s(gpu, profile, np.zeros_like(types), m, n, k, clock)
+            seconds, moved = (np.where(wide, half, own) for half, own in zip(in_half, (seconds, moved), strict=True))
+            narrow = narrow & ~wide
         times = np.array([op.times for op in gemms])
         often = times[:, None]
-        return cls(seconds=often * seconds, flop=often * 2.0 * m * n * k, moved_bytes=often * moved, times=times)
+        flop = often * 2.0 * m * n * k
+        return cls(
+            seconds=often * seconds, flop=flop, moved_bytes=often * moved, narrow_flop=flop * narrow, times=times
+        )
 
     def rows(self, index: slice) -> _Products:
         """Some of the products."""
@@ -267,13 +286,14 @@ def cost_of(gpu: Gpu, profile: Profile, types: Ints, ops: Sequence[Operation]) -
 
 
 def _cost(gpu: Gpu, profile: Profile, types: Ints, ops: Sequence[Operation], products: _Products | None) -> Cost:
-    time_s, flop, moved, clocked = (np.zeros(len(types)) for _ in range(4))
+    time_s, flop, moved, clocked, narrow = (np.zeros(len(types)) for _ in range(5))
     kernels: float | Floats = 0.0
     if products is not None:
         count = products.times.sum()
         time_s = products.seconds.sum(axis=0)
         clocked = time_s - count * gpu.kernel_s
         flop, moved = products.flop.sum(axis=0), products.moved_bytes.sum(axis=0)
+        narrow = products.narrow_flop.sum(axis=0)
         kernels += float(count)
     for op in ops:
         if isinstance(op, GroupedGemm):
@@ -281,6 +301,7 @@ def _cost(gpu: Gpu, profile: Profile, types: Ints, ops: Sequence[Operation], pro
             time_s, moved = time_s + op.times * seconds, moved + op.times * traffic
             clocked = clocked + op.times * (seconds - gpu.kernel_s)
             flop, kernels = flop + op.flop, kernels + op.times
+            narrow = narrow + op.flop * (types != 0)
         elif isinstance(op, Attention):
             seconds = stack_attention_s(gpu, profile, op)
             time_s, clocked = time_s + seconds, clocked + seconds
@@ -291,4 +312,11 @@ def _cost(gpu: Gpu, profile: Profile, types: Ints, ops: Sequence[Operation], pro
             moved = moved + op.moved_bytes
             kernels += op.kernels
     kernel_column = np.zeros(len(types)) + kernels
-    return Cost(time_s=time_s, flop=flop, moved_bytes=moved, kernels=kernel_column, clocked_s=clocked)
+    return Cost(
+        time_s=time_s,
+        flop=flop,
+        moved_bytes=moved,
+        kernels=kernel_column,
+        clocked_s=clocked,
+        narrow_flop=narrow,
+    )

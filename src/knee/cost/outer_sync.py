@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from knee.arrays import Floats
+from knee.arrays import Bools, Floats
 from knee.cost.collective_cost import Links, all_reduce_s
 from knee.cost.group_placements import GroupPlacements
 from knee.cost.kernel_cost import Cost, cost_of
 from knee.cost.step_parts import product_column
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
+from knee.specs.plan import SYNC_DTYPES
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
 from knee.workload import operations as op
 from knee.workload.parameters import stage_elements
-from knee.workload.traffic import Modes, Traffic
+from knee.workload.traffic import Modes, Traffic, fullest_share
+
+SYNC_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0, "fp4": 0.5}
+"""Of one number of the outer gradient; scales of blocks are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +36,20 @@ class OuterSync:
     """The outer optimizer, after one exchange."""
     per_step: Floats
     """Exchanges in a step: one over ``sync_every``, or none."""
+    streams: Bools
+    """Whether exchanges run beside compute."""
+    hidden_s: Floats
+    """A step's share of the exchange that runs beside compute."""
 
     @property
     def comm_s(self) -> Floats:
-        """A step's share of the all-reduce."""
-        return self.per_step * self.all_reduce_s
+        """A step's share of the all-reduce, as far as it blocks."""
+        return self.per_step * self.all_reduce_s - self.hidden_s
+
+    def beside(self, step_s: Floats) -> OuterSync:
+        """With what a step of this length hides, where exchanges run beside it."""
+        whole = self.per_step * self.all_reduce_s
+        return replace(self, hidden_s=np.where(self.streams, np.minimum(whole, step_s), 0.0))
 
     @property
     def compute_s(self) -> Floats:
@@ -59,20 +72,26 @@ def outer_sync_cost(
     Where:   P parameters of the fullest stage's model shard, in the type that gradients are reduced in: the difference
              of the parameters since the last exchange is the outer gradient. All of a shard goes in one message
     Source:  DiLoCo, arXiv 2311.08105, algorithm 1: Nesterov's momentum on the mean difference; passes in kernels.toml
-    Valid:   blocking, as there; variants that hide it or send it in parts or in fewer bits are not modelled
+             Streaming DiLoCo, arXiv 2501.18512: a fragment at a time beside compute, in as few as 4 bits
+    Valid:   an exchange beside compute is taken to slow down neither compute nor other communication
     """
-    shards = np.where(modes.ddp, 1.0, g.shard.ranks)
+    shards, owned = np.where(modes.ddp, 1.0, g.shard.ranks), t.owned_elements(model, table, modes)
+    if t.kinds is not None:
+        t = t.at(fullest_share(model, table))
     # as in a gather: the largest part of a dimension that does not divide is a whole number of rows
-    message = t.reduce_bytes * stage_elements(model, table, t.layer.moved, t.embedding.moved, t.head.moved) / shards
+    widths = np.array([0.0, *(SYNC_BYTES[name] for name in SYNC_DTYPES)])[table.sync_dtype]
+    width = np.where(table.sync_dtype == 0, t.reduce_bytes, widths)
+    message = width * stage_elements(model, table, t.layer.moved, t.embedding.moved, t.head.moved) / shards
     if model.experts is not None:
         expert_ranks = np.where(modes.ddp, 1.0, t.expert_shards)
-        message = message + t.reduce_bytes * np.ceil(model.walked_layers / table.pp) * t.experts.moved / expert_ranks
-    owned = t.owned_elements(model, table, modes)
-    apart = table.sync_every > 1
+        message = message + width * np.ceil(model.walked_layers / table.pp) * t.experts.moved / expert_ranks
+    apart, parts = table.sync_every > 1, table.sync_fragments.astype(np.float64)
     outer = cost_of(cluster.gpu, profile, product_column(table), op.outer_optimizer(owned, profile.kernels))
     return OuterSync(
         message_bytes=message,
-        all_reduce_s=all_reduce_s(Links.in_training(cluster, profile), g.exchange, message),
+        all_reduce_s=parts * all_reduce_s(Links.in_training(cluster, profile), g.exchange, message / parts),
         optimizer=outer,
         per_step=np.where(apart, 1.0 / table.sync_every, 0.0),
+        streams=apart & (table.sync_fragments > 1),
+        hidden_s=np.zeros(len(table)),
     )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from knee.arrays import Floats, Ints
+from knee.arrays import Bools, Floats, Ints
+from knee.specs.plan import COLLECTIVES
 from knee.specs.plan_table import PlanTable
 
 
@@ -22,6 +23,8 @@ class GroupPlacement:
     """Nodes that one group uses."""
     span: Floats
     """Nodes from its first to its last one, those between included."""
+    leveled: Bools = field(default_factory=lambda: np.zeros((), dtype=np.bool_))
+    """Whether its collectives may go level by level."""
 
 
 def gpus_used(gpus: Ints, per_node: int) -> Ints:
@@ -117,7 +120,11 @@ def _placed(
         reach = reach + stride * (size - 1)
     nodes = np.ceil(ranks / per_node - 1e-9)
     span = np.maximum(np.floor(reach / gpus_per_node) + 1.0, nodes)
-    return [GroupPlacement(ranks=ranks[i], per_node=per_node[i], nodes=nodes[i], span=span[i]) for i in range(groups)]
+    leveled = table.collectives == COLLECTIVES.index("hierarchical")
+    return [
+        GroupPlacement(ranks=ranks[i], per_node=per_node[i], nodes=nodes[i], span=span[i], leveled=leveled)
+        for i in range(groups)
+    ]
 
 
 def nodes_apart(table: PlanTable, gpus_per_node: int | Ints, axis: str) -> Floats:

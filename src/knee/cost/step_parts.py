@@ -1,4 +1,4 @@
-"""Seconds of everything in a step, as columns over plans: compute per segment, collectives per message.
+"""Seconds of what a step computes, segment by segment, as columns over plans.
 
 Compute depends on few things (tokens, tp, cp, precision, ...), so it is evaluated once per distinct shape and gathered.
 """
@@ -11,14 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from knee.arrays import Bools, Floats, Ints, distinct, equal_rows, expanded, names_of
+from knee.arrays import Bools, Floats, Ints, blended, distinct, equal_rows, expanded, names_of
 from knee.cost.clock import StepWork, clock_frac
-from knee.cost.collective_cost import Links, all_reduce_s, gather_s, send_s
-from knee.cost.expert_comm import busiest_rank, expert_weight_costs, permuted_rows, routed_costs
-from knee.cost.group_placements import GroupPlacements
+from knee.cost.expert_comm import busiest_rank, permuted_rows, preprocess_kernels
 from knee.cost.kernel_cost import GEMM_TYPES, Cost, cost_of, costs_of
-from knee.cost.placement import GroupPlacement, gpus_used, nodes_apart
-from knee.cost.skew import skew_wait_s
 from knee.specs.constants import constant
 from knee.specs.hardware import Cluster, GemmType, Precision
 from knee.specs.model import Model
@@ -27,14 +23,18 @@ from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Kernels, Profile
 from knee.specs.variants import columns_of, variant_rows
 from knee.workload import operations as op
+from knee.workload.fp8_layers import fp8_shapes
 from knee.workload.parameters import parameter_count, routed_parameter_count
+from knee.workload.projections import expert_share, layer_kinds
 from knee.workload.recomputed_modules import operations_of
 from knee.workload.shapes import Shapes
-from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
+from knee.workload.traffic import PARAMETER_BYTES, Modes
 
 
-def shapes_of(model: Model, table: PlanTable, *, casts: bool = False) -> Shapes:
-    """What the kernels of each plan depend on; ``casts`` where the stack casts whole fp32 weights in every forward."""
+def shapes_of(model: Model, table: PlanTable, profile: Profile | None = None) -> Shapes:
+    """What the kernels of each plan depend on; without a profile, no stack casts whole fp32 weights in every forward,
+    and none has fp8 layers of its own."""
+    casts = profile is not None and profile.casts_weights
     tokens = table.micro_tokens.astype(np.float64)
     eight_bit, four_bit = (table.precision == PRECISIONS.index(name) for name in ("fp8", "fp4"))
     ring = table.cp_method == CP_METHODS.index("ring")
@@ -48,12 +48,14 @@ def shapes_of(model: Model, table: PlanTable, *, casts: bool = False) -> Shapes:
         etp=table.etp.astype(np.float64),
         busiest=busiest_rank(model, table),
         permuted_rows=permuted_rows(model, table),
+        preprocess_kernels=preprocess_kernels(table),
         kv_block=np.where(ring, table.seq_len / table.cp, table.seq_len),
         norm_tokens=np.where(table.sequence_parallel, tokens / table.tp, tokens),
         eight_bit=np.where(eight_bit, 1.0, 0.0),
         four_bit=np.where(four_bit, 1.0, 0.0),
         casts_narrow=np.where((eight_bit | four_bit) & Modes.of(table).reshards, 1.0, 0.0),
         casts=np.where(casts_weights(table) & casts, 1.0, 0.0),
+        fp8=fp8_shapes(table, profile),
     )
 
 
@@ -84,10 +86,17 @@ class ComputeCosts:
     """Clock that the board's limit leaves, over the highest."""
 
 
-def compute_costs(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> ComputeCosts:
-    """Evaluate each segment once per distinct shape, and slow it down to the clock that the plan's draw leaves."""
-    fastest = _fastest_costs(model, cluster, profile, table)
-    return at_clock(fastest, step_clock(model, cluster, profile, table, fastest))
+def compute_costs(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> tuple[ComputeCosts, ...]:
+    """Evaluate each segment once per distinct shape, and slow it down to the clock that the plan's draw leaves: of the
+    mean layer, and of the two kinds of layers where they are not alike."""
+    kinds = layer_kinds(model)
+    if kinds is None:
+        fastest = _fastest_costs(model, cluster, profile, table)
+        return (at_clock(fastest, step_clock(model, cluster, profile, table, fastest)),)
+    dense, sparse = (_fastest_costs(kind, cluster, profile, table) for kind in kinds)
+    mean = blended(dense, sparse, expert_share(model))
+    clock = step_clock(model, cluster, profile, table, mean)
+    return tuple(at_clock(costs, clock) for costs in (mean, dense, sparse))
 
 
 def at_clock(costs: ComputeCosts, clock: Floats) -> ComputeCosts:
@@ -115,13 +124,10 @@ def step_total(model: Model, table: PlanTable, c: ComputeCosts, name: str) -> Fl
 
 def step_clock(model: Model, cluster: Cluster, profile: Profile, table: PlanTable, c: ComputeCosts) -> Floats:
     """The clock at which a plan's compute draws no more than the board's limit (``energy.clock``)."""
-    full, passes = table.repeats_frac, model.walked_layers * table.microbatches / table.pp
 
     def total(name: str) -> Floats:
         return step_total(model, table, c, name)
 
-    layer = (1.0 + full) * c.layer_forward.flop + c.layer_backward_input.flop + c.layer_backward_weight.flop
-    products = passes * (layer - c.attention_forward_flop * (3.5 + full) + c.ops_again.flop)
     shards = np.where(table.sharding == SHARDINGS.index("ddp"), 1, table.dp_shard * table.cp)
     owned = (parameter_count(model) - routed_parameter_count(model)) / (table.tp * table.pp * shards)
     ddp = table.sharding == SHARDINGS.index("ddp")
@@ -133,7 +139,7 @@ def step_clock(model: Model, cluster: Cluster, profile: Profile, table: PlanTabl
     work = StepWork(
         clocked_s=total("clocked_s"),
         other_s=total("time_s") - total("clocked_s") + updated.time_s,
-        flop=total("flop") - energy_saved_frac(profile, table) * products,
+        flop=total("flop") - energy_saved_frac(table) * total("narrow_flop"),
         moved_bytes=total("moved_bytes") + updated.moved_bytes,
         bubble_frac=(table.pp - 1.0) / (table.microbatches * table.virtual_stages),
         host_s=total("kernels") * profile.launch_s * cluster.node.launch_scale,
@@ -144,6 +150,7 @@ def step_clock(model: Model, cluster: Cluster, profile: Profile, table: PlanTabl
 def _fastest_costs(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> ComputeCosts:
     """Each segment at the highest clock."""
     routed = () if model.experts is None else (table.ep, table.etp, table.dispatcher, busiest_rank(model, table))
+    fp8 = fp8_shapes(table, profile)
     first, kind = equal_rows(
         *routed,
         table.micro_tokens,
@@ -156,10 +163,12 @@ def _fastest_costs(model: Model, cluster: Cluster, profile: Profile, table: Plan
         table.precision,
         is_narrow(table) & Modes.of(table).reshards,
         casts_weights(table),
-        *columns_of(cluster.gpu, profile),
+        *(() if fp8 is None else fp8.columns),
+        *columns_of(model, cluster.gpu, profile),
     )
-    few, gpu, profile = table.rows(first), variant_rows(cluster.gpu, first), variant_rows(profile, first)
-    s = shapes_of(model, few, casts=profile.casts_weights)
+    few, gpu = table.rows(first), variant_rows(cluster.gpu, first)
+    model, profile = variant_rows(model, first), variant_rows(profile, first)
+    s = shapes_of(model, few, profile)
     products, half = product_column(few), half_column(few)
 
     def costs(types: Ints, lists: dict[str, list[op.Operation]]) -> dict[str, Cost]:
@@ -225,11 +234,10 @@ def bf16_layers(profile: Profile, table: PlanTable) -> Floats:
     return np.where(table.precision == PRECISIONS.index("fp4"), profile.bf16_layers_frac, 0.0)
 
 
-def energy_saved_frac(profile: Profile, table: PlanTable) -> Floats:
-    """Of the energy of a layer's products, which goes with the bits that they multiply (assumed); attention and the
-    output projection stay in 16."""
-    fp4 = 0.75 * (1.0 - profile.bf16_layers_frac)
-    return np.array([{"fp8": 0.5, "fp4": fp4}.get(name, 0.0) for name in PRECISIONS])[table.precision]
+def energy_saved_frac(table: PlanTable) -> Floats:
+    """Of the energy of products in fewer than 16 bits. That of fp4 goes with the bits that they multiply (assumed)."""
+    saved = {"fp8": constant("fp8", "energy_saved_frac"), "fp4": 0.75}
+    return np.array([saved.get(name, 0.0) for name in PRECISIONS])[table.precision]
 
 
 def peak_column(cluster: Cluster, table: PlanTable) -> Floats:
@@ -250,130 +258,3 @@ def half_column(table: PlanTable) -> Ints:
 
 _PRODUCTS: dict[Precision, GemmType] = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "fp4": "nvfp4"}
 _TYPE_OF = np.array([GEMM_TYPES.index(_PRODUCTS[p]) for p in PRECISIONS])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommCosts:
-    """Seconds of each message, alone on the machine's in-training links."""
-
-    gather_layer: Floats
-    gather_embedding: Floats
-    gather_head: Floats
-    gather_root: Floats
-    """Embedding and head in one group, where one stage holds both."""
-    reduce_layer: Floats
-    reduce_embedding: Floats
-    reduce_head: Floats
-    reduce_root: Floats
-    replicate_layer: Floats
-    gather_experts: Floats
-    """Of a layer's gather, the part of its routed experts; 0 in a dense model."""
-    reduce_experts: Floats
-    replicate_experts: Floats
-    replicate_embedding: Floats
-    replicate_head: Floats
-    replicate_root: Floats
-    tp_gather: Floats
-    """All-gather or reduce-scatter of a microbatch's activations (sequence parallel)."""
-    tp_all_reduce: Floats
-    tp_sum: Floats
-    """All-reduce of one number per token."""
-    tp_loss: Floats
-    """One of the small reductions of the parallel loss, or the gather of all logits."""
-    cp_gather: Floats
-    cp_send: Floats
-    pp_send: Floats
-    dispatch: Floats
-    """Tokens of a microbatch to their experts; 0 in a dense model."""
-    etp_gather: Floats
-    """Tokens of all ranks that split an expert, and as long the reduction of what it puts out."""
-    combine: Floats
-    """What the experts put out, back to where its tokens came from."""
-    norm: Floats
-    """All-reduce of the gradient norm over all GPUs that a step keeps together."""
-
-
-def comm_costs(
-    model: Model, cluster: Cluster, profile: Profile, table: PlanTable, modes: Modes, t: Traffic, g: GroupPlacements
-) -> CommCosts:
-    """Price every message of every plan, once for each kind of plan that sends the same over the same groups."""
-    axes = [getattr(table, axis) for axis in table.placement]
-    kinds: list[Floats | Ints | Bools] = [table.sharding, table.sync_every, table.reduce_dtype, table.cp_method]
-    kinds += [table.sequence_parallel, *columns_of(cluster.node, cluster.fabric, profile)]
-    if model.experts is not None:
-        kinds += (table.ep, table.etp, table.dispatcher, table.precision, busiest_rank(model, table))
-    first, kind = equal_rows(table.gpus, table.micro_tokens, *kinds, *axes)
-    if len(first) == len(table):
-        return _comm_costs(model, cluster, profile, table, modes, t, g)
-    few, some = table.rows(first), expanded(g, first)
-    cluster, profile = variant_rows(cluster, first), variant_rows(profile, first)
-    return expanded(_comm_costs(model, cluster, profile, few, expanded(modes, first), expanded(t, first), some), kind)
-
-
-def _comm_costs(
-    model: Model, cluster: Cluster, profile: Profile, table: PlanTable, modes: Modes, t: Traffic, g: GroupPlacements
-) -> CommCosts:
-    links = Links.in_training(cluster, profile)
-    per_node = gpus_used(table.gpus, cluster.node.gpus)
-    root = t.embedding.moved + t.head.moved
-
-    shard_wait, replica_wait, tp_wait = (skew_wait_s(profile.skew_s, group) for group in (g.shard, g.replicate, g.tp))
-
-    # the messages of one group stand side by side: what a ring's links take is then worked out once
-    elements = np.array((t.layer.moved, t.embedding.moved, t.head.moved, root))
-    sharded = np.concatenate((PARAMETER_BYTES * elements, t.reduce_bytes * elements))
-    gather, reduce = np.split(gather_s(links, g.shard, sharded) + shard_wait, 2)
-    reduce = np.where(modes.ddp, 0.0, reduce)
-    message = t.reduce_bytes * elements / np.where(modes.ddp, 1.0, g.shard.ranks)
-    # DDP cuts gradients into buckets, each an all-reduce of its own; a shard goes in one piece
-    buckets = np.where(modes.ddp, np.maximum(np.floor(message / profile.ddp_bucket_bytes), 1.0), 1.0)
-    replicate = buckets * all_reduce_s(links, g.replicate, message / buckets) + replica_wait
-
-    def over(seconds: Floats, name: str) -> dict[str, Floats]:
-        return {f"{name}_{part}": seconds[i] for i, part in enumerate(("layer", "embedding", "head", "root"))}
-
-    def send(group: GroupPlacement, message: Floats, axis: str) -> Floats:
-        return send_s(links, group.ranks, group.nodes == 1, message, nodes_apart(table, per_node, axis))
-
-    tp_all_reduce, tp_sum = all_reduce_s(links, g.tp, np.array((t.tp_bytes, 4.0 * table.micro_tokens)))
-    weights = over(gather, "gather") | over(reduce, "reduce") | over(replicate, "replicate")
-    weights |= expert_weight_costs(links, profile, modes, t, g.expert_shard, g.replicate)
-    if model.experts is not None:
-        for name in ("gather", "reduce", "replicate"):
-            weights[f"{name}_layer"] = weights[f"{name}_layer"] + weights[f"{name}_experts"]
-    dispatch, combine, etp_gather = routed_costs(model, links, table, g.ep, g.etp)
-    return CommCosts(
-        **weights,
-        dispatch=dispatch,
-        combine=combine,
-        etp_gather=etp_gather,
-        tp_gather=gather_s(links, g.tp, t.tp_bytes) + tp_wait,
-        tp_all_reduce=tp_all_reduce + tp_wait,
-        tp_sum=tp_sum,
-        tp_loss=tp_sum if profile.loss_parallel else gather_s(links, g.tp, t.logits_bytes),
-        cp_gather=gather_s(links, g.cp, t.cp_bytes),
-        cp_send=np.where(table.cp > 1, send(g.cp, t.cp_bytes, "cp"), 0.0),
-        pp_send=np.where(table.pp > 1, send(g.pp, t.pp_bytes, "pp"), 0.0),
-        norm=all_reduce_s(links, g.world, np.full(len(table), 4.0)),
-    )
-
-
-def contention(
-    cluster: Cluster, profile: Profile, table: PlanTable, modes: Modes, t: Traffic, g: GroupPlacements, comm: CommCosts
-) -> Floats:
-    """How much slower compute runs beside this plan's communication.
-
-    Formula: kappa * min(1, (bytes sent / time) / (0.102 hbm)), the whole of kappa where tensor-parallel exchange hides
-    Where:   bytes and time are those of a layer's gather (DDP: all-reduce); 0.102 is what an H100 node's ring reaches
-    Source:  a collective takes memory traffic and SMs from compute as it moves bytes, and little while it waits
-    """
-    ranks = np.where(modes.ddp, g.replicate.ranks, g.shard.ranks)
-    width = np.where(modes.ddp, 2.0 * t.reduce_bytes, PARAMETER_BYTES)
-    sent = width * t.layer.moved * (ranks - 1.0) / ranks
-    sent = sent + width * t.experts.moved * (g.expert_shard.ranks - 1.0) / g.expert_shard.ranks
-    time = np.where(modes.ddp, comm.replicate_layer, comm.gather_layer)
-    rate = sent / np.where(time > 0, time, 1.0)
-    overlap = np.where(np.isnan(table.tp_overlap_frac), profile.tp_overlap_frac, table.tp_overlap_frac)
-    hides = (table.tp > 1) & (g.tp.nodes == 1) & (overlap > 0.0)
-    share = np.minimum(1.0, rate / (constant("collectives", "contention_frac") * cluster.gpu.hbm_bytes_per_s))
-    return profile.compute_slowdown_frac * np.where(hides, 1.0, share)

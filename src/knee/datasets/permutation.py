@@ -1,4 +1,4 @@
-"""Shuffles and random tokens that are functions of their place alone: no state, no memory, the same on every machine.
+"""Shuffles and random words that are functions of their place alone: no state, no memory, the same on every machine.
 
 NumPy does not promise that its generators give the same numbers in later versions; these do.
 """
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 Words = NDArray[np.uint64]
 
 ROUNDS = 8
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _ALL = 2**64 - 1
 
@@ -23,7 +23,7 @@ def mix(words: Words) -> Words:
 
     Source: Steele, Lea, Flood, Fast splittable pseudorandom number generators (OOPSLA 2014): splitmix64.
     """
-    words = words + _GOLDEN  # arithmetic of arrays is modulo 2**64
+    words = words + GOLDEN  # arithmetic of arrays is modulo 2**64
     words = (words ^ (words >> np.uint64(30))) * _FIRST
     words = (words ^ (words >> np.uint64(27))) * _SECOND
     return words ^ (words >> np.uint64(31))
@@ -33,7 +33,7 @@ def key(*parts: int) -> int:
     """One key of 64 bits from several numbers; another order is another key. ``mix``, without arrays."""
     word = 0
     for part in parts:
-        word = ((word ^ (part & _ALL)) + int(_GOLDEN)) & _ALL
+        word = ((word ^ (part & _ALL)) + int(GOLDEN)) & _ALL
         word = ((word ^ (word >> 30)) * int(_FIRST)) & _ALL
         word = ((word ^ (word >> 27)) * int(_SECOND)) & _ALL
         word ^= word >> 31
@@ -68,10 +68,3 @@ def _feistel(words: Words, bits: int, keys: tuple[np.uint64, ...]) -> Words:
         high = high ^ (mix(low ^ even) & high_mask)
         low = low ^ (mix(high ^ odd) & low_mask)
     return (high << low_bits) | low
-
-
-def random_tokens(keys: Words, length: int, vocab_size: int) -> NDArray[np.int64]:
-    """A row of tokens below ``vocab_size`` for each key, all alike in probability (to 1 in 2**32 / vocab_size)."""
-    words = mix(keys[:, None] + np.arange((length + 1) // 2, dtype=np.uint64) * _GOLDEN)
-    halves = words.astype("<u8", copy=False).view("<u4")[:, :length]  # two tokens of a word
-    return ((halves.astype(np.uint64) * np.uint64(vocab_size)) >> np.uint64(32)).astype(np.int64)

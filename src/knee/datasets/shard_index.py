@@ -10,9 +10,9 @@ import hashlib
 import json
 import math
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from knee.errors import InputError
 from knee.text_files import cannot_read, is_deep
@@ -41,7 +41,6 @@ class Shard:
     ends_sha256: str
 
     def __post_init__(self) -> None:
-        _check(self)
         for name in (self.file, self.ends_file):
             if Path(name).name != name or not _is_file_name(name):
                 raise ValueError(f"{name!r} is not the name of a file")
@@ -59,9 +58,6 @@ class Tokenizer:
     eos: str
     eos_id: int
 
-    def __post_init__(self) -> None:
-        _check(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextSource:
@@ -70,9 +66,6 @@ class TextSource:
     path: str
     size_bytes: int
     mtime_ns: int
-
-    def __post_init__(self) -> None:
-        _check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,49 +180,36 @@ def read_index(folder: Path) -> Index:
         text = f"{path} has version {data['version']}, but this knee reads version {VERSION}"
         raise InputError(text, hint=ANEW, code="other-version", field="folder")
     try:
-        return _index_of(data)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        text = f"{path} is not a valid index of shards: {_in_words(error)}"
+        found: Index = from_json(Index, data, "the index")
+        if not found.shards:
+            raise ValueError("it lists no shards")
+    except (TypeError, ValueError) as error:
+        text = f"{path} is not a valid index of shards: {str(error).splitlines()[0]}"
         raise InputError(text, hint=ANEW, code="other-document", field="folder") from None
-
-
-def _index_of(data: dict[str, Any]) -> Index:
-    """Read an index from JSON; raise KeyError, TypeError or ValueError where it is not one."""
-    if data["dtype"] not in WIDTH:
-        raise ValueError(f"dtype is {data['dtype']!r}")
-    if not data["shards"]:
-        raise ValueError("it lists no shards")
-    if not _is_count(data["text_bytes"]):
-        raise ValueError("text_bytes is not a count")
-    return Index(
-        asked=asked_of(data["asked"]),
-        dtype=data["dtype"],
-        shards=tuple(Shard(**shard) for shard in data["shards"]),
-        left_out=left_out_of(data["left_out"]),
-        text_bytes=data["text_bytes"],
-        version=data["version"],
-    )
-
-
-def asked_of(data: dict[str, Any]) -> ShardRequest:
-    """Read a request from JSON; raise KeyError, TypeError or ValueError where it is not one."""
-    sources = tuple(TextSource(**source) for source in data["sources"])
-    found = ShardRequest(**data | {"tokenizer": Tokenizer(**data["tokenizer"]), "sources": sources})
-    if not _is_count(found.shard_tokens) or not all(
-        isinstance(text, str) for text in (found.field, found.split, found.tokenizers)
-    ):
-        raise ValueError("its settings are invalid")
     return found
 
 
-def left_out_of(data: dict[str, Any]) -> SkippedFile:
-    """Read from JSON what was left out; raise KeyError, TypeError or ValueError where it is not that."""
-    found = SkippedFile(**data | {"first": tuple(data["first"])})
-    if not all(_is_count(count) for count in (found.records, found.empty)):
-        raise ValueError("left_out contains something other than counts")
-    if not all(isinstance(place, str) for place in found.first):
-        raise ValueError(f"left_out.first is {found.first!r}")
-    return found
+def from_json(kind: Any, value: Any, name: str) -> Any:
+    """A value of a type, from JSON.
+
+    Raise TypeError or ValueError where it is none: the file may have been edited, or be another program's.
+    """
+    if isinstance(kind, type) and is_dataclass(kind):
+        types = get_type_hints(kind)
+        if not isinstance(value, dict) or types.keys() != value.keys():
+            raise ValueError(f"{name} should have the fields {', '.join(types)}")
+        return kind(**{field: from_json(types[field], one, field) for field, one in value.items()})
+    if get_origin(kind) is tuple and isinstance(value, list):
+        return tuple(from_json(get_args(kind)[0], one, name) for one in value)
+    if kind is int:  # a count, or a time, which may lie before 1970
+        good = type(value) is int and abs(value) < 2**63 and (value >= 0 or name == "mtime_ns")
+    elif kind is str:
+        good = isinstance(value, str) and (value.isascii() or not name.endswith("sha256"))
+    else:
+        good = get_origin(kind) is Literal and value in get_args(kind)
+    if not good:
+        raise ValueError(f"{name} is {value!r:.80}")
+    return value
 
 
 def check_size(path: Path, size: int) -> None:
@@ -253,18 +233,6 @@ def sha256_of(path: Path) -> str:
         raise cannot_read(path, error) from None
 
 
-def _check(record: Any) -> None:
-    """Counts are not negative, and words are words: the index may have been edited, or be another program's."""
-    for name in record.__slots__:
-        value = getattr(record, name)
-        numeric = name in ("tokens", "documents", "vocab_size", "eos_id", "size_bytes", "mtime_ns")
-        good = _is_count(value, negative=name == "mtime_ns") if numeric else isinstance(value, str)
-        if name.endswith("sha256"):
-            good = isinstance(value, str) and value.isascii()
-        if not good:
-            raise ValueError(f"{name} is not a count" if numeric else f"{name} is {value!r}")
-
-
 def _is_file_name(name: str) -> bool:
     """Whether a system can have a file of that name."""
     try:
@@ -279,12 +247,3 @@ def _finite(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(text)
     return value
-
-
-def _is_count(value: object, *, negative: bool = False) -> bool:
-    """A whole number that a file's size or time can have."""
-    return isinstance(value, int) and (-(2**63) if negative else 0) <= value < 2**63
-
-
-def _in_words(error: Exception) -> str:
-    return f"it has no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]

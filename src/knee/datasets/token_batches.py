@@ -17,8 +17,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from knee.datasets.permutation import key, permute, random_tokens
+from knee.datasets.permutation import key, permute
 from knee.datasets.shard_index import ANEW, Index, check_size, read_index
+from knee.datasets.synthetic import best_loss, markov_tokens
 from knee.errors import InputError, KneeError, out_of_range
 from knee.text_files import cannot_read
 
@@ -82,7 +83,7 @@ def open_data(data: Mapping[str, Any], share: Share, *, vocab_size: int) -> Batc
 
 
 class Synthetic:
-    """Random tokens: what measuring needs, as the time of a step does not depend on them."""
+    """Tokens of a chain that a model can learn, for runs that measure: the time of a step does not depend on them."""
 
     def __init__(self, share: Share, *, vocab_size: int) -> None:
         self.share, self.vocab_size = share, vocab_size
@@ -90,10 +91,15 @@ class Synthetic:
     def batch(self, step: int) -> Rows:
         _check_step(step)
         keys = np.array([key(self.share.seed, step, int(row)) for row in self.share.rows], np.uint64)
-        return random_tokens(keys, self.share.seq_len + 1, self.vocab_size)
+        return markov_tokens(keys, self.share.seq_len + 1, self.vocab_size)
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": "synthetic", "seed": self.share.seed, "vocab_size": self.vocab_size}
+        return {
+            "kind": "synthetic",
+            "seed": self.share.seed,
+            "vocab_size": self.vocab_size,
+            "best_loss": best_loss(self.vocab_size),
+        }
 
 
 class Shards:

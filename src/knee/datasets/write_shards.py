@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from itertools import accumulate, islice, takewhile
 from pathlib import Path
@@ -59,10 +59,8 @@ class Prepared:
 
 @dataclass(slots=True, kw_only=True)
 class _State:
-    """How far it is; the journal has one for each finished shard."""
+    """How far it is."""
 
-    shard: Shard | None = None
-    """The one that was just finished."""
     source: int = 0
     block: int = 0
     """The next block of that source."""
@@ -89,6 +87,14 @@ class _State:
             empty=before.empty + encoded.empty,
             first=(before.first + tuple(encoded.first_bad))[:FIRST_BAD],
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Finished:
+    """A line of the journal: a shard that is whole, and how far the text was read for it."""
+
+    shard: Shard
+    state: _State
 
 
 def write_shards(
@@ -147,7 +153,7 @@ def _source(path: Path) -> TextSource:
 # What is there already.
 
 
-def _journal(out: Path, asked: ShardRequest) -> list[_State]:
+def _journal(out: Path, asked: ShardRequest) -> list[_Finished]:
     """Where an earlier call was after each of its shards.
 
     A last line that was cut off is dropped, and so is a shard that is not as it was written, with all after it.
@@ -157,19 +163,15 @@ def _journal(out: Path, asked: ShardRequest) -> list[_State]:
         return []
     try:
         first, *lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-        before, steps = shard_index.asked_of(json.loads(first)), [_state_of(json.loads(line)) for line in lines]
+        before = shard_index.from_json(ShardRequest, json.loads(first), "the request")
+        steps = [shard_index.from_json(_Finished, json.loads(line), "a line") for line in lines]
     except OSError as error:
         raise cannot_read(path, error, field="out") from None
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (TypeError, ValueError):
         text, hint = f"{path} is not a journal of `knee data prepare`", f"{argument('fresh')} starts again"
         raise InputError(text, hint=hint, code="other-document", field="out") from None
     _refuse_other(out, before, asked)
-    return list(takewhile(lambda step: step.shard is not None and _is_whole(out, step.shard), steps))
-
-
-def _state_of(data: dict[str, Any]) -> _State:
-    left_out, first_bad = shard_index.left_out_of(data["left_out"]), tuple(map(str, data["first_bad"]))
-    return _State(**data | {"shard": Shard(**data["shard"]), "left_out": left_out, "first_bad": first_bad})
+    return list(takewhile(lambda step: _is_whole(out, step.shard), steps))
 
 
 def _is_whole(out: Path, shard: Shard) -> bool:
@@ -210,8 +212,7 @@ def _locked(out: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            hint = f"wait for it, or give another {argument('out')}"
-            text = f"{out} is in use by another `knee data prepare`"
+            text, hint = f"{out} is in use by another `knee data prepare`", f"wait, or give another {argument('out')}"
             raise InputError(text, hint=hint, code="folder-in-use", field="out") from None
         except OSError as error:
             if error.errno not in NO_LOCKS:
@@ -230,14 +231,14 @@ class _Preparation:
         self,
         out: Path,
         asked: ShardRequest,
-        steps: Sequence[_State],
+        steps: Sequence[_Finished],
         max_bad_frac: float,
         report_progress: Callable[[ShardProgress], None],
     ) -> None:
         self.out, self.asked, self.max_bad_frac, self.report_progress = out, asked, max_bad_frac, report_progress
         self.encoding = Encoding(tokenizer=asked.tokenizer, field=asked.field, split=asked.split)
-        self.state = replace(steps[-1], shard=None) if steps else _State()
-        self.shards = [step.shard for step in steps if step.shard is not None]
+        self.state = steps[-1].state if steps else _State()
+        self.shards = [step.shard for step in steps]
         self.number = {source.path: number for number, source in enumerate(asked.sources)}
         self.before = [0, *accumulate(source.size_bytes for source in asked.sources)]
         lines = [asdict(asked), *map(asdict, steps)]
@@ -293,7 +294,7 @@ class _Preparation:
     def _keep(self, shard: Shard) -> None:
         """Note a shard in the journal; from then on an interruption leaves it."""
         self.shards.append(shard)
-        line = json.dumps(asdict(replace(self.state, shard=shard))) + "\n"
+        line = json.dumps(asdict(_Finished(shard=shard, state=self.state))) + "\n"
         with _write_errors(self.out / JOURNAL), (self.out / JOURNAL).open("a", encoding="utf-8") as file:
             file.write(line)
 
@@ -305,8 +306,7 @@ class _Preparation:
         path = self.asked.sources[state.source].path
         raise InputError(
             f"{state.bad:,} of {state.records:,} records of {path} are invalid, which is more than "
-            f"{self.max_bad_frac:.3g} "
-            f"of them; {'; '.join(state.first_bad[:3])}",
+            f"{self.max_bad_frac:.3g} of them; {'; '.join(state.first_bad[:3])}",
             hint=f"{argument('field')} selects the field that contains the text; "
             f"{argument('max_bad_frac')} sets the share of records that may be skipped",
             code="too-many-bad",

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, fields
 from typing import Any
 
 from knee.errors import SpecError
-from knee.simulator import Results, evaluate
-from knee.single import simulate
+from knee.simulator import EvaluatedStep, Results, evaluate
+from knee.single import comm_loads
 from knee.specs.defaults import DEFAULT_CONVENTION
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
-from knee.specs.plan_table import PlanTable, table_of
 from knee.specs.profile import Profile
-from knee.studies.answers import jobs_of, picked
+from knee.studies.answers import jobs_of, together
 from knee.studies.claims import Verdict, judge
 from knee.studies.quantities import Row
-from knee.studies.questions import Question, all_points
+from knee.studies.questions import Question, StudyPoint, all_points
 from knee.studies.rows import step_row
 from knee.studies.run_study import sheet_rows
 from knee.studies.study_file import Study
@@ -26,21 +26,12 @@ from knee.trust.answer_record import asked_of
 Specs = tuple[Cluster, Profile]
 Change = Callable[[Cluster, Profile], Specs]
 BY_COLLECTIVE = ("all_gather_s", "reduce_scatter_s", "gather_bytes", "exchange_s", "exchange_frac", "fsdp_ranks")
-"""Columns that need the loads of each collective, which only a step that is simulated alone has."""
+"""Columns that need the loads of each collective, which take a while to list."""
 
 
 def unchanged(cluster: Cluster, profile: Profile) -> Specs:
     """As the catalogue has them."""
     return cluster, profile
-
-
-@dataclass(frozen=True, slots=True)
-class _Plans:
-    """Questions about one model on one cluster under one profile: all their plans, one after another."""
-
-    jobs: tuple[Job, ...]
-    table: PlanTable
-    spans: Mapping[Question, range]
 
 
 class LeanRuns:
@@ -49,7 +40,7 @@ class LeanRuns:
     def __init__(self, studies: Sequence[Study]) -> None:
         self.studies = tuple(studies)
         self._points = [point for study in studies for point in dict.fromkeys(all_points(study))]
-        self._groups = list(_grouped({point.question: None for point in self._points}))
+        self._groups = list(together(_jobs(self._points)))
         self._sheets = {study.name: list(sheet_rows(study)) for study in studies}
         self._detailed = {study.name for study in studies if _needs_loads(study)}
 
@@ -57,56 +48,34 @@ class LeanRuns:
         self, change: Change = unchanged, *, convention: str = DEFAULT_CONVENTION, bubbles: bool = True
     ) -> dict[str, Verdict]:
         """Every claim of the studies under a changed profile; ``bubbles``: waiting for a stage counts as exposed."""
-        records = {question: _record(*of) for question, of in self._answers(change, convention).items()}
-        jobs = {
-            p.question: records[p.question][0]
-            for p in self._points
-            if p.study in self._detailed and p.question in records
-        }
-        for question, job in jobs.items():
-            cluster, profile = change(job.cluster, job.profile)
-            step = simulate(replace(job, cluster=cluster, profile=profile))
-            records[question][1]["comm_loads"] = step.as_json()["comm_loads"]
+        records = self._records(change, convention)
         rows = {name: list[Row](sheets) for name, sheets in self._sheets.items()}
         for point in self._points:
             if point.question in records:
-                record = records[point.question][1] | ({} if bubbles else {"bubble_s": 0.0})
+                record = records[point.question] | ({} if bubbles else {"bubble_s": 0.0})
                 rows[point.study].append(step_row(record, study=point.study, series=point.series))
         return {v.id: v for study in self.studies for v in judge(study.claim, rows, study.name)}
 
-    def _answers(self, change: Change, convention: str) -> dict[Question, tuple[Job, dict[str, Any]]]:
-        """The plan that each question means, and what it takes."""
+    def _records(self, change: Change, convention: str) -> dict[Question, dict[str, Any]]:
+        """What the plan that each question means takes."""
         found = {}
+        detailed = {point.question for point in self._points if point.study in self._detailed}
         for group in self._groups:
-            first = group.jobs[0]
-            results = evaluate(
-                first.model, *change(first.cluster, first.profile), group.table, convention=convention
-            ).results
-            for question, span in group.spans.items():
-                some = slice(span.start, span.stop)
-                try:
-                    i = span.start + picked(question, group.jobs[some], results.fits[some], results.step_s[some])
-                except SpecError:
-                    continue
-                found[question] = group.jobs[i], {f.name: getattr(results, f.name)[i].item() for f in fields(Results)}
+            model, cluster, profile = group.specs
+            step = evaluate(model, *change(cluster, profile), group.table, convention=convention)
+            for question, row in group.meant(step.results).items():
+                if not isinstance(row, SpecError):
+                    found[question] = _record(group.jobs[row], step, row, loads=question in detailed)
         return found
 
 
-def _grouped(questions: Mapping[Question, None]) -> Iterator[_Plans]:
-    groups: dict[tuple[object, ...], dict[Question, list[Job]]] = {}
-    for question in questions:
-        try:
-            jobs = jobs_of(question)
-        except SpecError:
-            continue
-        key = (question.model, question.cluster, question.profile, question.sets, jobs[0].plan.placement)
-        groups.setdefault(key, {})[question] = jobs
-    for group in groups.values():
-        every, spans = [job for jobs in group.values() for job in jobs], {}
-        start = 0
-        for question, jobs in group.items():
-            spans[question] = range(start, start := start + len(jobs))
-        yield _Plans(tuple(every), table_of(every), spans)
+def _jobs(points: Iterable[StudyPoint]) -> dict[Question, list[Job]]:
+    """Of the points that can be."""
+    found = {}
+    for question in dict.fromkeys(point.question for point in points):
+        with suppress(SpecError):
+            found[question] = jobs_of(question)
+    return found
 
 
 def _needs_loads(study: Study) -> bool:
@@ -114,5 +83,7 @@ def _needs_loads(study: Study) -> bool:
     return bool(metrics & set(BY_COLLECTIVE))
 
 
-def _record(job: Job, answer: dict[str, Any]) -> tuple[Job, dict[str, Any]]:
-    return job, asked_of(job) | {"kind": "simulated", "compute_load_s": answer["compute_s"], **answer}
+def _record(job: Job, step: EvaluatedStep, row: int, *, loads: bool) -> dict[str, Any]:
+    answer = {f.name: getattr(step.results, f.name)[row].item() for f in fields(Results)}
+    by_collective = {"comm_loads": [asdict(load) for load in comm_loads(step, row)]} if loads else {}
+    return asked_of(job) | {"kind": "simulated", "compute_load_s": answer["compute_s"], **answer, **by_collective}

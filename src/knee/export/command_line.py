@@ -131,6 +131,13 @@ def refuse_rare_exchange(launch: LaunchCommand, plan: Plan) -> None:
             f"it has no known option to synchronize replicas only every {plan.sync_every:,} steps",
             "the nearest plan that it can run has no --sync-every; an export to knee can be simulated",
         )
+    if plan.collectives != "flat":
+        raise cannot(
+            launch.tool,
+            "plan.collectives",
+            "it has no option for hierarchical collectives",
+            "the nearest plan that it can run has no --collectives; an export to knee can be simulated",
+        )
 
 
 def placed(plan: Plan, order: tuple[str, ...]) -> bool:

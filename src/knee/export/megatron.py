@@ -75,7 +75,7 @@ def _refuse(launch: LaunchCommand, job: Job) -> None:
             "its distributed optimizer does not shard gradients before the last microbatch",
             "the nearest plan that it can run has --sharding zero1",
         )
-    if plan.pp > 1 and plan.schedule in ("gpipe", "zero_bubble"):
+    if plan.pp > 1 and plan.schedule not in ("1f1b", "interleaved"):
         raise cannot(
             TOOL,
             "plan.schedule",
@@ -160,15 +160,15 @@ def _add_precision(launch: LaunchCommand, job: Job) -> None:
         return
     launch.option("--bf16")
     if plan.precision == "fp8":
+        if plan.fp8_recipe == "rowwise":
+            raise cannot(
+                TOOL,
+                "plan.fp8_recipe",
+                "it has no fp8 recipe with a scale for each row",
+                "the nearest plan that it can run has --fp8-recipe tensorwise",
+            )
         launch.option("--fp8-format", "hybrid")
-        # with its default, delayed scaling, Megatron refuses to recompute these
-        recipe = "tensorwise" if {"moe_act", "layernorm"} & set(plan.recompute_modules) else None
-        if recipe:
-            launch.option("--fp8-recipe", recipe)
-        launch.notes.append(
-            f"fp8 uses Transformer Engine with Megatron's {recipe or 'default'} recipe; knee's plan does not state a "
-            "recipe"
-        )
+        launch.option("--fp8-recipe", plan.fp8_recipe)
     if plan.precision == "fp4":
         _add_fp4(launch, job)
     if plan.reduce_dtype == "bf16":

@@ -67,7 +67,9 @@ def _refuse(launch: LaunchCommand, job: Job) -> None:
         raise cannot(
             TOOL,
             "plan.schedule",
-            f"its {plan.schedule} schedules need two chunks per rank, but this plan has one",
+            "its DualPipeV has one copy of each stage, but this plan has two"
+            if plan.schedule == "dualpipe"
+            else f"its {plan.schedule} schedules need two chunks per rank, but this plan has one",
             "the nearest plan that it can run has --schedule 1f1b, or interleaved with --virtual-stages 2",
         )
     if plan.cp > 1 and plan.cp_method != "allgather":
@@ -218,6 +220,11 @@ def _add_precision(launch: LaunchCommand, job: Job) -> None:
     launch.option("--training.mixed_precision_reduce", "float32")
     if job.plan.precision == "fp8":
         launch.notes.append("fp8 uses torchao's float8 (lm_head stays in bf16) and gathers parameters in bf16")
+        if job.plan.fp8_recipe != "rowwise":
+            launch.notes.append(
+                f"torchtitan scales fp8 operands by rows, but the plan has the recipe {job.plan.fp8_recipe}; "
+                "--fp8-recipe rowwise simulates what torchtitan does"
+            )
 
 
 def _compiles(job: Job) -> bool:

@@ -35,6 +35,8 @@ LOG_COLUMNS = (
     "fsdp_ranks",
     "params",
     "days",
+    "run_flop",
+    "knee_flop",
     "usd",
     "mwh",
     "co2e_kg",

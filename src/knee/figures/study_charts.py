@@ -13,6 +13,7 @@ from knee.figures.figure import Figure
 from knee.figures.heat_map import HeatCell, heat_map
 from knee.figures.labels import label, name_of
 from knee.figures.lines import ChartPoint, lines
+from knee.figures.run_strip import run_strip
 from knee.figures.vega import Spec, standalone
 from knee.studies.quantities import NotTestable, Row, chosen
 from knee.studies.rows import preferred
@@ -127,6 +128,7 @@ def table_columns(draw: Draw, rows: Sequence[Row]) -> tuple[str, ...]:
         "line": (draw.color, draw.x, draw.y, PUBLISHED + draw.y),
         "bar": (draw.color, draw.x, draw.y),
         "heat": (draw.x, draw.y, draw.shows, "memory_bytes", "fits"),
+        "strip": ("span", "cause", draw.x, draw.y),
     }.get(draw.mark, (draw.color, draw.x, "step_s", *PART_COLUMNS.values()))
     every = dict.fromkeys((*wanted, "plan", "kind", "trust", "why"))
     needed = {draw.x, draw.y, draw.shows}
@@ -205,7 +207,20 @@ def _growth(draw: Draw, rows: Sequence[Row], _: Sequence[ChartPoint], __: Sequen
     return lines(points, x=draw.x, y=f"times the {rows[0][draw.x]}") if points else None
 
 
-_MARKS = {"line": _line, "bar": _bar, "parts": _parts, "shares": _parts, "heat": _heat, "growth": _growth}
+def _strip(_: Draw, rows: Sequence[Row], __: Sequence[ChartPoint], ___: Sequence[Row]) -> Spec | None:
+    spans = [row for row in rows if row.get("span")]
+    return run_strip(spans) if spans else None
+
+
+_MARKS = {
+    "line": _line,
+    "bar": _bar,
+    "parts": _parts,
+    "shares": _parts,
+    "heat": _heat,
+    "growth": _growth,
+    "strip": _strip,
+}
 
 
 # ---- published values ------------------------------------------------------------------------------------------------

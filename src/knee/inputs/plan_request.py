@@ -22,7 +22,7 @@ from knee.specs import Cluster, Model, Profile
 from knee.specs.defaults import DEFAULT_SEQ_LEN
 from knee.specs.load import split_overrides
 from knee.specs.make import global_batch_of
-from knee.specs.plan import ROUTED
+from knee.specs.plan import DATA_TYPES, EXCHANGES, ROUTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ def searched_parts(
         )
     if is_job_file(model):
         job = request(model, cluster=cluster, profile=profile, sizes=sizes, plan={}, overrides=overrides).job
-        types = {name: getattr(job.plan, name) for name in ("precision", "reduce_dtype", "state_dtype", *ROUTED)}
+        types = {name: getattr(job.plan, name) for name in (*DATA_TYPES, *ROUTED, *EXCHANGES)}
         return SearchedParts(
             model=job.model,
             cluster=job.cluster,

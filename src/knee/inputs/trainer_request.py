@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from math import lcm, prod
+from math import lcm, log, prod
 from pathlib import Path
 from typing import Any, get_args
 
+from knee.datasets.synthetic import best_loss
 from knee.datasets.token_batches import Shards, Share
 from knee.errors import InputError, argument
 from knee.files import real_path
 from knee.inputs.arguments import checked_plan
 from knee.inputs.request import ClusterLike, ModelLike, Overrides, ProfileLike, Request, is_job_file, request
-from knee.parallelism.trainer_job import AttentionChoice, Dtype, Routing, TrainJob
+from knee.inputs.state_request import steps_of_checkpoint, with_state
+from knee.parallelism.trainer_job import AttentionChoice, Dtype, LrSchedule, Routing, TrainJob, activation_dtype
 from knee.probe.inventory import read_inventory
 from knee.specs import Job
 from knee.specs.choices import Device
@@ -22,11 +24,12 @@ from knee.specs.defaults import DEFAULT_CONVENTION, LEARNING_RATE, TIMEOUT_S, TR
 from knee.specs.notes import code_of
 from knee.specs.plan import Plan
 from knee.sweeps.job_for_trainer import STEPS, facts_of, warmup_of
+from knee.train.metrics_log import check_installed
 
 DEGREES = ("tp", "pp", "cp", "dp_shard", "dp_replicate")
 LOCAL_BATCH = 2.0
 """Sequences per process and step where no batch is given: the paper's."""
-PLACEHOLDER = "cpu"
+PLACEHOLDER: dict[Device, str] = {"cpu": "cpu", "cuda": "dgx-h100"}
 """A cluster that completes a job where none is named: no plan depends on it."""
 READ_BYTES = 1 << 30
 """Shards up to so many bytes are held against their checksums before a run."""
@@ -80,7 +83,20 @@ def trainer_job(
     balance_loss: float = 0.0,
     data: str | Path | None = None,
     seed: int = 0,
+    deterministic: bool = False,
     lr: float = LEARNING_RATE,
+    lr_schedule: LrSchedule = "constant",
+    lr_warmup: int = 0,
+    lr_min_frac: float = 0.0,
+    lr_decay_frac: float = 0.2,
+    valid_data: str | Path | None = None,
+    valid_every: int = 0,
+    valid_batches: int = 10,
+    weights: str | Path | None = None,
+    checkpoint_every: int = 0,
+    keep: int = 2,
+    resume: str | Path | None = None,
+    log_to: Sequence[str] = (),
     timeout_s: float = TIMEOUT_S,
     local_batch: float | None = None,
     global_batch: int | None = None,
@@ -112,7 +128,7 @@ def trainer_job(
     named = is_job_file(model) or cluster is not None
     job = completed_request(
         model,
-        cluster=cluster if named else PLACEHOLDER,
+        cluster=cluster if named else PLACEHOLDER[where],
         profile=profile,
         sizes={"gpus": world, "global_batch": global_batch, "local_batch": local_batch, "seq_len": seq_len},
         plan=plan,
@@ -122,11 +138,23 @@ def trainer_job(
     parallel = job.plan
     if job.model.experts is not None and plan.get("routing") is None:
         parallel = replace(parallel, routing="dropless")  # a real router's choice
-    if data is not None and not elsewhere:
-        _check_data(Path(data), job, tell)
-    steps = STEPS[where] if steps is None else steps
-    computed: Any = "fp32" if where == "cpu" else {"fp8": "bf16"}.get(job.plan.precision, job.plan.precision)
-    return TrainJob(
+    if not elsewhere:
+        for name, folder in (("data", data), ("valid_data", valid_data)):
+            if folder is not None:
+                _check_data(Path(folder), job, tell, name)
+        check_installed(tuple(log_to))
+    if valid_every and data is not None and valid_data is None:
+        raise InputError(
+            f"{argument('valid_every')} needs held-out data",
+            hint=f"give {argument('valid_data')} a folder of other shards",
+            code="missing-argument",
+            field="valid_data",
+        )
+    if data is None:
+        best, first = best_loss(job.model.vocab), log(job.model.vocab)
+        tell(f"the tokens are synthetic: the best model has a loss of {best:.2f}, an untrained one {first:.2f}")
+    steps = (None if elsewhere else steps_of_checkpoint(resume)) or STEPS[where] if steps is None else steps
+    made = TrainJob(
         model=job.model,
         plan=parallel,
         gpus=world,
@@ -136,15 +164,26 @@ def trainer_job(
         warmup=warmup_of(steps) if warmup is None else warmup,
         seed=seed,
         device=where,
-        dtype=dtype or computed,
+        dtype=dtype or activation_dtype(job.plan.precision, where),
         compile=compile,
         attention=attention,
         routing=_routing(parallel),
         capacity_factor=parallel.capacity_factor or 0.0,
         balance_loss=balance_loss,
+        deterministic=deterministic,
         lr=lr,
+        lr_schedule=lr_schedule,
+        lr_warmup=lr_warmup,
+        lr_min_frac=lr_min_frac,
+        lr_decay_frac=lr_decay_frac,
+        valid_data=_shards(valid_data),
+        valid_every=valid_every,
+        valid_batches=valid_batches,
+        checkpoint_every=checkpoint_every,
+        keep=keep,
+        log_to=tuple(log_to),
         trace_steps=trace_steps,
-        data={} if data is None else {"kind": "shards", "path": str(real_path(data))},
+        data=_shards(data),
         timeout_s=timeout_s,
         facts=facts_of(
             job,
@@ -154,6 +193,14 @@ def trainer_job(
             command=list(command),
         ),
     )
+    if elsewhere:
+        return replace(made, resume=str(resume or ""), weights=str(weights or ""))
+    return with_state(made, resume, weights, tell)
+
+
+def _shards(folder: str | Path | None) -> dict[str, Any]:
+    """A folder of shards as a job has it; synthetic tokens if there is none."""
+    return {} if folder is None else {"kind": "shards", "path": str(real_path(folder))}
 
 
 def _routing(plan: Plan) -> Routing:
@@ -224,7 +271,7 @@ def _device_here(wanted: Device | None, world: int) -> Device:
     return device
 
 
-def _check_data(folder: Path, job: Job, say: Say) -> None:
+def _check_data(folder: Path, job: Job, say: Say, name: str) -> None:
     """Refuse shards that are not whole, or not of this model, before any process is started."""
     share = Share(seq_len=job.seq_len, global_batch=job.global_batch)
     try:
@@ -233,7 +280,7 @@ def _check_data(folder: Path, job: Job, say: Say) -> None:
         if whole:
             shards.verify()
     except InputError as error:
-        error.field = "data" if error.field == "folder" else error.field  # whose argument the folder is here
+        error.field = name if error.field == "folder" else error.field  # whose argument the folder is here
         raise
     if not whole:
         say(f"the contents of the shards are not checked; `knee data show {folder} --verify` checks them")

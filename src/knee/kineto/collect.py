@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -55,15 +56,9 @@ class _Waiting:
 
     def __init__(self) -> None:
         self.start, self.duration, self.launched = NumberText(), NumberText(), NumberText()
-        self.stream: list[Any] = []
-        self.device: list[Any] = []
-        self.correlation: list[Any] = []
-        self.launch: list[Any] = []
+        self.stream, self.device, self.correlation, self.launch = (array("q") for _ in range(4))
         self.kinds: list[int] = []
         self.names: list[int] = []
-        self.threads: list[Any] = []
-        self.processes: list[Any] = []
-        """Thread and process stand for stream and device where an event has no such arguments."""
         self.args: list[tuple[int, Args]] = []
         self.steps: list[Any] = []
 
@@ -120,22 +115,19 @@ class _Collector:
                 w.args.append((i, Args(*(self._shared(getattr(some, field)) for field in KEYS))))
         w.start.add([event.ts for event in events])
         w.duration.add([event.dur for event in events])
-        w.stream += [some.stream for some in args]
-        w.device += [some.device for some in args]
-        w.correlation += [some.correlation for some in args]
+        w.stream += _wholes([some.stream for some in args], (event.tid for event in events))
+        w.device += _wholes([some.device for some in args], (event.pid for event in events))
+        w.correlation += _wholes([some.correlation for some in args])
         w.kinds += [DEVICE_KINDS[event.role] for event in events]
         named = [event.name for event in events]
         if set(map(type, named)) != {str}:
             named = list(map(str, named))
         w.names += map(self.names.__getitem__, named)
-        w.threads += [event.tid for event in events]
-        w.processes += [event.pid for event in events]
 
     def _take_launches(self, events: list[Any]) -> None:
-        times = [event.ts for event in events if event.args is not None]
-        if times:
-            self.waiting.launch += [event.args.correlation for event in events if event.args is not None]
-            self.waiting.launched.add(times)
+        if events:
+            self.waiting.launch += _wholes([(event.args or NO_ARGS).correlation for event in events])
+            self.waiting.launched.add([event.ts for event in events])
 
     def _flush(self) -> None:
         waiting, self.waiting = self.waiting, _Waiting()
@@ -155,7 +147,7 @@ class _Collector:
         return _times(times, self.base or 0)
 
     def _launches(self, waiting: _Waiting) -> None:
-        launch, at = _wholes(waiting.launch), self._since_base(waiting.launched)
+        launch, at = _column(waiting.launch), self._since_base(waiting.launched)
         good = (launch != MISSING) & (at > FAR)
         self.columns["launch"].append(launch[good])
         self.columns["launched"].append(at[good])
@@ -178,9 +170,9 @@ class _Collector:
             "start": start,
             "end": start + duration,
             "kind": waiting.kinds,
-            "stream": _numbers(waiting.stream, waiting.threads),
-            "device": _numbers(waiting.device, waiting.processes),
-            "correlation": _numbers(waiting.correlation),
+            "stream": _column(waiting.stream, -1),
+            "device": _column(waiting.device, -1),
+            "correlation": _column(waiting.correlation, -1),
             "name": waiting.names,
         }
         for name, values in found.items():
@@ -287,24 +279,20 @@ def _since(time: Any, base: int) -> int:
     return MISSING if at is None else at - base if abs(at - base) < FURTHEST_NS else FAR
 
 
-def _wholes(numbers: Sequence[Any]) -> Int64:
-    """Read whole numbers; what is none becomes MISSING."""
+def _wholes(numbers: list[Any], tracks: Iterable[Any] = ()) -> array[int]:
+    """Whole numbers, or in their place those of the events' tracks (thread for stream, process for device); MISSING
+    where there is neither."""
     try:
-        packed = array("q", numbers)  # refuses all that is not a whole number, unlike NumPy
+        return array("q", numbers)  # refuses all that is not a whole number, unlike NumPy
     except (TypeError, OverflowError):
-        read = map(whole, numbers)
-        packed = array("q", [MISSING if number is None else number for number in read])
-    found = np.frombuffer(packed, dtype=np.int64)
-    found[np.abs(found) >= FURTHEST_NS] = MISSING
-    return found
+        read = ((whole(number), whole(track)) for number, track in zip_longest(numbers, tracks))
+        return array("q", [next((one for one in both if one is not None), MISSING) for both in read])
 
 
-def _numbers(arguments: Sequence[Any], tracks: Sequence[Any] = ()) -> Int64:
-    """Arguments, or in their place the numbers of the events' tracks; -1 where there is neither."""
-    found = _wholes(arguments)
-    if (found == MISSING).any() and tracks:
-        found = np.where(found == MISSING, _wholes(tracks), found)
-    return np.where(found == MISSING, -1, found)
+def _column(numbers: array[int], missing: int = MISSING) -> Int64:
+    """Return the numbers with ``missing`` for those that are beyond reason or MISSING."""
+    found = np.frombuffer(numbers, dtype=np.int64)
+    return np.where((found >= FURTHEST_NS) | (found <= -FURTHEST_NS), missing, found)
 
 
 def _steps(annotated: Iterable[Step], first: int) -> tuple[Step, ...]:

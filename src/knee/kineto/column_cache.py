@@ -20,9 +20,8 @@ import numpy as np
 
 from knee.errors import KneeError
 from knee.kineto.collect import read_columns
-from knee.kineto.cpu_trace import host_columns, of_gpu
 from knee.kineto.decode import Args
-from knee.kineto.event_columns import Counts, LaunchCall, RankTrace, Step
+from knee.kineto.event_columns import Counts, LaunchCall, RankTrace, Step, of_gpu
 from knee.kineto.event_stream import ReportBytes
 
 EDGE_BYTES = 4096
@@ -65,7 +64,11 @@ def cached_columns(path: Path, *, use: bool, report_bytes: ReportBytes | None) -
 
 def _read(path: Path, report_bytes: ReportBytes | None) -> RankTrace:
     trace = read_columns(path, report_bytes=report_bytes)
-    return trace if len(trace) or of_gpu(trace) else host_columns(trace)
+    if len(trace) or of_gpu(trace):
+        return trace
+    from knee.kineto.cpu_trace import host_columns  # traces of GPUs need none of it
+
+    return host_columns(trace)
 
 
 def _read_pipe(path: Path, report_bytes: ReportBytes | None) -> RankTrace:
@@ -76,6 +79,8 @@ def _read_pipe(path: Path, report_bytes: ReportBytes | None) -> RankTrace:
         copy = made / "trace"
         trace = read_columns(path, copy=copy, report_bytes=report_bytes)
         if not len(trace) and not of_gpu(trace):
+            from knee.kineto.cpu_trace import host_columns
+
             trace = replace(host_columns(replace(trace, path=copy)), path=path)
     return trace
 

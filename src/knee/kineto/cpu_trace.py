@@ -16,12 +16,6 @@ from knee.limits import LONGEST_TRACE_NS
 from knee.record.events import COMM_STREAM, COMPUTE_STREAM, DTYPE_BYTES, RankGroup
 
 
-def of_gpu(columns: RankTrace) -> bool:
-    """Whether a trace without kernels is a GPU's all the same: something was launched, or the file ends too early."""
-    named = columns.device_name is not None or "nccl" in str(columns.info.get("backend"))
-    return bool(len(columns.launch_correlation)) or (columns.cut is not None and named)
-
-
 def host_columns(trace: RankTrace) -> RankTrace:
     """Read the file once more, for what a processor did; ``trace`` is what the first reading found."""
     stream = EventStream(path=trace.path, all_args=True)

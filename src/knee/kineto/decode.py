@@ -185,13 +185,26 @@ if msgspec is not None:
         kinds = tuple(_of_category(one, args if role_of(one) in DEVICE_ROLES else None) for one in CATEGORIES)
         return msgspec.json.Decoder(list[Union[kinds]])  # type: ignore[valid-type]  # noqa: UP007
 
-    # without the words of collectives: msgspec compares each key with each field; a collective's name is refused
-    _fields = [("stream", Any, None), ("device", Any, None), ("correlation", Any, None)]
-    _no_name = ("collective", None, msgspec.field(default=None, name=KEYS["collective"]))
-    _plain = _by_category(msgspec.defstruct("_PlainArgs", [*_fields, _no_name], gc=False))
-    _quick = _by_category(_Args)
-    _typed = msgspec.json.Decoder(list[_event(_Args | None)])  # type: ignore[misc]
-    _whole = msgspec.json.Decoder(list[_event(Any)])  # type: ignore[misc]
+    # made when the first file asks for them: most files need one of the four, and making all takes as long as NumPy's
+    # smaller modules take to import
+    @cache
+    def _plain() -> Any:
+        """Without the words of collectives, whose names are refused: msgspec compares each key with each field."""
+        fields = [("stream", Any, None), ("device", Any, None), ("correlation", Any, None)]
+        no_name = ("collective", None, msgspec.field(default=None, name=KEYS["collective"]))
+        return _by_category(msgspec.defstruct("_PlainArgs", [*fields, no_name], gc=False))
+
+    @cache
+    def _quick() -> Any:
+        return _by_category(_Args)
+
+    @cache
+    def _typed() -> Any:
+        return msgspec.json.Decoder(list[_event(_Args | None)])  # type: ignore[misc]
+
+    @cache
+    def _whole() -> Any:
+        return msgspec.json.Decoder(list[_event(Any)])  # type: ignore[misc]
 
 
 class NotJson(Exception):
@@ -211,7 +224,7 @@ class EventDecoder:
         """``text`` is a JSON list of events."""
         for decoder in self.decoders:
             try:
-                events: list[Any] = decoder.decode(text)
+                events: list[Any] = decoder().decode(text)
             except msgspec.ValidationError:  # an event of another category, something that is no event, args no object
                 continue
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

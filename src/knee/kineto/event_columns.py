@@ -104,6 +104,12 @@ class RankTrace(ByValue):
         return len(self.start_ns)
 
 
+def of_gpu(columns: RankTrace) -> bool:
+    """Whether a trace without kernels is a GPU's all the same: something was launched, or the file ends too early."""
+    named = columns.device_name is not None or "nccl" in str(columns.info.get("backend"))
+    return bool(len(columns.launch_correlation)) or (columns.cut is not None and named)
+
+
 def rank_of(path: Path, info: dict[str, Any]) -> int | None:
     """From the trace, or else from its file's name; None where neither says it."""
     rank = whole(info.get("rank"))

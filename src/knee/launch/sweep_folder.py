@@ -46,6 +46,8 @@ class SweepRun:
     gpu_h: float | None = None
     energy_j: float | None = None
     cost_usd: float | None = None
+    failed_s: float | None = None
+    """Estimated wall clock with failures, after which the run starts again; None where it would hardly ever end."""
     tokens: int = 0
     """A step's."""
     refused: str = ""

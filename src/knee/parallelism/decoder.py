@@ -19,7 +19,7 @@ from torch.nn import functional
 from knee.parallelism.context_parallel import causal_attention
 from knee.parallelism.expert_parallel import Here
 from knee.parallelism.experts import MixtureOfExperts, RoutingRules
-from knee.parallelism.fp8 import Fp8Rules, eight_bit_weights, fp8_products
+from knee.parallelism.fp8.linear import Fp8Rules, fp8_products, quantized_weights
 from knee.parallelism.latent_attention import LatentProjections
 from knee.parallelism.layer_functions import linear, rms_norm, rope
 from knee.parallelism.loss import cross_entropy
@@ -29,6 +29,7 @@ from knee.specs.model import Model
 STD = 0.02
 LAST = ("wo", "w2", "shared_w2", "expert_out")
 """Weights whose results are added to the residual stream."""
+BIAS_OF = {"wq": "bq", "wk": "bk", "wv": "bv", "wo": "bo", "w1": "b1", "w3": "b3", "w2": "b2"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,7 @@ class DecoderBlock(nn.Module):
     def __init__(self, model: Model, layer: int, parts: Parts) -> None:
         super().__init__()
         tp, dtype = parts.tp, parts.state_dtype
-        self.head_dim, self.tp, self.attend = model.head_dim, tp, parts.attend
+        self.head_dim, self.tp, self.attend, self.eps = model.head_dim, tp, parts.attend, model.norm_eps
         h, f = model.hidden, model.ffn // tp.size
 
         def weight(*shape: int) -> Any:
@@ -60,6 +61,7 @@ class DecoderBlock(nn.Module):
 
         self.attention_norm, self.mlp_norm = weight(h), weight(h)
         self.latent = self.moe = self.q_norm = self.k_norm = None
+        self.bq = self.bk = self.bv = self.bo = self.b1 = self.b3 = self.b2 = None
         if model.latent_attention is not None:
             value = model.heads * model.latent_attention.value_size // tp.size
             self.latent = LatentProjections(model, tp, parts.attend, pads_values=parts.pads_values, dtype=dtype)
@@ -67,13 +69,19 @@ class DecoderBlock(nn.Module):
         else:
             q, kv = model.q_width // tp.size, model.kv_width // tp.size
             self.wq, self.wk, self.wv, self.wo = weight(q, h), weight(kv, h), weight(kv, h), weight(h, q)
+            if model.qkv_bias:
+                self.bq, self.bk, self.bv = weight(q), weight(kv), weight(kv)
+        if model.attention_output_bias:
+            self.bo = weight(h)
         if model.qk_norm == "head":
             self.q_norm, self.k_norm = weight(self.head_dim), weight(self.head_dim)
         if model.experts is not None and model.experts.has_experts(layer):
             self.moe = MixtureOfExperts(model, tp, parts.exchange, parts.routing, dtype)
         else:
             self.w1, self.w3, self.w2 = weight(f, h), weight(f, h), weight(h, f)
-        self.eight = eight_bit_weights(self, parts.fp8) if parts.fp8 else None
+            if model.mlp_bias:
+                self.b1, self.b3, self.b2 = weight(f), weight(f), weight(h)
+        self.quantized = quantized_weights(self, parts.fp8) if parts.fp8 else None
         self.run: Callable[..., Any] = self.body
         """``body``, or what recomputation and compilation made of it."""
 
@@ -83,10 +91,10 @@ class DecoderBlock(nn.Module):
 
     def body(self, x: Any, cos: Any, sin: Any) -> Any:
         """Attention and MLP, each with a norm before and a residual around it."""
-        y = rms_norm(x, self.attention_norm)
+        y = rms_norm(x, self.attention_norm, self.eps)
         a = self.latent(y, cos, sin) if self.latent is not None else self._attention(y, cos, sin)
         x = x + self._out(a, "wo")
-        y = rms_norm(x, self.mlp_norm)
+        y = rms_norm(x, self.mlp_norm, self.eps)
         if self.moe is not None:
             return x + self.moe(y)
         gate, up = self._into(y, "w1", "w3")
@@ -95,33 +103,39 @@ class DecoderBlock(nn.Module):
     def _into(self, y: Any, *names: str) -> tuple[Any, ...]:
         """Products of a block's input with weights whose rows the tensor-parallel group cuts."""
         group = self._gathers(names)
-        return self._products(y if group else self.tp.enter(y), names, enters=group)
+        out = self._products(y if group else self.tp.enter(y), names, enters=group)
+        return tuple(self._with_bias(x, name) for x, name in zip(out, names, strict=True))
 
     def _out(self, y: Any, name: str) -> Any:
         """The product that ends a block's inner part, summed over the tensor-parallel group."""
         group = self._gathers((name,))
         (out,) = self._products(y, (name,), leaves=group)
-        return out if group else self.tp.leave(out)
+        # a bias is added once, to what is whole
+        return self._with_bias(out if group else self.tp.leave(out), name)
+
+    def _with_bias(self, x: Any, weight: str) -> Any:
+        bias = getattr(self, BIAS_OF[weight])
+        return x if bias is None else x + bias.to(x.dtype)
 
     def _gathers(self, names: tuple[str, ...]) -> Any:
         """The group whose parts of the sequence are gathered in fp8."""
-        in_fp8 = self.eight is not None and self.eight.rules.gathers and self._narrow(names)
+        in_fp8 = self.quantized is not None and self.quantized.rules.gathers and self._in_fp8(names)
         return self.tp.gathers_sequence if in_fp8 else None
 
-    def _narrow(self, names: tuple[str, ...]) -> bool:
-        return self.eight is not None and self.eight.names.issuperset(names)
+    def _in_fp8(self, names: tuple[str, ...]) -> bool:
+        return self.quantized is not None and self.quantized.names.issuperset(names)
 
     def _products(self, x: Any, names: tuple[str, ...], **groups: Any) -> tuple[Any, ...]:
         weights = [getattr(self, name) for name in names]
-        if self.eight is None or not self._narrow(names):
+        if self.quantized is None or not self._in_fp8(names):
             return tuple(linear(x, weight) for weight in weights)
-        narrow = [self.eight.of(name, weight) for name, weight in zip(names, weights, strict=True)]
-        return fp8_products(x, weights, narrow, self.eight.rules.recipe, **groups)
+        quantized = [self.quantized.of(name, weight) for name, weight in zip(names, weights, strict=True)]
+        return fp8_products(x, weights, quantized, self.quantized.rules.recipe, **groups)
 
     def _attention(self, y: Any, cos: Any, sin: Any) -> Any:
         q, k, v = (x.view(*x.shape[:2], -1, self.head_dim) for x in self._into(y, "wq", "wk", "wv"))
         if self.q_norm is not None:
-            q, k = rms_norm(q, self.q_norm), rms_norm(k, self.k_norm)
+            q, k = rms_norm(q, self.q_norm, self.eps), rms_norm(k, self.k_norm, self.eps)
         return self.attend(rope(q, cos, sin), rope(k, cos, sin), v).flatten(2)
 
 
@@ -160,7 +174,7 @@ class Decoder(nn.Module):
             x = block(x, *self.turn)
         if not self.last:
             return x
-        y = self.tp.enter(rms_norm(x, self.norm))
+        y = self.tp.enter(rms_norm(x, self.norm, self.model.norm_eps))
         head = self.embedding if self.model.tied_embeddings else self.output
         return self.loss(linear(y, head), labels, self.tp.vocabulary)
 
@@ -179,7 +193,7 @@ def initial(name: str, shape: list[int], *, layers: int, seed: int, device: Any)
     leaf = name.rsplit(".", 1)[-1]
     if leaf.endswith("norm"):
         return torch.ones(shape, device=device)
-    if leaf.endswith("bias"):
+    if leaf in BIAS_OF.values() or leaf.endswith("bias"):
         return torch.zeros(shape, device=device)
     std = STD / (2 * layers) ** 0.5 if leaf in LAST else STD
     generator = torch.Generator(device).manual_seed((seed << 32) + zlib.crc32(name.encode()))

@@ -27,6 +27,11 @@ class LoadBalancer:
             for layer in self.layers:
                 layer.loss_scale = scale
 
+    def forget(self) -> None:
+        """Forget the tokens of a validation, which balance nothing."""
+        for layer in self.moving:
+            layer.load.zero_()
+
     def after_step(self) -> None:
         """Raise the bias of experts that had fewer tokens than the mean, and lower that of the others.
 

@@ -8,7 +8,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from knee.parallelism.decoder import Decoder
-from knee.parallelism.fp8_shards import ShardedWeight, gathered_in_fp8
+from knee.parallelism.fp8.shards import ShardedWeight, gathered_in_fp8
 from knee.parallelism.mesh import Mesh
 from knee.parallelism.precision import TYPES
 from knee.parallelism.trainer_job import TrainJob
@@ -31,8 +31,8 @@ def shard(decoder: Decoder, job: TrainJob, mesh: Mesh) -> None:
         else:
             fully_shard(experts, mesh=mesh.experts.sharded, reshard_after_forward=reshards, mp_policy=policy)
     for block in decoder.blocks.values():
-        if block.eight is not None and block.eight.rules.gathers:
-            gathered_in_fp8(block, block.eight.names)
+        if block.quantized is not None and block.quantized.rules.gathers:
+            gathered_in_fp8(block, block.quantized.names)
         fully_shard(block, mesh=mesh.sharded, reshard_after_forward=reshards, mp_policy=policy, ignored_params=local)
     fully_shard(decoder, mesh=mesh.sharded, reshard_after_forward=False, mp_policy=policy, ignored_params=local)
     _prefetch(decoder, job.plan.prefetch)

@@ -26,6 +26,7 @@ class LatentProjections(nn.Module):
         latent = model.latent_attention
         assert latent is not None
         self.spec, self.tp, self.attend, self.head_dim = latent, tp, attend, model.head_dim
+        self.eps = model.norm_eps
         self.missing = max(0, self.head_dim - latent.value_size) if pads_values else 0
         heads = model.heads // tp.size
 
@@ -44,9 +45,9 @@ class LatentProjections(nn.Module):
         """Normed activations of this rank's tokens -> its heads' values for the whole sequence, heads joined."""
         spec = self.spec
         narrow, shared_key = linear(y, self.wkv_a).split((spec.kv_rank, spec.rope_size), dim=-1)
-        parts = [rms_norm(narrow, self.kv_a_norm), shared_key]
+        parts = [rms_norm(narrow, self.kv_a_norm, self.eps), shared_key]
         if spec.q_rank:
-            parts.append(rms_norm(linear(y, self.wq_a), self.q_a_norm))
+            parts.append(rms_norm(linear(y, self.wq_a), self.q_a_norm, self.eps))
         narrow, shared_key, *queries = self._enter(parts)
         q = linear(queries[0], self.wq_b) if queries else linear(self.tp.enter(y), self.wq)
         batch, tokens, _ = narrow.shape

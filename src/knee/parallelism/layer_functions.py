@@ -9,17 +9,15 @@ from torch.nn import functional
 
 from knee.specs.model import Model
 
-EPS = 1e-5
 
-
-def linear(x: Any, weight: Any) -> Any:
+def linear(x: Any, weight: Any, bias: Any = None) -> Any:
     """A product in x's type: weights that are kept in another (and that FSDP has not cast) are cast here."""
-    return functional.linear(x, weight.to(x.dtype))
+    return functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
 
-def rms_norm(x: Any, weight: Any) -> Any:
+def rms_norm(x: Any, weight: Any, eps: float) -> Any:
     """torch's own kernel; inside it computes in fp32."""
-    return functional.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), EPS)
+    return functional.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), eps)
 
 
 def rope_table(positions: Any, model: Model, device: Any, dtype: Any) -> tuple[Any, Any]:

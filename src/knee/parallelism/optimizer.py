@@ -26,10 +26,10 @@ class Optimizer:
         """``compiled`` compiles a function; without it torch's fused kernels run."""
         self.mesh, self.clip_norm = mesh, job.clip_norm
         named = [(name, p) for decoder in decoders for name, p in decoder.named_parameters()]
-        self.parameters = [p for _, p in named]
+        self.names, self.parameters = [name for name, _ in named], [p for _, p in named]
         self.locals = [local_part(p).detach() for p in self.parameters]
         leaves = [name.rsplit(".", 1)[-1] for name, _ in named]
-        full = [i for i, x in enumerate(self.locals) if x.numel()]
+        full = self.full = [i for i, x in enumerate(self.locals) if x.numel()]
         self._experts = [i for i in full if leaves[i] in EXPERT_WEIGHTS]
         self._cut = [i for i in full if leaves[i] in CUT_DIM]
         self._whole = [i for i in full if i not in {*self._experts, *self._cut}]
@@ -110,6 +110,21 @@ class FusedAdamW:
 
     def __init__(self, tensors: list[Any], lr: float) -> None:
         self.torch = torch.optim.AdamW(tensors, lr=lr, betas=BETAS, eps=EPS, weight_decay=WEIGHT_DECAY, fused=True)
+        self.tensors = tensors
+
+    def set_lr(self, lr: float) -> None:
+        """The learning rate of the next step."""
+        self.torch.param_groups[0]["lr"] = lr
+
+    def moments(self) -> tuple[list[Any], list[Any], list[Any]]:
+        """First and second moments of each tensor, and counts of steps, made if there was no step yet."""
+        for x in self.tensors:
+            if not self.torch.state[x]:
+                zeros = {name: torch.zeros_like(x) for name in ("exp_avg", "exp_avg_sq")}
+                self.torch.state[x] = {"step": torch.zeros((), device=x.device), **zeros}
+        states = [self.torch.state[x] for x in self.tensors]
+        first, second, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
+        return first, second, steps
 
     def step(self, *, divide_by: Any, skip: Any) -> None:
         """Update with gradients over one number; where ``skip`` is 1, nothing."""
@@ -125,6 +140,14 @@ class CompiledAdamW:
         self.first, self.second = ([torch.zeros_like(x) for x in tensors] for _ in range(2))
         self.steps = torch.zeros((), device=tensors[0].device)
         self._update = compiled(adamw_update)
+
+    def set_lr(self, lr: float) -> None:
+        """The learning rate of the next step."""
+        self.lr = lr
+
+    def moments(self) -> tuple[list[Any], list[Any], list[Any]]:
+        """First and second moments of each tensor, and counts of steps."""
+        return self.first, self.second, [self.steps]
 
     def step(self, *, divide_by: Any, skip: Any) -> None:
         """Update with gradients over one number; where ``skip`` is 1, nothing."""

@@ -20,11 +20,12 @@ class LossScale:
 
     def __init__(self, device: Any) -> None:
         self.value = torch.full((), self.FIRST, device=device)
-        self._good = torch.zeros((), device=device)
+        self.good = torch.zeros((), device=device)
+        """Steps since the last overflow."""
 
     def update(self, overflow: Any) -> None:
         """``overflow`` is 1 where the step was not taken."""
-        self._good = (self._good + 1) * (1 - overflow)
-        grows = (self._good >= self.PATIENCE).float()
-        self._good = self._good * (1 - grows)
+        self.good = (self.good + 1) * (1 - overflow)
+        grows = (self.good >= self.PATIENCE).float()
+        self.good = self.good * (1 - grows)
         self.value = self.value * (1 + grows) * (1 - 0.5 * overflow)

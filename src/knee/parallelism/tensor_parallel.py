@@ -17,6 +17,7 @@ from knee.parallelism.torch_internals import NamedGroup, all_gather, all_reduce,
 
 CUT_DIM = {"wq": 0, "wk": 0, "wv": 0, "wo": 1, "w1": 0, "w3": 0, "w2": 1, "embedding": 0, "output": 0}
 CUT_DIM |= {"wq_b": 0, "wkv_b": 0, "shared_w1": 0, "shared_w3": 0, "shared_w2": 1}
+CUT_DIM |= {"bq": 0, "bk": 0, "bv": 0, "b1": 0, "b3": 0}
 """Which dim of a weight the group cuts, by its name; the others (norms, routers) are whole on every rank."""
 OF_HEADS = ("q_norm", "k_norm")
 """Whole weights of which a rank sees only its heads."""

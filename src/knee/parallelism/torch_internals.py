@@ -155,11 +155,11 @@ def fake_tensors() -> Any:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
-def is_sharded_tensor(kind: type) -> bool:
-    """Whether this is DTensor, whose operations stand for those of its local part."""
-    from torch.distributed.tensor import DTensor
+def stands_for_others(kind: type) -> bool:
+    """Whether operations of tensors of this class stand for those of tensors inside: DTensor, weights in fp8."""
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 
-    return issubclass(kind, DTensor)
+    return bool(is_traceable_wrapper_subclass_type(kind))
 
 
 def is_counted_product(func: Any) -> bool:

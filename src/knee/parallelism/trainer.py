@@ -18,11 +18,13 @@ from knee.parallelism.decoder import Decoder, Parts, full_shape, initial
 from knee.parallelism.expert_balance import LoadBalancer
 from knee.parallelism.expert_parallel import Here, TokenExchange
 from knee.parallelism.experts import EXPERT_WEIGHTS, RoutingRules, expert_part, expert_shape
-from knee.parallelism.fp8 import Fp8Rules, cast_weights, eight
-from knee.parallelism.fp8_copies import narrowed
-from knee.parallelism.fp8_shards import cast_shards
+from knee.parallelism.forward_only import forward_only
+from knee.parallelism.fp8.casts import cast_to_fp8
+from knee.parallelism.fp8.linear import Fp8Rules, cast_weights, quantize_each
+from knee.parallelism.fp8.shards import cast_shards
 from knee.parallelism.fsdp import before_microbatch, local_part, place, shard, shards_in_fp8
 from knee.parallelism.layer_functions import rope_table
+from knee.parallelism.learning_rate import learning_rate
 from knee.parallelism.mesh import Mesh, chunks_here
 from knee.parallelism.optimizer import Optimizer
 from knee.parallelism.precision import TYPES, LossScale
@@ -55,6 +57,8 @@ class Trainer:
 
     def __init__(self, job: TrainJob, mesh: Mesh) -> None:
         self.job, self.mesh = job, mesh
+        self.steps_done = 0
+        """Optimizer steps since the first weights, those before a resumption included."""
         self.decoders = [_decoder(job, mesh, layers) for _, layers in chunks_here(job, mesh)]
         self.scale = LossScale(mesh.device) if job.dtype == "fp16" else None
         self.optimizer = Optimizer(self.decoders, job, mesh, compiled if job.compile else None)
@@ -66,8 +70,8 @@ class Trainer:
         self.balancer = LoadBalancer(self.decoders, job, mesh)
         self.pipeline = self._pipeline() if job.plan.pp > 1 else None
         self._fp8, self._shards = _fp8_rules(job, mesh), shards_in_fp8(self.decoders)
-        self._eight, self._narrowed = (compiled(f) if job.compile else f for f in (eight, narrowed))
-        self._cast_weights()
+        self._quantize, self._cast = (compiled(f) if job.compile else f for f in (quantize_each, cast_to_fp8))
+        self.cast_weights()
         self._here = positions(job.seq_len, mesh.group("cp")).to(mesh.device) if job.plan.cp > 1 else None
 
     def step(self, tokens: Any) -> StepResult:
@@ -81,26 +85,42 @@ class Trainer:
             self.replicas.finish()
         scale = self.scale.value if self.scale else torch.ones((), device=self.mesh.device)
         self.optimizer.take_gradients()
+        self.optimizer.adamw.set_lr(learning_rate(self.job, self.steps_done))
         plan = self.job.plan
         norm, loss = self.optimizer.norm_and(loss / (scale * plan.dp * plan.cp * plan.tp))
         overflow = self.optimizer.step(norm, scale)
-        self._cast_weights()
+        self.cast_weights()
         self.balancer.after_step()
         if self.scale:
             self.scale.update(overflow)
         self.optimizer.clear()
+        self.steps_done += 1
         return StepResult(loss_tensor=loss, norm_tensor=norm / scale)
 
-    def _cast_weights(self) -> None:
-        """Make the fp8 copies that all microbatches of the next step read or gather."""
+    def cast_weights(self) -> None:
+        """Make the fp8 copies that all microbatches of the next step read or gather; whenever weights have changed."""
         if self._fp8 is None:
             return
         with torch.no_grad():
             if self._shards:
-                cast_shards(self._shards, self.mesh.sharded.get_group(self.mesh.sharded.ndim - 1), self._narrowed)
+                cast_shards(self._shards, self.mesh.sharded.get_group(self.mesh.sharded.ndim - 1), self._cast)
             elif self._fp8.kept:
                 blocks = (block for decoder in self.decoders for block in decoder.blocks.values())
-                cast_weights(blocks, self._fp8, self._eight)
+                cast_weights(blocks, self._fp8, self._quantize)
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def evaluate(self, tokens: Any) -> Any:
+        """The mean loss of a global batch, equal on every rank. ``tokens`` are as in ``step``; nothing is learned."""
+        tokens = tokens.to(self.mesh.device, non_blocking=True)
+        inputs, target = self._cut(tokens[:, :-1]), self._cut(tokens[:, 1:])
+        with _attention(self.job):
+            loss = forward_only(self.decoders, self.job, self.mesh, inputs, target)
+        self.balancer.forget()
+        plan = self.job.plan
+        loss = loss.float() / (self.job.microbatches * plan.dp * plan.cp * plan.tp)
+        if self.mesh.world > 1:
+            torch.distributed.all_reduce(loss)
+        return loss
 
     def _pipeline(self) -> Any:
         from knee.parallelism.pipeline_parallel import Pipeline  # torch's takes most of a second to import
@@ -186,7 +206,7 @@ def _decoder(job: TrainJob, mesh: Mesh, layers: range) -> Decoder:
 def _fp8_rules(job: TrainJob, mesh: Mesh) -> Fp8Rules | None:
     if job.plan.precision != "fp8":
         return None
-    return Fp8Rules(recipe=job.fp8_recipe, smallest=job.fp8_smallest, kept=mesh.sharded is None)
+    return Fp8Rules(recipe=job.plan.fp8_recipe, smallest=job.fp8_smallest, kept=mesh.sharded is None)
 
 
 def _set_weights(decoder: Decoder, job: TrainJob, mesh: Mesh) -> None:

@@ -9,25 +9,27 @@ from typing import Any, Literal, get_args
 
 from knee.errors import SpecError, argument, out_of_range
 from knee.specs.choices import Device
-from knee.specs.defaults import LEARNING_RATE, TIMEOUT_S
+from knee.specs.defaults import FP8_SMALLEST, LEARNING_RATE, TIMEOUT_S
 from knee.specs.model import Experts, LatentAttention, Model
 from knee.specs.model.departures import departures
-from knee.specs.plan import Plan
-from knee.specs.split_rules import (
+from knee.specs.model.split_rules import (
     check_divided,
     check_experts,
     check_fills,
-    check_interleaved,
+    check_microbatches,
     check_reduce_dtype,
     check_sequence,
     check_stages,
     splits_tokens,
 )
+from knee.specs.plan import Plan
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 AttentionChoice = Literal["auto", "flash", "cudnn", "math"]
-Fp8Recipe = Literal["tensorwise", "rowwise"]
 Routing = Literal["learned", "balanced"]
+LrSchedule = Literal["constant", "linear", "cosine", "wsd"]
+AUTO = "auto"
+"""Resume from the newest checkpoint of the run's own folder, if there is one."""
 
 MOST_STEPS = 10**9
 """More than anybody trains; what is beyond it no longer multiplies with a time."""
@@ -58,11 +60,21 @@ class TrainJob:
     compile: bool = False
     """torch.compile of every block and of the loss."""
     attention: AttentionChoice = "auto"
-    fp8_recipe: Fp8Recipe = "tensorwise"
-    """Where the plan's precision is fp8: one scale for a tensor, or one for every row that a product sums over."""
-    fp8_smallest: int = 1024
-    """Weights that are narrower in either direction keep 16-bit products: casts would cost more than they gain."""
+    fp8_smallest: int = FP8_SMALLEST
+    """With fp8, weights that are narrower in either direction keep 16-bit products: casts would cost more than they
+    gain."""
+    deterministic: bool = False
+    """The same seed gives the same losses, bit by bit, on the same devices."""
     lr: float = LEARNING_RATE
+    """Highest learning rate."""
+    lr_schedule: LrSchedule = "constant"
+    """How the learning rate falls after its warm-up."""
+    lr_warmup: int = 0
+    """First steps in which the learning rate rises."""
+    lr_min_frac: float = 0.0
+    """Learning rate at the end of a schedule, over the highest."""
+    lr_decay_frac: float = 0.2
+    """Share of the steps after the warm-up in which the schedule wsd falls."""
     clip_norm: float = 1.0
     """Largest norm of the gradient; 0 does not clip (the norm is reported all the same)."""
     routing: Routing = "learned"
@@ -77,6 +89,22 @@ class TrainJob:
     """Steps after the last reported one that run under the profiler."""
     data: dict[str, Any] = field(default_factory=dict)
     """Where tokens come from; empty is synthetic tokens."""
+    valid_data: dict[str, Any] = field(default_factory=dict)
+    """Where held-out tokens come from; empty is synthetic tokens of another seed."""
+    valid_every: int = 0
+    """Steps between computations of the validation loss; 0 computes none."""
+    valid_batches: int = 10
+    """Global batches of held-out data for one validation loss."""
+    weights: str = ""
+    """Folder of the first weights: Hugging Face safetensors or a checkpoint; empty draws them from the seed."""
+    checkpoint_every: int = 0
+    """Steps between checkpoints, which are also written after the last step; 0 writes none."""
+    keep: int = 2
+    """Newest checkpoints that are kept; 0 keeps all."""
+    resume: str = ""
+    """Checkpoint to go on from, or "auto"; empty starts anew."""
+    log_to: tuple[str, ...] = ()
+    """Programs that are told the metrics of steps: tensorboard, wandb."""
     out: str = ""
     """Folder of the records; empty writes none."""
     timeout_s: float = TIMEOUT_S
@@ -111,12 +139,13 @@ class TrainJob:
         plain = asdict(self)
         for name in ("placement", "recompute_modules"):
             plain["plan"][name] = list(getattr(self.plan, name))
-        return plain
+        return plain | {"log_to": list(self.log_to)}
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> TrainJob:
         """A job from plain data; unknown and missing keys are refused by name."""
         rest = {k: v for k, v in plain.items() if k not in ("model", "plan")}
+        rest |= {"log_to": tuple(rest.get("log_to", ()))}
         model_of = dict(plain.get("model", {}))
         for name, kind in (("experts", Experts), ("latent_attention", LatentAttention)):
             if model_of.get(name) is not None:
@@ -136,12 +165,19 @@ class TrainJob:
         for name in ("steps", "trace_steps"):
             if getattr(self, name) > MOST_STEPS:
                 raise out_of_range(name, getattr(self, name), f"it must be at most {MOST_STEPS:,}")
-        for name in ("lr", "clip_norm", "capacity_factor", "balance_loss", "balance_rate", "trace_steps", "seed"):
+        whole = ("trace_steps", "seed", "lr_warmup", "valid_every", "checkpoint_every", "keep")
+        for name in ("lr", "clip_norm", "capacity_factor", "balance_loss", "balance_rate", *whole):
             if getattr(self, name) < 0:
                 raise out_of_range(name, getattr(self, name), "it cannot be negative")
         for name in ("lr", "clip_norm", "capacity_factor", "balance_loss", "balance_rate"):
             if not math.isfinite(getattr(self, name)):
                 raise out_of_range(name, getattr(self, name), "it must be a finite number")
+        if not 0 <= self.lr_min_frac <= 1:
+            raise out_of_range("lr_min_frac", f"{self.lr_min_frac:g}", "it must be between 0 and 1")
+        if not 0 < self.lr_decay_frac <= 1:
+            raise out_of_range("lr_decay_frac", f"{self.lr_decay_frac:g}", "it must be more than 0 and at most 1")
+        if self.valid_every and self.valid_batches < 1:
+            raise out_of_range("valid_batches", self.valid_batches, "it must be at least 1")
         if self.seed >= 1 << 31:
             raise out_of_range("seed", self.seed, f"it must be less than {1 << 31:,}")
         if not 0 < self.timeout_s <= LONGEST_TIMEOUT_S:
@@ -154,13 +190,8 @@ class TrainJob:
                 code="contradiction",
                 field="warmup",
             )
-        for name, known in (
-            ("device", Device),
-            ("dtype", Dtype),
-            ("attention", AttentionChoice),
-            ("fp8_recipe", Fp8Recipe),
-            ("routing", Routing),
-        ):
+        choices = {"device": Device, "dtype": Dtype, "attention": AttentionChoice, "routing": Routing}
+        for name, known in (choices | {"lr_schedule": LrSchedule}).items():
             if getattr(self, name) not in get_args(known):
                 text = f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(get_args(known))}"
                 raise SpecError(text, code="unknown-choice", field=name)
@@ -168,7 +199,10 @@ class TrainJob:
     def _check_trainable(self) -> None:
         model, plan = self.model, self.plan
         other = departures(model, self.seq_len)
-        trained = ("experts", "latent_attention", *(["qk_norm"] if model.qk_norm == "head" else []))
+        trained = {"experts", "latent_attention", "attention_output_bias"}
+        trained |= {"qk_norm"} if model.qk_norm == "head" else set()
+        trained |= {"qkv_bias"} if model.latent_attention is None else set()
+        trained |= {"mlp_bias"} if model.experts is None else set()
         other = {name: shown for name, shown in other.items() if name not in trained}
         if model.mtp_layers:
             raise _not_trained(
@@ -180,7 +214,7 @@ class TrainJob:
             raise _not_trained(
                 f"model.{next(iter(other))}",
                 f"{model.name} has {', '.join(other.values())}: the trainer trains Llama decoders (swiglu, rmsnorm, "
-                "rope, no biases, no windows), also with experts, latent attention or norms of heads",
+                "rope, no windows), also with biases of linear layers, experts, latent attention or norms of heads",
                 "simulate it, or train a Llama model of its size",
             )
         if self.device == "cpu" and self.attention in ("flash", "cudnn"):
@@ -203,6 +237,9 @@ class TrainJob:
         if plan.recompute == "ops":
             text, hint = "recompute ops can be simulated but not trained", f"use {argument('recompute')} blocks or full"
             raise _not_trained("plan.recompute", text, hint)
+        if plan.schedule == "dualpipe" and plan.pp > 1:
+            text = "dualpipe can be simulated but not trained: torch's pipelines have one copy of each stage"
+            raise _not_trained("plan.schedule", text, f"use {argument('schedule')} zero_bubble or 1f1b")
         if plan.schedule == "zero_bubble" and plan.pp > 1 and plan.recompute in ("blocks", "full"):
             raise _not_trained(
                 "plan.schedule",
@@ -216,6 +253,9 @@ class TrainJob:
                 f"replicas that synchronize every {plan.sync_every:,} steps can be simulated but not trained",
                 f"leave {argument('sync_every')} out; the replicas then reduce gradients in every step",
             )
+        if plan.collectives != "flat":
+            text = "hierarchical collectives can be simulated but not trained"
+            raise _not_trained("plan.collectives", text, f"leave {argument('collectives')} out")
         if plan.cp > 1 and plan.cp_method == "ring":
             text, hint = "ring attention can be simulated but not trained", f"use {argument('cp_method')} allgather"
             raise _not_trained("plan.cp_method", text, hint)
@@ -306,7 +346,13 @@ class TrainJob:
                 code="does-not-divide",
                 field="global_batch",
             )
-        check_interleaved(plan, self.microbatches)
+        check_microbatches(plan, self.microbatches)
+
+
+def activation_dtype(precision: str, device: str) -> Dtype:
+    """What products read and write under a plan: fp8 ones read bf16, and CPUs compute in fp32."""
+    kinds: dict[str, Dtype] = {"fp16": "fp16"}
+    return "fp32" if device == "cpu" else kinds.get(precision, "bf16")
 
 
 def _not_trained(field: str, text: str, hint: str) -> SpecError:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from knee.figures.budget_charts import budget_figures
 from knee.figures.figure import Figure
+from knee.report.failure_section import failure_section
 from knee.report.page import Chart, Key, Page, Section, chart_of, render_page
 from knee.report.tables import Table, record_table
 from knee.units import amount, counted, short
@@ -15,8 +16,8 @@ Data = Mapping[str, Any]
 SIDES = ("what", "with communication", "counting FLOP", "what that really reaches")
 
 
-def budget_page(data: Data, *, command: str = "") -> str:
-    """One HTML file of ``knee budget --json``'s data."""
+def budget_page(data: Data, *, command: str = "", month: Sequence[Data] = ()) -> str:
+    """One HTML file of ``knee budget --json``'s data; ``month`` has the spans of a month of the best run."""
     best, lost = data["best"], data["flop_counting"]["lost"]
     figures = {figure.id: figure for figure in budget_figures(data)}
     keys = [
@@ -39,6 +40,8 @@ def budget_page(data: Data, *, command: str = "") -> str:
             "they are worth.",
         ),
     ]
+    if month:
+        sections.append(failure_section(best["with_failures"], month))
     frontiers = _charts(figures, *(name for name in figures if name.startswith("frontier")))
     if frontiers:
         sections.append(

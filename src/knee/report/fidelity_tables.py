@@ -27,6 +27,7 @@ COLUMNS = {
 }
 """Heading and kind of each."""
 IN_SUMMARY = ("source", "gpus", "runs", "unseen_frac", "unseen_p90_frac", "median_frac", "p90_frac")
+OF_EXPERTS = "Published runs of mixtures of experts"
 NOT_READ = Cell(text="not read", style="number", known=False)
 
 
@@ -51,11 +52,13 @@ def _worst(found: CarriedFidelity) -> int:
     return max(range(len(found.sources)), key=lambda i: found.sources[i].unseen_frac or 0.0)
 
 
-def fidelity_table(found: CarriedFidelity, names: Sequence[str] = tuple(COLUMNS)) -> Table:
+def fidelity_table(
+    found: CarriedFidelity, names: Sequence[str] = tuple(COLUMNS), what: str = "Published runs"
+) -> Table:
     """A row for each source; the worst is marked."""
     worst = _worst(found)
     return kind_table(
-        "Published runs against predictions; the worst source is marked",
+        f"{what} against predictions; the worst source is marked",
         dict(COLUMNS[name] for name in names),
         [[_value(source, name, i == worst) for name in names] for i, source in enumerate(found.sources)],
         marked=worst,
@@ -69,18 +72,18 @@ def _value(source: SourceFidelity, name: str, worst: bool) -> object:
     return NOT_READ if name == "memory_median_frac" and value is None else value
 
 
-def fidelity_tables(found: CarriedFidelity) -> list[Table]:
+def fidelity_tables(found: CarriedFidelity, experts: CarriedFidelity) -> list[Table]:
     """Runs, bandwidths, and where they were published."""
     links = [
         {"collective": name, **asdict(r)}
         for name, r in (("all-reduce", found.all_reduce), ("all-gather", found.all_gather))
         if r is not None
     ]
-    tables = [fidelity_table(found)]
+    tables = [fidelity_table(found), fidelity_table(experts, what=OF_EXPERTS)]
     if links:
         tables.append(record_table("Bus bandwidth on idle links, messages of 16 MiB and up", tuple(links[0]), links))
     kinds = dict.fromkeys(("source", "software", "published in", "form chosen by looking at it"), "words")
-    references = [(s.source, s.stacks, s.reference, s.form_from or "") for s in found.sources]
+    references = [(s.source, s.stacks, s.reference, s.form_from or "") for one in (found, experts) for s in one.sources]
     return [*tables, kind_table("Where the runs were published", kinds, references)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from knee.report.failure_section import failure_section
 from knee.report.page import Key, Page, Section, render_page
 from knee.report.tables import Table, record_table
 from knee.single import ASSUMPTIONS
@@ -14,8 +15,9 @@ Data = Mapping[str, Any]
 RANKING = ("rank", "tokens/s", "per GPU", "MFU", "exposed", "bubble", "free memory", "W/GPU", "tokens/J", "USD/Mtoken")
 
 
-def plan_page(data: Data, words: Mapping[int, str], *, command: str = "") -> str:
-    """One HTML file of ``knee plan --json``'s data; ``words`` is each ranked plan in words."""
+def plan_page(data: Data, words: Mapping[int, str], *, command: str = "", month: Sequence[Data] = ()) -> str:
+    """One HTML file of ``knee plan --json``'s data; ``words`` is each ranked plan in words, ``month`` the spans of a
+    month of the run."""
     best, counts, run = data["recommended"], data["counts"], data.get("training")
     keys = [
         Key(value=precise(best["tokens_per_s"]), says="tokens/s with the recommended plan"),
@@ -40,6 +42,8 @@ def plan_page(data: Data, words: Mapping[int, str], *, command: str = "") -> str
         ),
     ]
     if run is not None:
+        if month:
+            sections.insert(0, failure_section(run["with_failures"], month))
         sections.insert(0, Section(id="training", title="The whole run", says=TRAINING, blocks=(_training(run),)))
     page = Page(
         title="The best parallel plan",
@@ -59,7 +63,7 @@ def plan_page(data: Data, words: Mapping[int, str], *, command: str = "") -> str
     return render_page(page)
 
 
-TRAINING = "GPUs, hosts, network and the site's cooling and power supply; checkpoints and failures are left out."
+TRAINING = "GPUs, hosts, network and the site's cooling and power supply, without checkpoints and failures."
 
 
 def _ranking(plans: Sequence[Data], words: Mapping[int, str]) -> Table:

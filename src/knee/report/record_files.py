@@ -166,7 +166,7 @@ def rows_of(found: Sequence[FoundRecord], by: str | None = None) -> list[dict[st
                 field="by",
             )
         return _ordered([row | {"series": str(row.get(by) if row.get(by) is not None else "unknown")} for row in rows])
-    told = ("model", "cluster", "profile", "seq_len", "precision", "cp_method", "sync_every", "set")
+    told = ("model", "cluster", "profile", "seq_len", "precision", "fp8_recipe", "cp_method", "sync_every", "set")
     apart = [name for name in told if len({row.get(name) for row in rows}) > 1]
     apart += [name for name in ("micro_batch", "schedule", "virtual_stages") if _tells(rows, name)]
     if len({row.get("global_batch") for row in rows}) > 1 and len({row.get("local_batch") for row in rows}) > 1:
@@ -215,6 +215,7 @@ SHARDING_NAMES = SHARDING_FAMILIES | {"hsdp": "hsdp"}
 """As a series names them: one with replicas is told from one without."""
 NAMED = {
     "precision": "",
+    "fp8_recipe": "",
     "cp_method": "",
     "sync_every": "exchange every",
     "schedule": "",

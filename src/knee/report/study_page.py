@@ -14,7 +14,14 @@ from knee.figures.vega import Spec, to_svg
 from knee.files import make_folder, write_text
 from knee.report.claim_evidence import baseline_sentence, chance, chance_words, flip_table
 from knee.report.claim_tables import MARKS, anchor, claims_sentence, of_role, tally_table
-from knee.report.fidelity_tables import IN_SUMMARY, fidelity_sentence, fidelity_table, fidelity_tables, scale_chart
+from knee.report.fidelity_tables import (
+    IN_SUMMARY,
+    OF_EXPERTS,
+    fidelity_sentence,
+    fidelity_table,
+    fidelity_tables,
+    scale_chart,
+)
 from knee.report.html import render
 from knee.report.ladder_section import ladder_section
 from knee.report.page import Chart, chart_of
@@ -29,7 +36,7 @@ from knee.single import ASSUMPTIONS
 from knee.studies.claims import Tally, Verdict
 from knee.studies.run_study import Ran
 from knee.studies.study_file import uncounted
-from knee.validation.carried_set import CarriedFidelity
+from knee.validation.carried_set import CarriedFidelity, recorded_moe_fidelity
 
 TRUST = {
     "validated": "published runs like every one of these exist, and knee was held against them",
@@ -126,17 +133,18 @@ def write_page(ran: Sequence[Ran], fidelity: CarriedFidelity, out: Path, *, comm
     """The page and every figure as files of its own; the page's path."""
     folder, pictures = make_folder(out / "figures"), SvgCache(out / DRAWN)
     files = [named for one in ran for named in figure_files(one)]
-    specs = [spec for _, spec in files] + [f.spec for one in ran for f in figures(one) if f.spec is not None]
+    on_page = [f.spec for one in ran for f in figures(one) if f.spec is not None]
     with contextlib.ExitStack() as beside:
-        if sum(not pictures.has(spec) for spec in specs) >= MANY:
-            asked = {"folder": str(out / DRAWN), "specs": specs}
+        if sum(not pictures.has(spec) for spec in (*on_page, *(spec for _, spec in files))) >= MANY:
+            asked = {"kept": str(out / DRAWN), "on_page": on_page, "folder": str(folder), "files": files}
             beside.enter_context(second_process("knee.report.draw_from_the_end", asked))
+        # first the page, which has more to do than to draw; the second process begins with the files
+        drawn = [drawn_of(one, pictures=pictures) for one in ran]
+        tables = [name for name in FILES if (out / name).exists()]
+        page = study_page(ran, fidelity, command=command, beside=tables, drawn=drawn, draw=pictures.svg)
+        write_text(out / "index.html", page)
         for name, spec in files:
             write_picture(folder / name, spec, pictures.svg(spec))
-        drawn = [drawn_of(one, pictures=pictures) for one in ran]
-    tables = [name for name in FILES if (out / name).exists()]
-    page = study_page(ran, fidelity, command=command, beside=tables, drawn=drawn, draw=pictures.svg)
-    write_text(out / "index.html", page)
     pictures.remove_unused()
     return out / "index.html"
 
@@ -156,6 +164,7 @@ def study_page(
     verdicts = [v for one in ran for v in one.verdicts]
     parts = {kind: [one for one in drawn if one.ran.study.kind == kind] for kind in ("paper", "beyond")}
     alone = ran[0].study if len(ran) == 1 else None
+    experts = recorded_moe_fidelity()
     return render(
         "study.html",
         title=alone.title if alone else "How far does training scale?",
@@ -172,7 +181,11 @@ def study_page(
         fidelity={
             "sentence": fidelity_sentence(fidelity),
             "summary": fidelity_table(fidelity, IN_SUMMARY),
-            "tables": fidelity_tables(fidelity),
+            "experts": {
+                "sentence": fidelity_sentence(experts),
+                "summary": fidelity_table(experts, IN_SUMMARY, OF_EXPERTS),
+            },
+            "tables": fidelity_tables(fidelity, experts),
             "chart": scale_chart(draw),
         },
         trust=TRUST,

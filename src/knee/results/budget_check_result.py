@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from knee.budgets.published_budgets import WITHIN_FRAC, PublishedTraining, worst_of
 from knee.record.plan_words import plan_words
+from knee.reliability.published_interruptions import InterruptedRun
 from knee.results.result import Result
 
 FIELDS = (
@@ -20,6 +21,9 @@ FIELDS = (
     "flop",
     "predicted_flop",
     "error_frac",
+    "goodput_frac",
+    "failed_gpu_hours",
+    "failed_error_frac",
     "plan",
     "assumed",
     "source",
@@ -31,6 +35,8 @@ class BudgetCheck(Result):
     """Published and predicted costs, each with the best plan that knee finds."""
 
     runs: tuple[PublishedTraining, ...]
+    interrupted: tuple[InterruptedRun, ...] = ()
+    """Published interruptions beside those that the default failure rates predict."""
 
     @property
     def sentence(self) -> str:
@@ -46,7 +52,9 @@ class BudgetCheck(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as ``knee budget --check --json`` prints it."""
-        return {"kind": "budget_check", "runs": self.rows(), "within_frac": WITHIN_FRAC, "sentence": self.sentence}
+        return {"kind": "budget_check", "runs": self.rows(), "within_frac": WITHIN_FRAC, "sentence": self.sentence} | {
+            "interrupted": [asdict(run) | {"agrees": run.agrees} for run in self.interrupted]
+        }
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per run."""

@@ -9,17 +9,21 @@ from typing import Any
 import numpy as np
 
 from knee.arrays import ByValue
-from knee.budgets.budget_search import HOUR_S, J_PER_MWH, BudgetLimits, BudgetRun, Problem
+from knee.budgets.budget_run import HOUR_S, J_PER_MWH, BudgetLimits, BudgetRun
+from knee.budgets.budget_search import Problem
 from knee.budgets.equal_loss import EVEN_LOSS
 from knee.budgets.flop_counting import FlopChoice
 from knee.budgets.frontier import KNEE_WORDS, Bands, Frontier, IsoLoss, Lost, Marginal
 from knee.budgets.model_family import STEPS_PER_DOUBLING
+from knee.budgets.rare_exchange import RareExchange, rare_exchange
 from knee.budgets.scaling_laws import BAND_FRAC, FLOP_PER_PARAM_TOKEN
 from knee.budgets.training_cost import DAY_S
 from knee.energy.carbon import CarbonGrid
 from knee.errors import InputError, argument
 from knee.inputs.argument_types import checked_arguments
 from knee.record.plan_words import plan_words
+from knee.reliability.drawn_month import month_of_job
+from knee.reliability.whole_run import run_with_failures
 from knee.results.budget_words import assumptions, frontier_words, sentences
 from knee.results.result import Result, flat
 from knee.specs.catalog import Source
@@ -60,6 +64,8 @@ class Budget(ByValue, Result):
     price: Source | None
     """Where the price comes from; None where there is none."""
     pue: Source
+    sync_every: int = 1
+    """Steps between exchanges of replicas that are weighed beside the best run; 1 weighs none."""
 
     @property
     def extrapolated(self) -> list[str]:
@@ -124,9 +130,16 @@ class Budget(ByValue, Result):
         peak = self.problem.rates.cluster.gpu.peak_flop_per_s(run.rate.plan.precision)
         return FLOP_PER_PARAM_TOKEN * run.counted * run.rate.tokens_per_s / (run.gpus * peak)
 
+    def rare_exchange(self) -> RareExchange | None:
+        """The best run with replicas that exchange only every ``sync_every`` steps; None if that is not asked."""
+        if self.sync_every == 1:
+            return None
+        return rare_exchange(self.problem, self.limits, self.best, self.sync_every)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as ``knee budget --json`` prints it."""
-        return as_data(self)
+        rare = self.rare_exchange()
+        return as_data(self) | ({} if rare is None else {"rare_exchange": asdict(rare)})
 
     def rows(self) -> list[dict[str, Any]]:
         """The best run at every GPU count."""
@@ -158,7 +171,9 @@ class Budget(ByValue, Result):
         from knee.files import write_text
         from knee.report.budget_page import budget_page
 
-        write_text(Path(out), budget_page(self.to_dict(), command=command))
+        best, cluster = self.best, self.problem.rates.cluster
+        month = month_of_job(best.model, cluster, best.gpus, best.batch_tokens / best.rate.tokens_per_s)
+        write_text(Path(out), budget_page(self.to_dict(), command=command, month=month))
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------
@@ -199,6 +214,7 @@ def as_data(answer: Budget) -> dict[str, Any]:
             "even_params": answer.even,
             "even_loss": EVEN_LOSS,
             "trust": answer.trust.as_json(),
+            "with_failures": best_with_failures(answer),
             "bands": asdict(answer.bands)
             | {"law_covers_frac": BAND_FRAC, "engine_covers_frac": answer.trust.covered_frac},
         },
@@ -286,6 +302,13 @@ def run_data(answer: Budget, run: BudgetRun) -> dict[str, Any]:
         "plan": asdict(rate.plan),
         "plan_words": plan_words(rate.plan),
     }
+
+
+def best_with_failures(answer: Budget) -> dict[str, Any]:
+    """The best run on the same tokens, with failures and restarts."""
+    best, cluster = answer.best, answer.problem.rates.cluster
+    step_s = best.batch_tokens / best.rate.tokens_per_s
+    return run_with_failures(best.model, cluster, best.gpus, best.time_s, step_s=step_s, cost_usd=best.cost_usd)
 
 
 def frontier_data(answer: Budget, one: Frontier) -> dict[str, Any]:

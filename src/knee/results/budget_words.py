@@ -14,7 +14,7 @@ from knee.units import amount, counted, short
 from knee.workload.parameters import parameter_count
 
 if TYPE_CHECKING:
-    from knee.budgets.budget_search import BudgetLimits, BudgetRun
+    from knee.budgets.budget_run import BudgetLimits, BudgetRun
     from knee.results.budget_result import Budget
 
 LIMIT_WORDS = {
@@ -222,7 +222,8 @@ def assumptions(answer: Budget) -> list[str]:
         f"the models are of the family {problem.family.name}{_ladder_words(answer)}: {problem.family.source}",
         f"the search tried a reduced set of {problem.rates.plans:,} plans; `knee plan` searches all plans of one "
         "model and GPU count",
-        "no token is repeated, learning rates are tuned, and no time is lost to failures and restarts",
+        "no token is repeated, and learning rates are tuned",
+        "days and dollars of runs leave out failures and restarts; with_failures has the same tokens with them",
         *_site_lines(answer),
         *ASSUMPTIONS,
     ]

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from knee.errors import InputError
-from knee.results.entry_toml import entry_toml
 from knee.results.result import Result
 from knee.specs.building.check import Mistake, build, raise_mistakes
 from knee.specs.catalog import KINDS, ROOT, Kind, Leaf, Tree, did_you_mean, is_path, read_toml
 from knee.specs.constants import constant, constant_rows
 from knee.specs.load import describe, read_tree
 from knee.specs.user_files.data_sheets import complete, kind_of_file
+from knee.specs.user_files.entry_toml import entry_toml
 from knee.workload.parameters import active_parameter_count, mtp_parameter_count, parameter_count
 
 CONSTANTS = "constants"

@@ -9,11 +9,11 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
 from knee.launch.site import Site
-from knee.results.field_words import default_of, descriptions, unit_words
 from knee.specs.catalog import KINDS, SOURCE_KINDS
 from knee.specs.fields import SPECS, unit_of
 from knee.specs.hardware import Fabric, Gpu, NodeNics
 from knee.specs.user_files.data_sheets import NEEDED
+from knee.specs.user_files.field_words import default_of, descriptions, unit_words
 from knee.studies.study_file import Study
 
 FileKind = Literal["cluster", "gpu", "model", "profile", "study", "site"]

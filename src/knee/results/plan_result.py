@@ -14,6 +14,7 @@ from knee.budgets.training_cost import TrainingQuestion
 from knee.errors import InputError
 from knee.inputs.argument_types import checked_arguments
 from knee.record.plan_words import plan_words
+from knee.reliability.drawn_month import month_of_job
 from knee.results.result import Result, flat
 from knee.search.pareto_front import pareto
 from knee.search.plain_fsdp import Baseline, baseline, why
@@ -151,7 +152,8 @@ class PlanSearch(Result):
         """The cost of training on the tokens with this plan; the range is that of the recommended plan."""
         if self.whole_run is None:
             return None
-        return self.whole_run.answer(plan, self.found.cluster, self.found.space.gpus, self.trust.band)
+        space = self.found.space
+        return self.whole_run.answer(plan, space.model, self.found.cluster, space.gpus, self.trust.band)
 
     def ranked(self, row: int) -> RankedPlan:
         """The plan of a row of the search, counted from 0."""
@@ -225,7 +227,9 @@ class PlanSearch(Result):
 
         every = (*self.plans, *self.front, self.best)
         words = {plan.rank: plan_words(plan.plan) for plan in every if plan.rank is not None}
-        write_text(Path(path), plan_page(self.to_dict(), words, command=command))
+        job = self.job
+        month = month_of_job(job.model, job.cluster, job.gpus, self.best.step_s) if self.whole_run else []
+        write_text(Path(path), plan_page(self.to_dict(), words, command=command, month=month))
 
     @checked_arguments
     def export(self, to: str) -> str:

@@ -72,6 +72,7 @@ def _plan_arguments(plan: Plan) -> str:
         "recompute",
         "recompute_frac",
         "precision",
+        "fp8_recipe",
         "sync_every",
     )
     changed = [name for name in names if getattr(plan, name) != getattr(plain, name)]

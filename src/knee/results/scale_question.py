@@ -17,9 +17,9 @@ from knee.specs import Job
 from knee.specs.choices import Objective
 from knee.specs.load import make_job, split_overrides
 from knee.specs.make import global_batch_of
-from knee.specs.plan import ROUTED
+from knee.specs.plan import DATA_TYPES, EXCHANGES, ROUTED
 
-SEARCHED_EVERYWHERE = ("precision", "prefetch", "reduce_dtype", "state_dtype", "tp_overlap_frac", "placement", *ROUTED)
+SEARCHED_EVERYWHERE = (*DATA_TYPES, "prefetch", "tp_overlap_frac", "placement", *ROUTED, *EXCHANGES)
 """Options that all plans of a search have; the others limit it."""
 
 

@@ -12,6 +12,8 @@ from knee.energy.carbon import CarbonGrid
 from knee.errors import InputError
 from knee.inputs.argument_types import checked_arguments
 from knee.inputs.request import Request
+from knee.reliability.goodput import Goodput
+from knee.reliability.whole_run import WholeRun
 from knee.results.result import Result, flat
 from knee.search.knee import Goal, Knee
 from knee.search.scaling_curve import Curve, ScalePoint
@@ -40,6 +42,11 @@ class ScalingCurve:
     bills: dict[int, Bill] = field(default_factory=dict)
     """By count: what training on the tokens takes."""
     knees: dict[Goal, Knee] = field(default_factory=dict)
+    goodputs: dict[int, Goodput] = field(default_factory=dict)
+    """By count: what failures leave of a long run's time."""
+    runs: dict[int, WholeRun] = field(default_factory=dict)
+    """By count: the run on the tokens, with failures."""
+    knees_with_failures: dict[Goal, Knee] = field(default_factory=dict)
     band: DoublingBand | None = None
     """How far doublings were from their prediction in published runs."""
 
@@ -185,6 +192,7 @@ def _curve_data(one: ScalingCurve, answer: Scaling) -> dict[str, Any]:
         "best": one.best,
         "points": [_point_data(one, point, returns.get(point.gpus)) for point in one.curve.points],
         "knees": {goal: asdict(knee) for goal, knee in one.knees.items()},
+        "knees_with_failures": {goal: asdict(knee) for goal, knee in one.knees_with_failures.items()},
         "doubling_band": asdict(one.band) if one.band else None,
         "sentence": sentence(one, answer),
     }
@@ -194,6 +202,10 @@ def _point_data(one: ScalingCurve, point: ScalePoint, gained: dict[str, Any] | N
     job, trust, bill = point.job, one.trusts.get(point.gpus), one.bills.get(point.gpus)
     measured = {} if point.measured is None else point.measured.as_json()
     measured.pop("assumptions", None)
+    goodput, run = one.goodputs.get(point.gpus), one.runs.get(point.gpus)
+    failed = goodput and goodput.as_json()
+    if run is not None and job is not None and bill is not None:
+        failed = run.as_json(cost_usd=bill.cost_usd, node_gpus=job.cluster.node.gpus)
     more = {} if bill is None else {"days": bill.days, "energy_mwh": bill.energy_mwh}
     return {
         "gpus": point.gpus,
@@ -204,5 +216,6 @@ def _point_data(one: ScalingCurve, point: ScalePoint, gained: dict[str, Any] | N
         **measured,
         "return": gained,
         "training": None if bill is None else asdict(bill) | more,
+        "with_failures": failed,
         "trust": trust.as_json() if trust else None,
     }

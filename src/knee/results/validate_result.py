@@ -75,12 +75,13 @@ class RunsValidation(FileValidation):
     file: RunFile
     found: RunErrors
     """Errors by source, of all rows, and of each."""
+    moe_runs: RunsValidation | None = None
+    """The published runs of mixtures of experts, beside those of dense models."""
 
     def __repr__(self) -> str:
-        return (
-            f"RunsValidation({str(self.path)!r}, rows={self.found.all.rows}, rows_used={self.found.all.rows_used}, "
-            f"throughput={self.found.all.throughput}, memory={self.found.all.memory})"
-        )
+        of = self.found.all
+        words = f"rows={of.rows}, rows_used={of.rows_used}, throughput={of.throughput}, memory={of.memory}"
+        return f"RunsValidation({str(self.path)!r}, {words})"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as ``knee validate --json`` prints it."""
@@ -92,7 +93,13 @@ class RunsValidation(FileValidation):
             "stacks": found.stacks,
             "assumptions": found.notes,
             "ignored_columns": list(self.file.ignored),
-        }
+        } | ({} if self.moe_runs is None else {"mixtures_of_experts": self.moe_runs.to_dict()})
+
+    @checked_arguments
+    def write_rows(self, path: str | Path) -> list[Path]:
+        """Write ``rows`` as a CSV file, and beside it those of ``moe_runs`` as ``NAME.moe.csv``."""
+        moe = Path(path).with_stem(f"{Path(path).stem}.moe")
+        return FileValidation.write_rows(self, path) + (self.moe_runs.write_rows(moe) if self.moe_runs else [])
 
     def _each(self) -> Iterator[dict[str, Any]]:
         for row in self.file.rows:
@@ -206,8 +213,7 @@ class CarriedValidation(Result):
     @checked_arguments
     def write_rows(self, path: str | Path) -> list[Path]:
         """Write the rows of runs as a CSV file, and beside it ``NAME.moe.csv`` and ``NAME.bandwidths.csv``."""
-        path = Path(path)
-        moe, links = (path.with_stem(f"{path.stem}.{part}") for part in ("moe", "bandwidths"))
+        moe, links = (Path(path).with_stem(f"{Path(path).stem}.{part}") for part in ("moe", "bandwidths"))
         return [*self.runs.write_rows(path), *self.moe_runs.write_rows(moe), *self.bandwidths.write_rows(links)]
 
     def check_used(self) -> None:

@@ -10,9 +10,11 @@ from knee.arrays import Floats, Ints
 from knee.cost.step_parts import shapes_of
 from knee.search.space import Space, joined
 from knee.simulator import CHUNK
+from knee.specs.model import Model
 from knee.specs.plan import RECOMPUTES
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
+from knee.specs.variants import variant_rows
 from knee.workload.memory import MemoryColumns, memory_of
 from knee.workload.traffic import Modes, traffic_of
 
@@ -20,17 +22,19 @@ SHARES = (0.25, 0.5, 0.75)
 """Of the layers, that a plan recomputes where none do not fit: every fourth, every second, three of four."""
 
 
-def memory_table(space: Space, profile: Profile, table: PlanTable) -> MemoryColumns:
+def memory_table(model: Model, profile: Profile, table: PlanTable) -> MemoryColumns:
     """Memory of every plan."""
     modes = Modes.of(table)
-    traffic = traffic_of(space.model, table, modes, scatters_sends=profile.scatters_sends)
-    return memory_of(space.model, profile, table, shapes_of(space.model, table), modes, traffic)
+    shapes = shapes_of(model, table, profile)
+    traffic = traffic_of(model, table, modes, scatters_sends=profile.scatters_sends, fp8=shapes.fp8)
+    return memory_of(model, profile, table, shapes, modes, traffic)
 
 
-def memory_bytes(space: Space, profile: Profile, table: PlanTable) -> Floats:
+def memory_bytes(model: Model, profile: Profile, table: PlanTable) -> Floats:
     """All of it, for a table of any length."""
-    pieces = [table.rows(slice(i, i + CHUNK)) for i in range(0, len(table), CHUNK)]
-    return np.concatenate([np.zeros(0), *(memory_table(space, profile, piece).total_bytes for piece in pieces)])
+    pieces = [slice(i, i + CHUNK) for i in range(0, len(table), CHUNK)]
+    needs = [memory_table(variant_rows(model, some), profile, table.rows(some)).total_bytes for some in pieces]
+    return np.concatenate([np.zeros(0), *needs])
 
 
 def least_memory_bytes(space: Space, profile: Profile, unsharded: PlanTable) -> Floats:
@@ -44,7 +48,7 @@ def least_memory_bytes(space: Space, profile: Profile, unsharded: PlanTable) -> 
             recompute=np.where(none, most.recompute, unsharded.recompute),
             recompute_frac=np.where(none, most.recompute_frac, unsharded.recompute_frac),
         )
-    m = memory_table(space, profile, unsharded)
+    m = memory_table(space.model, profile, unsharded)
     least = m.activations_bytes + m.logits_bytes + m.optimizer_bytes
     return profile.context_bytes + (1.0 + profile.allocator_frac) * least
 
@@ -91,7 +95,7 @@ def fitting(space: Space, profile: Profile, table: PlanTable, hbm_bytes: float) 
     """
 
     def of(some: PlanTable, row: Ints) -> FittingPlans:
-        needs = memory_bytes(space, profile, some)
+        needs = memory_bytes(variant_rows(space.model, row), profile, some)
         return FittingPlans(table=some, memory_bytes=needs, row=row).rows(np.flatnonzero(needs <= hbm_bytes))
 
     found = of(table, np.arange(len(table)))

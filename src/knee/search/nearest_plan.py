@@ -64,6 +64,6 @@ def gpus_that_fit(space: Space, cluster: Cluster, profile: Profile) -> int | Non
             schedules=space.schedules or ("1f1b",),
         )
         table = whole_table(lean)
-        if len(table) and memory_table(lean, profile, table).total_bytes.min() <= cluster.gpu.hbm_bytes:
+        if len(table) and memory_table(lean.model, profile, table).total_bytes.min() <= cluster.gpu.hbm_bytes:
             return gpus
     return None

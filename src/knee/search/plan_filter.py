@@ -34,6 +34,7 @@ NUMBERS = (
     "microbatches",
     "virtual_stages",
     "sync_every",
+    "sync_fragments",
     "sequence_parallel",
     "recompute_frac",
 )

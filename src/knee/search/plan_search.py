@@ -87,7 +87,7 @@ class SearchResult(ByValue):
     def least_memory(self) -> tuple[Plan, float]:
         """Of all plans, the one that needs least memory, and the bytes."""
         table = _every_plan(self.space, self.only)
-        needs = memory_bytes(self.space, self.profile, table)
+        needs = memory_bytes(self.space.model, self.profile, table)
         row = int(np.argmin(needs))
         return table.plan(row), float(needs[row])
 

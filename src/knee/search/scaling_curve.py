@@ -262,7 +262,7 @@ def _what_would(found: SearchResult, only: str | None, grows: bool) -> str | Non
             table = table.rows(np.flatnonzero(matching(table, only)))
         if not len(table):
             continue
-        needs: Floats = memory_table(lean, found.profile, table).total_bytes
+        needs: Floats = memory_table(lean.model, found.profile, table).total_bytes
         fitting = np.flatnonzero(needs <= found.cluster.gpu.hbm_bytes)
         if len(fitting):
             # the plan that splits the model least

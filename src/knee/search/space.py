@@ -11,16 +11,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from knee.arrays import Bools, Floats, Ints, distinct
 from knee.errors import InputError
 from knee.specs.model import Model
+from knee.specs.model.split_rules import OWN_STAGES, splits_directions, splits_heads, splits_sequence, splits_tokens
 from knee.specs.plan import (
+    COLLECTIVES,
     CP_METHODS,
     DISPATCHERS,
+    FP8_RECIPES,
     PRECISIONS,
     RECOMPUTE_MODULES,
     RECOMPUTES,
@@ -29,13 +32,13 @@ from knee.specs.plan import (
     ROUTINGS,
     SCHEDULES,
     SHARDINGS,
+    SPLIT_BACKWARD,
     STATE_DTYPES,
     Plan,
     RecomputeModule,
     Sharding,
 )
-from knee.specs.plan_table import COLUMNS, PlanTable
-from knee.specs.split_rules import OWN_STAGES, splits_heads, splits_sequence, splits_tokens
+from knee.specs.plan_table import COLUMNS, PlanTable, sync_code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +140,8 @@ def schedules(space: Space, pp: int) -> list[tuple[str, int]]:
     found = [("gpipe", 1), ("1f1b", 1), ("zero_bubble", 1)]
     most = (space.model.walked_layers + OWN_STAGES) // pp
     found += [("interleaved", v) for v in range(2, most + 1) if _sensible(space.model.walked_layers, pp, v)]
+    if "dualpipe" in space.schedules and pp % 2 == 0:  # only where it is asked for: few stacks have it
+        found.append(("dualpipe", 1))
     return [one for one in found if not space.schedules or one[0] in space.schedules]
 
 
@@ -172,7 +177,7 @@ def sharded_table(space: Space, unsharded: PlanTable) -> PlanTable:
             sharding=mode,
             dp_shard=_ints([one[1] for one in shared])[share],
             dp_replicate=copies,
-            sync_every=np.where(copies > 1, space.sync_every, 1),
+            **_synced(space, copies),
         )
         parts.append(some.rows(np.flatnonzero(_can_be(mode, some.schedule, some.pp) & _folds(some))))
     return joined(unsharded.rows(slice(0, 0)), *parts)
@@ -198,11 +203,12 @@ def joined(*tables: PlanTable) -> PlanTable:
 
 
 _REDUCES = np.array([name in REDUCING for name in SHARDINGS])
+_SPLITS = np.array([name in SPLIT_BACKWARD for name in SCHEDULES])
 
 
 def _can_be(mode: Ints, schedule: Ints, pp: Ints | int) -> Bools:
     """Nothing is gathered or reduced between the halves of a split backward."""
-    return np.asarray(~(_REDUCES[mode] & (schedule == SCHEDULES.index("zero_bubble")) & (pp > 1)), dtype=np.bool_)
+    return np.asarray(~(_REDUCES[mode] & _SPLITS[schedule] & (pp > 1)), dtype=np.bool_)
 
 
 def _stage_ranks(mode: Ints, shard: Ints | int, copies: Ints | int, tp: Ints | int, cp: Ints | int) -> Ints:
@@ -257,9 +263,11 @@ def _table(space: Space, shared: Callable[[int], Sequence[tuple[Sharding, int, i
         cp=np.ascontiguousarray(cp),
         prefetch=same(fixed.prefetch),
         precision=same(PRECISIONS.index(fixed.precision)),
+        fp8_recipe=same(FP8_RECIPES.index(fixed.fp8_recipe)),
         reduce_dtype=same(REDUCE_DTYPES.index(fixed.reduce_dtype)),
         state_dtype=same(STATE_DTYPES.index(fixed.state_dtype)),
-        sync_every=np.where(open_.dp_replicate > 1, space.sync_every, 1),
+        **_synced(space, open_.dp_replicate),
+        collectives=same(COLLECTIVES.index(fixed.collectives)),
         recompute_frac=np.where(open_.recompute == RECOMPUTES.index("blocks"), 0.5, 1.0),
         modules=np.where(open_.recompute == RECOMPUTES.index("modules"), modules, 0),
         dispatcher=same(DISPATCHERS.index(fixed.dispatcher)),
@@ -270,6 +278,14 @@ def _table(space: Space, shared: Callable[[int], Sequence[tuple[Sharding, int, i
         capacity_factor=_maybe(n, fixed.capacity_factor),
         placement=fixed.placement,
     )
+
+
+def _synced(space: Space, copies: Ints) -> dict[str, Any]:
+    """How replicas exchange, in plans that have some and let them run apart."""
+    apart = (copies > 1) & (space.sync_every > 1)
+    values = {"sync_every": (space.sync_every, 1), "sync_fragments": (space.fixed.sync_fragments, 1)}
+    values |= {"sync_dtype": (sync_code(space.fixed), 0)}
+    return {name: np.where(apart, *pair) for name, pair in values.items()}
 
 
 def _sharding_columns(shared: Sequence[tuple[Sharding, int, int]]) -> tuple[Ints, Ints, Ints]:
@@ -304,6 +320,9 @@ def _open(space: Space, tp: int, pp: int, cp: int, dp: int, shared: tuple[Ints, 
     micro = _ints(sizes)[size]
     interleaved = (schedule == SCHEDULES.index("interleaved")) & (pp > 1)
     can_be = _can_be(mode, schedule, pp) & ~(interleaved & ((per_rank // micro) % pp > 0))
+    two_way = (schedule == SCHEDULES.index("dualpipe")) & (pp > 1)
+    if two_way.any():
+        can_be &= ~two_way | np.array([splits_directions(pp, per_rank // size) for size in sizes])[size]
     ep, etp = (_ints([one[i] for one in folded])[fold] for i in range(2))
     if space.model.experts is not None:
         ranks = _stage_ranks(mode, shared[1][share], shared[2][share], tp, cp)

@@ -21,6 +21,8 @@ HOLD_OUT_FRAC = 0.25
 """Share of the runs that a first fit of a profile does not see and is tried on."""
 CLUSTER_FILE = "mine.toml"
 """What a probe writes."""
+FP8_SMALLEST = 1024
+"""Weights that are narrower in either direction keep 16-bit products in the trainer."""
 LEARNING_RATE = 3e-4
 TRACE_STEPS = 3
 """Steps under the profiler after the measured ones."""

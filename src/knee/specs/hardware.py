@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from knee.errors import FieldError, SpecError, argument, out_of_range
+from knee.specs.reliability import Reliability
 
 SLOWEST_FLOP_PER_S = 1e9
 
@@ -324,6 +325,8 @@ class Cluster:
     """Rental price per GPU and hour; None if it is not known."""
     max_gpus: int = field(default=1_000_000)
     """Largest number of GPUs that may be simulated."""
+    reliability: Reliability | None = None
+    """How often the cluster fails, and what restarts and checkpoints take. It does not change the simulated step."""
 
     def __post_init__(self) -> None:
         _not_negative("cluster", self, ("usd_per_gpu_h",))

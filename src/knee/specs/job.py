@@ -8,20 +8,21 @@ from knee.errors import SpecError, argument, either, out_of_range
 from knee.specs.hardware import AttentionKernel, Cluster
 from knee.specs.model import Model
 from knee.specs.model.plan_fields import check_modules, check_routed
-from knee.specs.plan import Plan
-from knee.specs.profile import Profile
-from knee.specs.split_rules import (
+from knee.specs.model.split_rules import (
     OWN_STAGES,
     check_divided,
     check_experts,
     check_fills,
-    check_interleaved,
+    check_microbatches,
+    check_outer_sync,
     check_reduce_dtype,
     check_sequence,
     check_stages,
     splits_heads,
     splits_tokens,
 )
+from knee.specs.plan import Plan
+from knee.specs.profile import Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +117,7 @@ class Job:
                 code="does-not-divide",
                 field="plan.micro_batch",
             )
-        check_interleaved(plan, self.microbatches)
+        check_microbatches(plan, self.microbatches)
 
     def _check_modelled(self) -> None:
         if self.plan.prefetch > self.model.layers:
@@ -128,6 +129,7 @@ class Job:
             )
         self.cluster.gpu.peak_flop_per_s(self.plan.precision)
         check_reduce_dtype(self.plan, self.plan.precision)
+        check_outer_sync(self.plan)
         if self.profile.attention not in self.cluster.gpu.attention:
             known = ", ".join(self.cluster.gpu.attention)
             raise SpecError(

@@ -9,12 +9,15 @@ from knee.errors import SpecError, argument, out_of_range
 from knee.specs.hardware import Precision
 
 Sharding = Literal["ddp", "zero1", "zero2", "fsdp", "fsdp_no_reshard", "hsdp"]
-Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "dualpipe"]
 Recompute = Literal["none", "attention", "ops", "modules", "blocks", "full"]
 RecomputeModule = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe_act", "shared_experts", "moe"]
 CpMethod = Literal["allgather", "ring"]
 ReduceDtype = Literal["fp32", "bf16"]
 StateDtype = Literal["fp32", "bf16"]
+SyncDtype = Literal["fp32", "bf16", "fp8", "fp4"]
+Collectives = Literal["flat", "hierarchical"]
+Fp8Recipe = Literal["tensorwise", "rowwise"]
 Dispatcher = Literal["alltoall", "deepep", "hybridep"]
 Routing = Literal["balanced", "dropless", "power_law:1.01", "power_law:1.2"]
 
@@ -29,6 +32,8 @@ SHARDING_FAMILIES = {
 }
 """Shardings that communicate alike."""
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+SPLIT_BACKWARD: tuple[Schedule, ...] = ("zero_bubble", "dualpipe")
+"""Schedules that compute gradients of weights apart from those of inputs."""
 RESHARDING: tuple[Sharding, ...] = ("fsdp", "hsdp")
 """Modes that drop a layer's parameters after its forward and gather them again for its backward."""
 REDUCING: tuple[Sharding, ...] = (*RESHARDING, "zero2")
@@ -46,14 +51,21 @@ RENAMED = {
 CP_METHODS: tuple[CpMethod, ...] = get_args(CpMethod)
 REDUCE_DTYPES: tuple[ReduceDtype, ...] = get_args(ReduceDtype)
 STATE_DTYPES: tuple[StateDtype, ...] = get_args(StateDtype)
+SYNC_DTYPES: tuple[SyncDtype, ...] = get_args(SyncDtype)
+COLLECTIVES: tuple[Collectives, ...] = get_args(Collectives)
 DISPATCHERS: tuple[Dispatcher, ...] = get_args(Dispatcher)
 ROUTINGS: tuple[Routing, ...] = get_args(Routing)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+FP8_RECIPES: tuple[Fp8Recipe, ...] = get_args(Fp8Recipe)
 MOST = 16_777_216
 MOST_IMBALANCE = 1_000
 AXES = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
+DATA_TYPES = ("precision", "fp8_recipe", "reduce_dtype", "state_dtype")
+"""Fields that say in which types a plan computes; a search takes them as given."""
 ROUTED = ("dispatcher", "ep_overlap", "routing", "imbalance", "capacity_factor")
 """Fields that say how tokens reach experts; a search takes them as given."""
+EXCHANGES = ("collectives", "sync_fragments", "sync_dtype")
+"""Fields that say how GPUs exchange; a search takes them as given."""
 DEGREES = ("dp_shard", "dp_replicate", "tp", "pp", "cp", "ep", "etp")
 
 
@@ -92,6 +104,8 @@ class Plan:
     tp_overlap_frac: float | None = None
     """Overrides the profile's share of TP communication that overlaps with GEMMs."""
     schedule: Schedule = "1f1b"
+    """Order of the microbatches in a pipeline. dualpipe runs half of them from each end; every rank holds two stages,
+    and tokens travel to experts beside the compute of another microbatch."""
     virtual_stages: int = 1
     """Model chunks per pipeline rank; more than one needs the interleaved schedule."""
     cp_method: CpMethod = "allgather"
@@ -103,6 +117,8 @@ class Plan:
     recompute_modules: tuple[RecomputeModule, ...] = ()
     """Of recompute modules: the parts of a block that are run again in backward."""
     precision: Precision = "bf16"
+    fp8_recipe: Fp8Recipe = "tensorwise"
+    """Of precision fp8: one scale for each tensor, or one for each row that a product sums over."""
     prefetch: int = 1
     """Layers whose parameters are gathered ahead of the one that computes; 0 hides no gather."""
     reduce_dtype: ReduceDtype = "fp32"
@@ -112,11 +128,19 @@ class Plan:
     sync_every: int = 1
     """Steps between two exchanges of the replicas. From 2 on they reduce no gradients together, but average how far
     their parameters have moved, and an outer optimizer takes that mean as its gradient (local SGD, DiLoCo)."""
+    sync_fragments: int = 1
+    """Parts of the model that are exchanged one after the other, spread over the steps between two exchanges. From 2 on
+    (Streaming DiLoCo) an exchange runs beside compute, and blocks only what it takes longer than the steps."""
+    sync_dtype: SyncDtype | None = None
+    """Type in which replicas exchange how far their parameters have moved; by default ``reduce_dtype``."""
+    collectives: Collectives = "flat"
+    """flat: NCCL's algorithms over all ranks of a group. hierarchical: level by level (node, then each tier of the
+    network), if that is faster."""
     placement: tuple[str, ...] = AXES
     """Mesh axes from the innermost (neighbouring GPUs) to the outermost."""
 
     def __post_init__(self) -> None:
-        for name in (*DEGREES, "virtual_stages", "micro_batch", "sync_every"):
+        for name in (*DEGREES, "virtual_stages", "micro_batch", "sync_every", "sync_fragments"):
             if getattr(self, name) < 1:
                 raise out_of_range(f"plan.{name}", getattr(self, name), "it must be at least 1")
             if getattr(self, name) > MOST:
@@ -133,6 +157,13 @@ class Plan:
                 f"{self.recompute}",
                 hint=f"use {argument('recompute')} blocks",
                 code="contradiction",
+            )
+        if self.fp8_recipe != "tensorwise" and self.precision != "fp8":
+            raise SpecError(
+                f"fp8_recipe {self.fp8_recipe} applies only to precision fp8, but precision is {self.precision}",
+                hint=f"use {argument('precision')} fp8, or leave {argument('fp8_recipe')} out",
+                code="contradiction",
+                field="plan.fp8_recipe",
             )
         self._check_modules()
         for name in ("imbalance", "capacity_factor"):
@@ -212,10 +243,17 @@ class Plan:
                 hint=f"give {argument('virtual_stages')} 2 or more, or use {argument('schedule')} 1f1b",
                 code="contradiction",
             )
-        if self.schedule == "zero_bubble" and self.pp > 1 and self.sharding in REDUCING:
+        if self.schedule == "dualpipe" and self.pp > 1 and self.pp % 2:
             raise SpecError(
-                f"zero_bubble with {self.sharding} is not modelled: it would gather or reduce between the two halves "
-                "of backward",
+                f"dualpipe runs microbatches from both ends of the pipeline, so pp must be even; got {self.pp}",
+                hint=f"use an even {argument('pp')}, or {argument('schedule')} 1f1b",
+                code="does-not-divide",
+                field="plan.pp",
+            )
+        if self.schedule in SPLIT_BACKWARD and self.pp > 1 and self.sharding in REDUCING:
+            raise SpecError(
+                f"{self.schedule} with {self.sharding} is not modelled: it would gather or reduce between the two "
+                "halves of backward",
                 hint=f"use {argument('sharding')} fsdp_no_reshard, zero1 or ddp",
                 code="not-modelled",
             )

@@ -12,8 +12,10 @@ from knee.errors import SpecError
 from knee.specs.job import Job
 from knee.specs.plan import (
     AXES,
+    COLLECTIVES,
     CP_METHODS,
     DISPATCHERS,
+    FP8_RECIPES,
     PRECISIONS,
     RECOMPUTE_MODULES,
     RECOMPUTES,
@@ -21,11 +23,15 @@ from knee.specs.plan import (
     ROUTINGS,
     SCHEDULES,
     SHARDINGS,
+    SPLIT_BACKWARD,
     STATE_DTYPES,
+    SYNC_DTYPES,
     Plan,
     Recompute,
     RecomputeModule,
 )
+
+_SPLITS = np.array([name in SPLIT_BACKWARD for name in SCHEDULES])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,9 +62,14 @@ class PlanTable(ByValue):
     """Bit i: the plan recomputes ``RECOMPUTE_MODULES[i]``."""
     cp_method: Ints
     precision: Ints
+    fp8_recipe: Ints
     reduce_dtype: Ints
     state_dtype: Ints
     sync_every: Ints
+    sync_fragments: Ints
+    sync_dtype: Ints
+    """0 for the type of gradient reduction; else 1 plus a code into ``SYNC_DTYPES``."""
+    collectives: Ints
     dispatcher: Ints
     routing: Ints
     ep_overlap: Bools
@@ -101,6 +112,11 @@ class PlanTable(ByValue):
         """Share of the blocks that are run again in backward; 0 for plans that recompute no whole block."""
         return np.where(self.recompute >= RECOMPUTES.index("blocks"), self.recompute_frac, 0.0)
 
+    @property
+    def splits_backward(self) -> Bools:
+        """Plans whose backward is split in two."""
+        return _SPLITS[self.schedule] & (self.pp > 1)
+
     def recomputes(self, policy: Recompute) -> Floats:
         """1 for plans with this policy, 0 for others."""
         return np.where(self.recompute == RECOMPUTES.index(policy), 1.0, 0.0)
@@ -140,10 +156,14 @@ class PlanTable(ByValue):
             recompute_modules=tuple(m for i, m in enumerate(RECOMPUTE_MODULES) if self.modules[row] >> i & 1),
             recompute_frac=float(self.recompute_frac[row]),
             precision=PRECISIONS[self.precision[row]],
+            fp8_recipe=FP8_RECIPES[self.fp8_recipe[row]],
             prefetch=int(self.prefetch[row]),
             reduce_dtype=REDUCE_DTYPES[self.reduce_dtype[row]],
             state_dtype=STATE_DTYPES[self.state_dtype[row]],
             sync_every=int(self.sync_every[row]),
+            sync_fragments=int(self.sync_fragments[row]),
+            sync_dtype=(None, *SYNC_DTYPES)[self.sync_dtype[row]],
+            collectives=COLLECTIVES[self.collectives[row]],
             placement=self.placement,
         )
 
@@ -158,6 +178,11 @@ def _optional(value: float) -> float | None:
 
 def _floats(values: Sequence[float | None]) -> Floats:
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def sync_code(plan: Plan) -> int:
+    """The type of the outer sync as the table has it."""
+    return 0 if plan.sync_dtype is None else 1 + SYNC_DTYPES.index(plan.sync_dtype)
 
 
 def table_of(jobs: Sequence[Job]) -> PlanTable:
@@ -195,9 +220,13 @@ def table_of(jobs: Sequence[Job]) -> PlanTable:
         modules=ints([sum(1 << RECOMPUTE_MODULES.index(m) for m in set(p.recompute_modules)) for p in plans]),
         cp_method=ints([CP_METHODS.index(p.cp_method) for p in plans]),
         precision=ints([PRECISIONS.index(p.precision) for p in plans]),
+        fp8_recipe=ints([FP8_RECIPES.index(p.fp8_recipe) for p in plans]),
         reduce_dtype=ints([REDUCE_DTYPES.index(p.reduce_dtype) for p in plans]),
         state_dtype=ints([STATE_DTYPES.index(p.state_dtype) for p in plans]),
         sync_every=ints([p.sync_every for p in plans]),
+        sync_fragments=ints([p.sync_fragments for p in plans]),
+        sync_dtype=ints([sync_code(p) for p in plans]),
+        collectives=ints([COLLECTIVES.index(p.collectives) for p in plans]),
         dispatcher=ints([DISPATCHERS.index(p.dispatcher) for p in plans]),
         routing=ints([ROUTINGS.index(p.routing) for p in plans]),
         ep_overlap=np.array([p.ep_overlap for p in plans], dtype=np.bool_),
@@ -208,3 +237,13 @@ def table_of(jobs: Sequence[Job]) -> PlanTable:
         capacity_factor=_floats([p.capacity_factor for p in plans]),
         placement=plans[0].placement if plans else AXES,
     )
+
+
+def is_dualpipe(table: PlanTable) -> Bools:
+    """Plans whose microbatches come from both ends of the pipeline, so that each stage has two copies."""
+    return np.asarray((table.schedule == SCHEDULES.index("dualpipe")) & (table.pp > 1), dtype=np.bool_)
+
+
+def stage_copies(table: PlanTable) -> Ints:
+    """Copies of each stage inside one pipeline."""
+    return np.where(is_dualpipe(table), 2, 1)

@@ -8,7 +8,20 @@ from typing import ClassVar, Literal
 from knee.errors import out_of_range
 from knee.specs.hardware import AttentionKernel
 
-Kernels = Literal["eager", "native", "fused_norm", "flash_attn", "compiled", "native_compiled", "fused"]
+Kernels = Literal[
+    "eager",
+    "native",
+    "fused_norm",
+    "flash_attn",
+    "compiled",
+    "native_compiled",
+    "fused",
+    "fused_eager_router",
+    "fused_eager_latent",
+]
+MEGATRON_KERNELS: tuple[Kernels, ...] = ("fused", "fused_eager_router", "fused_eager_latent")
+"""Kernel sets of Megatron-LM with Transformer Engine, from the most fused to the least."""
+Fp8Keeps = Literal["none", "inputs", "activations"]
 Pat = Literal["off", "nccl", "any"]
 LEAST_KEPT_BYTES, MOST_KEPT_BYTES = 2.0, 20.0
 
@@ -24,7 +37,9 @@ class Profile:
     kernels: Kernels
     """Set of memory-bound kernels. eager: PyTorch's separate kernels. native: PyTorch's own fused kernels. fused_norm
     and flash_attn: eager with some fused kernels from other libraries. compiled: fused by torch.compile.
-    native_compiled: knee's trainer with torch.compile. fused: hand-written fused kernels."""
+    native_compiled: knee's trainer with torch.compile. fused: hand-written fused kernels. fused_eager_router: the same
+    with the router of experts in separate kernels, which is Megatron-LM's default. fused_eager_latent: also with the
+    rotation of latent attention in separate kernels."""
     saves: Kernels | None = None
     """Kernel set whose saved tensors count in memory, if it is not that of ``kernels``."""
     attention: AttentionKernel
@@ -122,9 +137,27 @@ class Profile:
     copy is kept."""
     keeps_half_gradients: bool = False
     """Whether 16-bit gradients stay in memory in addition to the fp32 sum that is reduced (not with FSDP)."""
+    fp8_keeps: Fp8Keeps = "none"
+    """With fp8, what layers with experts keep for backward in fp8 and not in 16 bit: "inputs" of their matrix products,
+    or all "activations", which are what the activation function of an expert reads too, and the output of attention in
+    12 bit."""
+    fp8_dispatch: bool = False
+    """With fp8, whether tokens travel to their experts in fp8 (their outputs travel back in bf16)."""
     bf16_layers_frac: float = 0.16
     """With fp4: share of the layers, at both ends of the model, whose matrix products stay in bf16 as the recipe
     asks."""
+    fp8_shared_casts: bool = False
+    """With fp8: whether an input is cast once for all matrix products that read it and each output gradient once, by
+    rows and by columns, and only the fp8 columns of inputs are kept for backward. Otherwise every matrix product casts
+    its operands, and 16-bit inputs are kept."""
+    fp8_gathers: bool = False
+    """With fp8, shared casts and the recipe tensorwise: whether FSDP gathers weights in fp8, and sequence parallelism
+    activations and output gradients."""
+    fp8_smallest: int = 0
+    """With fp8 and shared casts: weights that are narrower in either direction keep 16-bit matrix products."""
+    fp8_forward_scale: float = 1.0
+    """With fp8: rate of forward matrix products, which may sum in fewer bits (fast accumulation), divided by the rate
+    of backward ones."""
     checked_error_frac: float = 0.0
     """Error of tokens/s that 80% of your held-out runs stayed within when ``knee calibrate`` checked the fit; 0 means
     not checked."""
@@ -148,6 +181,7 @@ class Profile:
             "allocator_frac",
             "context_bytes",
             "reduces_in_flight",
+            "fp8_smallest",
             "checked_error_frac",
         ):
             if getattr(self, name) < 0:
@@ -165,6 +199,7 @@ class Profile:
             "stream_scale",
             "expert_gemm_scale",
             "expert_stream_scale",
+            "fp8_forward_scale",
             "ddp_bucket_bytes",
         ):
             if not getattr(self, name) > 0:

@@ -1,7 +1,8 @@
-"""Variants of a cluster or a profile as one spec, so that all of them are simulated in one call.
+"""Variants of a model, a cluster or a profile as one spec, so that all of them are simulated in one call.
 
 A number in which the variants differ is a column over rows, a row for each plan of each variant; formulas take a column
-wherever they take a number. What is no number (a name, a kernel set, a switch) must be the same in all.
+wherever they take a number. What is no number (a kernel set, a switch) must be the same in all; of names the first
+counts.
 """
 
 from __future__ import annotations
@@ -23,9 +24,14 @@ def side_by_side(variants: Sequence[Spec], index: Ints) -> Spec:
     return cast(Spec, _merged(variants, index))
 
 
-def variant_rows(spec: Spec, index: Ints) -> Spec:
+def variant_rows(spec: Spec, index: Ints | slice) -> Spec:
     """The spec of some of the rows; a spec without columns is the same for all rows."""
     return cast(Spec, _cut(spec, index))
+
+
+def has_columns(spec: object) -> bool:
+    """Whether the spec stands for several."""
+    return isinstance(spec, _HasColumns)
 
 
 def columns_of(*specs: object) -> list[Floats]:
@@ -36,7 +42,7 @@ def columns_of(*specs: object) -> list[Floats]:
             found.append(spec)
         elif isinstance(spec, tuple):
             found += columns_of(*spec)
-        elif isinstance(spec, _HasColumns):
+        elif has_columns(spec):
             found += columns_of(*(getattr(spec, name) for name in names_of(type(spec))))
     return found
 
@@ -62,16 +68,17 @@ def _merged(values: Sequence[Any], index: Ints) -> Any:
         return tuple(_merged(items, index) for items in zip(*values, strict=True))
     if is_dataclass(first):
         kind = type(first)
-        return _made(kind, {name: _merged([getattr(v, name) for v in values], index) for name in names_of(kind)})
+        every = {name: [getattr(value, name) for value in values] for name in names_of(kind)}
+        return _made(kind, {name: own[0] if name == "name" else _merged(own, index) for name, own in every.items()})
     return np.array(values, dtype=np.float64)[index]
 
 
-def _cut(value: Any, index: Ints) -> Any:
+def _cut(value: Any, index: Ints | slice) -> Any:
     if isinstance(value, np.ndarray):
         return value[index]
     if isinstance(value, tuple):
         return tuple(_cut(item, index) for item in value)
-    if isinstance(value, _HasColumns):
+    if has_columns(value):
         return _made(type(value), {name: _cut(getattr(value, name), index) for name in names_of(type(value))})
     return value
 

@@ -1,20 +1,25 @@
-"""A question answered by the simulator: the plan it leaves open is chosen, and simulated in full."""
+"""Questions answered by the simulator: the plan that one leaves open is chosen among all that it may mean."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
 
 from knee.arrays import Bools, Floats
 from knee.errors import SpecError
-from knee.simulator import evaluate
-from knee.single import simulate
+from knee.simulator import EvaluatedStep, Results, evaluate
+from knee.single import measurement_of
+from knee.specs.hardware import Cluster
 from knee.specs.job import Job
 from knee.specs.kept_files import kept_for_a_question
 from knee.specs.load import Loaded, load_cluster, load_model, load_profile, make_job, split_overrides
-from knee.specs.plan_table import table_of
+from knee.specs.model import Model
+from knee.specs.plan_table import PlanTable, table_of
+from knee.specs.profile import Profile
 from knee.studies.questions import Options, Question
 from knee.trust.answer_record import record_of
 from knee.trust.trust import trust_of
@@ -23,11 +28,69 @@ VIRTUAL = (2, 4, 8)
 MICRO = (1, 2, 4, 8, 16, 32)
 
 
+@dataclass(frozen=True, slots=True)
+class QuestionPlans:
+    """Questions about one model on one cluster under one profile: all their plans, for one call of the simulator."""
+
+    jobs: tuple[Job, ...]
+    table: PlanTable
+    rows: Mapping[Question, range]
+
+    @property
+    def specs(self) -> tuple[Model, Cluster, Profile]:
+        """Of all plans."""
+        return self.jobs[0].model, self.jobs[0].cluster, self.jobs[0].profile
+
+    def meant(self, results: Results) -> dict[Question, int | SpecError]:
+        """The row of the plan that each question means, by what each plan takes; an error where it means none."""
+        found: dict[Question, int | SpecError] = {}
+        for question, rows in self.rows.items():
+            own = slice(rows.start, rows.stop)
+            try:
+                found[question] = rows[picked(question, self.jobs[own], results.fits[own], results.step_s[own])]
+            except SpecError as error:
+                found[question] = error
+        return found
+
+
+def together(jobs: Mapping[Question, Sequence[Job]]) -> Iterator[QuestionPlans]:
+    """The plans of questions, those with the same specs side by side."""
+    groups: dict[tuple[object, ...], dict[Question, Sequence[Job]]] = {}
+    for q, own in jobs.items():
+        groups.setdefault((q.model, q.cluster, q.profile, q.sets, own[0].plan.placement), {})[q] = own
+    for group in groups.values():
+        every, ends = tuple(chain(*group.values())), accumulate(map(len, group.values()), initial=0)
+        rows = {q: range(*ends_of) for q, ends_of in zip(group, pairwise(ends), strict=True)}
+        yield QuestionPlans(every, table_of(every), rows)
+
+
 def answer(question: Question) -> dict[str, Any]:
     """The record of the plan that the question means; SpecError where it means none that can be."""
-    job = job_of(question)
+    found = answers([question])[question]
+    if isinstance(found, SpecError):
+        raise found
+    return found
+
+
+def answers(questions: Iterable[Question]) -> dict[Question, dict[str, Any] | SpecError]:
+    """All of them: one call of the simulator for those about the same specs."""
+    found: dict[Question, dict[str, Any] | SpecError] = {}
+    jobs: dict[Question, list[Job]] = {}
+    for question in questions:
+        try:
+            jobs[question] = jobs_of(question)
+        except SpecError as error:
+            found[question] = error
     with np.errstate(all="ignore"):  # rates that nothing has, said by whoever changed them
-        return record_of(job, simulate(job), trust_of(job, _given(question)))
+        for plans in together(jobs):
+            step = evaluate(*plans.specs, plans.table)
+            for question, row in plans.meant(step.results).items():
+                found[question] = row if isinstance(row, SpecError) else _record(question, plans.jobs[row], step, row)
+    return found
+
+
+def _record(question: Question, job: Job, step: EvaluatedStep, row: int) -> dict[str, Any]:
+    return record_of(job, measurement_of(step, row, job), trust_of(job, _given(question)))
 
 
 def job_of(question: Question) -> Job:
@@ -35,13 +98,17 @@ def job_of(question: Question) -> Job:
     jobs = jobs_of(question)
     if len(jobs) == 1:
         return jobs[0]
-    first = jobs[0]
-    results = evaluate(first.model, first.cluster, first.profile, table_of(jobs)).results
-    return jobs[picked(question, jobs, results.fits, results.step_s)]
+    [plans] = together({question: jobs})
+    row = plans.meant(evaluate(*plans.specs, plans.table).results)[question]
+    if isinstance(row, SpecError):
+        raise row
+    return jobs[row]
 
 
 def picked(question: Question, jobs: Sequence[Job], fits: Bools, step_s: Floats) -> int:
     """Which of its plans the question means, by what each takes."""
+    if len(jobs) == 1:
+        return 0
 
     def order(i: int, by_degree: bool = False) -> tuple[bool, int, float]:
         return not bool(fits[i]), _degree(jobs[i]) if by_degree else 0, float(step_s[i])

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import knee
-from knee.budgets.budget_search import BudgetLimits, BudgetRun, Problem
+from knee.budgets.budget_run import BudgetLimits, BudgetRun
+from knee.budgets.budget_search import Problem
 from knee.budgets.flop_counting import flop_choice
 from knee.budgets.frontier import lost_by
 from knee.budgets.model_family import family_of
@@ -27,7 +28,7 @@ from knee.studies.study_file import Budgets
 from knee.trust.trust import trust_of
 from knee.units import short
 
-ROOMS = ("budgets", "search")
+ROOMS = ("budgets", "search", "reliability")
 """Rooms whose text decides what a budget buys, beside those of every answer."""
 EVERY, AROUND = 4, 2
 """Rungs between the sizes that a study tries, and from the best of them to its neighbours: factors of 2 and of 1.4."""

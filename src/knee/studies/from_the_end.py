@@ -18,14 +18,15 @@ WORTH_IT = 64
 
 
 def answer_from_the_end(folder: Path, names: Sequence[str], changes: Mapping[str, Any]) -> None:
-    """Budgets and fidelity first, which the first process comes to last; then points, last ones first."""
-    for study in with_needs(names):
-        for budgets in study.budget:
-            list(budget_rows(study.name, budgets, folder / KEPT))
+    """Fidelity, budgets and points: the first process comes to them the other way round."""
     cached_fidelity(folder / KEPT)
-    store = Store(folder / RECORDS, lambda _: None)
-    for point in while_wanted(reversed(points_to_run(names, changes))):
-        store.record(point.question)
+    budgets = [(study.name, grid) for study in with_needs(names) for grid in study.budget]
+    for name, grid in while_wanted(reversed(budgets)):
+        list(budget_rows(name, grid, folder / KEPT))
+    questions = [point.question for point in reversed(points_to_run(names, changes))]
+    store = Store(folder / RECORDS, lambda _: None, coming=questions)
+    for question in while_wanted(questions):
+        store.record(question)
 
 
 if __name__ == "__main__":

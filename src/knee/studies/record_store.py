@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import InitVar, asdict, dataclass, field
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from knee.files import make_folder, write_text
 from knee.record.digest import digest
 from knee.specs.catalog import KINDS, ROOT
 from knee.specs.kept_files import kept_for_a_question
-from knee.studies.answers import answer, specs_of
+from knee.studies.answers import answers, specs_of
 from knee.studies.questions import Options, Question
 from knee.text_files import read_text
 from knee.validation.carried_set import CarriedFidelity, carried_fidelity
@@ -28,6 +29,11 @@ ENGINE = ("specs", "workload", "cost", "timeline", "energy", "metrics", "record"
 """Rooms whose text decides an answer, with the files that compose them and choose the plan."""
 SEAL = "seal"
 IMPOSSIBLE = "impossible"
+TOGETHER = 64
+"""Most questions that are answered in one call besides the one asked: a study that is interrupted keeps the rest."""
+
+Specs = tuple[str, str, str, Options]
+"""Names of a model, a cluster and a profile, and what is changed in them."""
 
 
 @dataclass(slots=True)
@@ -36,16 +42,23 @@ class Store:
 
     folder: Path | None = None
     warn: Callable[[str], None] = print
+    coming: InitVar[Iterable[Question]] = ()
+    """What will be asked, in this order: the next questions about the same specs are answered in one call."""
     made: int = 0
     reused: int = 0
-    _seen: dict[str, dict[str, Any] | None] = field(default_factory=dict)
-    """What was asked for; the answers only where there is no folder to read them from again."""
+    _asked: set[str] = field(default_factory=set)
+    _remembered: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Answers, where there is no folder to read them from again."""
     _before: frozenset[str] = frozenset()
     """Keys of the records that lay here from the beginning; a second process may add others."""
+    _coming: dict[Specs, list[Question]] = field(default_factory=dict)
+    _keys: dict[Question, str] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, coming: Iterable[Question]) -> None:
         if self.folder is not None:
             self._before = frozenset(path.stem for path in make_folder(self.folder).glob("*.json"))
+        for question in dict.fromkeys(coming):
+            self._coming.setdefault(_specs(question), []).append(question)
 
     @property
     def before(self) -> int:
@@ -54,29 +67,39 @@ class Store:
 
     def record(self, question: Question) -> dict[str, Any]:
         """The answer that lies here, or a new one, which then does."""
-        key = key_of(question)
-        if (seen := self._seen.get(key)) is not None:
-            return seen
-        record = None if self.folder is None else self._read(self.folder / f"{key}.json", key)
-        if record is not None and key not in self._seen:
-            self.reused, self.made = self.reused + (key in self._before), self.made + (key not in self._before)
-        record = record or self._made(question, key)
-        self._seen[key] = record if self.folder is None else None
+        key = self._key(question)
+        found = self._remembered.get(key) if self.folder is None else self._read(self.folder / f"{key}.json", key)
+        record = found or self._made(question)
+        if key not in self._asked:
+            self._asked.add(key)
+            lay_here = found is not None and key in self._before
+            self.reused, self.made = self.reused + lay_here, self.made + (not lay_here)
         return record
 
-    def _made(self, question: Question, key: str) -> dict[str, Any]:
-        try:
-            answered = answer(question)
-        except SpecError as error:
-            answered = {"kind": "simulated", IMPOSSIBLE: error.message}
-        made = {"knee": knee.__version__, "engine": engine()}
-        record = sealed(answered | {"question": asdict(question), "key": key, "made": made})
-        text = json.dumps(record, allow_nan=False)
-        if self.folder is not None:
+    def _made(self, question: Question) -> dict[str, Any]:
+        """The new record of a question; those of the next questions about the same specs are made with it."""
+        missing = (other for other in self._coming.get(_specs(question), ()) if not self._has(self._key(other)))
+        made = answers(dict.fromkeys((question, *islice(missing, TOGETHER))))
+        return {one: self._keep(one, found) for one, found in made.items()}[question]
+
+    def _key(self, question: Question) -> str:
+        if question not in self._keys:
+            self._keys[question] = key_of(question)
+        return self._keys[question]
+
+    def _has(self, key: str) -> bool:
+        return key in self._remembered if self.folder is None else (self.folder / f"{key}.json").exists()
+
+    def _keep(self, question: Question, found: dict[str, Any] | SpecError) -> dict[str, Any]:
+        answered = {"kind": "simulated", IMPOSSIBLE: found.message} if isinstance(found, SpecError) else found
+        key, made = self._key(question), {"knee": knee.__version__, "engine": engine()}
+        text = json.dumps(sealed(answered | {"question": asdict(question), "key": key, "made": made}), allow_nan=False)
+        record: dict[str, Any] = json.loads(text)  # as it will be read: tuples are lists
+        if self.folder is None:
+            self._remembered[key] = record
+        else:
             write_text(self.folder / f"{key}.json", text + "\n")
-        self.made += 1
-        as_read: dict[str, Any] = json.loads(text)  # tuples are lists
-        return as_read
+        return record
 
     def _read(self, path: Path, key: str) -> dict[str, Any] | None:
         """None where there is none, or none that is whole; of the latter the user hears."""
@@ -112,6 +135,10 @@ def sealed(record: dict[str, Any]) -> dict[str, Any]:
     """The record with the digest of its content."""
     rest = {name: value for name, value in record.items() if name != SEAL}
     return rest | {SEAL: digest(rest)}
+
+
+def _specs(question: Question) -> Specs:
+    return question.model, question.cluster, question.profile, question.sets
 
 
 def key_of(question: Question) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from knee.errors import InputError
 from knee.studies.budget_rows import budget_rows
 from knee.studies.claims import Verdict, judge, not_testable
+from knee.studies.months.rows import exchange_rows, long_run_rows, wall_rows
 from knee.studies.quantities import NotTestable, Row, Rows
 from knee.studies.questions import Question, StudyPoint, check_count, points_of
 from knee.studies.record_store import IMPOSSIBLE
@@ -106,11 +107,16 @@ def strangers(answered: Iterable[Row], measured: Sequence[Mapping[str, Any]]) ->
 
 
 def sheet_rows(study: Study) -> Iterator[Row]:
-    """Rows that no profile enters: bandwidths of idle links and data sheets."""
+    """Rows that are worked out at once: bandwidths of idle links, data sheets, months of training and walls."""
     for grid in study.bandwidths:
         yield from bandwidth_rows(study.name, grid)
     for name in study.hardware:
         yield hardware_row(study.name, name)
+    for run in study.long_run:
+        yield from long_run_rows(study.name, run)
+    yield from exchange_rows(study.name, study.exchange)
+    for wall in study.wall:
+        yield from wall_rows(study.name, wall)
 
 
 def _add_measured(rows: dict[str, list[Row]], measured: Sequence[tuple[StudyPoint | None, Mapping[str, Any]]]) -> None:

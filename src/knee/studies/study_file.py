@@ -21,6 +21,7 @@ from knee.specs.defaults import DEFAULT_FAMILY, DEFAULT_LAW, DEFAULT_SEQ_LEN
 from knee.specs.fields import WrongKey, fields_of, split_overrides
 from knee.studies.claims import Claim
 from knee.studies.file_errors import mistakes_of
+from knee.studies.months.tables import LongRun, ReplicaExchange, Wall
 from knee.studies.plain_grid import completed
 from knee.studies.quantities import Quantity, Where
 from knee.studies.row_columns import COLUMNS
@@ -31,7 +32,7 @@ FOLDER = ROOT / "studies"
 WORKS = f"docs/studies.md has all keys; {FOLDER / 'fig6.toml'} is a study that works"
 
 Pick = Literal["each", "fastest", "least", "beyond"]
-Mark = Literal["line", "bar", "parts", "shares", "heat", "growth"]
+Mark = Literal["line", "bar", "parts", "shares", "heat", "growth", "strip"]
 One = str | int | float | bool
 Many = One | Annotated[tuple[One, ...], Field(min_length=1)]
 """A value, or a list of them, which is an axis of the grid."""
@@ -241,6 +242,12 @@ class Study:
     """Collectives on idle links."""
     budget: tuple[Budgets, ...] = ()
     """Budgets for which the best model is searched."""
+    long_run: tuple[LongRun, ...] = ()
+    """Months of training, with failures and without."""
+    exchange: tuple[ReplicaExchange, ...] = ()
+    """Replicas on slow links, beside published tables."""
+    wall: tuple[Wall, ...] = ()
+    """The largest runs that clusters could train."""
     hardware: tuple[str, ...] = ()
     """Clusters whose data-sheet values become rows."""
     draw: tuple[Draw, ...] = ()
@@ -253,7 +260,8 @@ class Study:
     """Claims, each with its tests."""
 
     def __post_init__(self) -> None:
-        if not (self.grid or self.bandwidths or self.budget or self.hardware or self.needs):
+        months = self.long_run or self.exchange or self.wall
+        if not (self.grid or self.bandwidths or self.budget or self.hardware or self.needs or months):
             text = "the study has nothing to run: [[grid]], [[bandwidths]], [[budget]], hardware or needs is missing"
             raise SpecError(text, code="missing-field", field="grid")
         ids = Counter(claim.id for claim in self.claim)

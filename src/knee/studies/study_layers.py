@@ -10,7 +10,13 @@ from typing import Any
 from knee.errors import InputError
 from knee.specs.catalog import is_path
 
-NAMED, TABLES = ("model", "cluster", "profile", "hardware"), ("grid", "common", "bandwidths", "budget")
+NAMED, TABLES = (
+    ("model", "cluster", "profile", "hardware"),
+    (
+        *("grid", "common", "bandwidths", "budget"),
+        *("long_run", "wall"),
+    ),
+)
 """Keys whose words name specs, and the tables that have them."""
 
 

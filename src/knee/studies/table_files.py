@@ -11,7 +11,11 @@ from knee.files import csv_text, write_bytes, write_text
 from knee.studies.quantities import Row
 from knee.studies.run_study import Ran
 
-KINDS = {"runs": "plan", "bandwidths": "bus_bytes_per_s", "budgets": "loss", "hardware": "tdp_w"}
+KINDS = {"runs": "plan", "bandwidths": "bus_bytes_per_s", "budgets": "loss", "hardware": "tdp_w"} | {
+    "long_runs": "run_days",
+    "exchanges": "gbit_per_s",
+    "walls": "knee_flop",
+}
 """Table -> a column that only its rows have."""
 HEADER = b"study,series,kind,"
 """How each of them begins."""

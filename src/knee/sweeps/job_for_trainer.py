@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from knee.parallelism.trainer_job import TrainJob
+from knee.parallelism.trainer_job import AUTO, TrainJob, activation_dtype
 from knee.specs import Job, Model
 from knee.specs.choices import Device
 from knee.specs.defaults import DEFAULT_CONVENTION, TIMEOUT_S, TRACE_STEPS
@@ -28,6 +28,8 @@ class RunSettings:
     trace_steps: int = TRACE_STEPS
     device: Device | None = None
     """The processor where the cluster is one, the GPUs elsewhere, if None."""
+    checkpoint_every: int = 0
+    """Steps between checkpoints; a run that is started again goes on from its newest one. 0 writes none."""
     timeout_s: float = TIMEOUT_S
     """A run that does not move for so long is ended."""
 
@@ -41,8 +43,6 @@ def train_job(job: Job, settings: RunSettings, *, out: str, command: list[str]) 
     """The same job for the trainer; SpecError where it cannot train it."""
     device = device_of(job, settings)
     steps = STEPS[device] if settings.steps is None else settings.steps
-    # products in fp8 read and write bf16
-    dtype: Any = "fp32" if device == "cpu" else {"fp8": "bf16"}.get(job.plan.precision, job.plan.precision)
     # the record's profile is that of the program that ran, whatever stack the grid has simulated
     facts = facts_of(job, cluster=job.cluster.name, profile=None, convention=DEFAULT_CONVENTION, command=command)
     return TrainJob(
@@ -54,9 +54,11 @@ def train_job(job: Job, settings: RunSettings, *, out: str, command: list[str]) 
         steps=steps,
         warmup=warmup_of(steps) if settings.warmup is None else settings.warmup,
         device=device,
-        dtype=dtype,
+        dtype=activation_dtype(job.plan.precision, device),
         trace_steps=settings.trace_steps,
         out=out,
+        checkpoint_every=settings.checkpoint_every,
+        resume=AUTO if settings.checkpoint_every else "",
         timeout_s=settings.timeout_s,
         facts=facts | {"profile_asked": job.profile.name},
     )

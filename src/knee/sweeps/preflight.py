@@ -12,6 +12,7 @@ from knee.errors import SpecError
 from knee.launch.sweep_folder import SweepRun
 from knee.parallelism.trainer_job import TrainJob
 from knee.record.digest import digest
+from knee.reliability.whole_run import restarted_time_s
 from knee.simulator import simulate_table
 from knee.specs import Job
 from knee.specs.plan_table import table_of
@@ -143,6 +144,7 @@ def _estimated(planned: Sequence[PlannedRun], *, anyway: bool) -> list[PlannedRu
                 one.entry,
                 seconds=seconds,
                 gpu_h=gpu_h,
+                failed_s=restarted_time_s(job.cluster, job.gpus, seconds),
                 refused=why,
                 energy_j=float(results.power_w_per_gpu[row]) * job.gpus * seconds,
                 cost_usd=None if price is None else gpu_h * price,

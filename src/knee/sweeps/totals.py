@@ -27,6 +27,11 @@ class SweepEstimate:
     energy_j: float
     cost_usd: float | None
     """None where the price of a run is not known."""
+    goodput_frac: float | None = None
+    """GPU-hours without failures over those with them; None where a run would hardly ever end."""
+    failed_gpu_h: float | None = None
+    """GPU-hours with failures."""
+    failed_cost_usd: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,15 +53,28 @@ def estimate_of(sweep: Sweep) -> SweepEstimate:
     """The sum over the runs that can be started."""
     able = [entry for entry in sweep.entries if not entry.refused]
     costs = [entry.cost_usd for entry in able]
+    gpu_h = sum(entry.gpu_h or 0.0 for entry in able)
+    cost = sum(cost for cost in costs if cost is not None) if None not in costs else None
+    # an entry that was estimated by an earlier version has no time with failures
+    factors = [entry.failed_s / entry.seconds if entry.failed_s and entry.seconds else None for entry in able]
+    failed_h, failed_usd = (
+        None
+        if None in factors or None in column
+        else sum((a or 0.0) * (f or 0.0) for a, f in zip(column, factors, strict=True))
+        for column in ([entry.gpu_h for entry in able], costs)
+    )
     return SweepEstimate(
         sweep=sweep.name,
         runs_to_start=len(able),
         runs_refused=len(sweep.entries) - len(able),
         most_gpus=max((entry.gpus for entry in able), default=0),
-        gpu_h=sum(entry.gpu_h or 0.0 for entry in able),
+        gpu_h=gpu_h,
         wall_clock_s=sum(entry.seconds or 0.0 for entry in able),
         energy_j=sum(entry.energy_j or 0.0 for entry in able),
-        cost_usd=sum(cost for cost in costs if cost is not None) if None not in costs else None,
+        cost_usd=cost,
+        goodput_frac=gpu_h / failed_h if failed_h else None,
+        failed_gpu_h=failed_h,
+        failed_cost_usd=failed_usd,
     )
 
 

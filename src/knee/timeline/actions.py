@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from knee.arrays import Bools, Floats
+from knee.arrays import Bools, Floats, blended, names_of
+from knee.cost.comm_costs import CommCosts
 from knee.cost.group_placements import GroupPlacements
 from knee.cost.kernel_cost import stream_s
-from knee.cost.step_parts import CommCosts, ComputeCosts
+from knee.cost.step_parts import ComputeCosts
 from knee.specs.hardware import Gpu
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, SCHEDULES
-from knee.specs.plan_table import PlanTable
+from knee.specs.plan_table import PlanTable, is_dualpipe
 from knee.specs.profile import Profile
 from knee.workload import tp_messages
 from knee.workload.operations import MemoryBound
@@ -79,8 +81,8 @@ def local_comms(
     sp = table.sequence_parallel
     issue = host_scale * issue_s(profile, table, groups)
 
-    def tp(of: tp_messages.TpMessages) -> LocalComm:
-        total = np.where(sp, of.collectives * comm.tp_gather, of.all_reduces * comm.tp_all_reduce)
+    def tp(of: tp_messages.TpMessages, saved: Floats | float = 0.0) -> LocalComm:
+        total = np.where(sp, of.collectives * comm.tp_gather - saved, of.all_reduces * comm.tp_all_reduce)
         host = np.where(sp, of.collectives, of.all_reduces) * issue
         blocks = (1.0 - share) * total
         if of.sums:
@@ -92,8 +94,8 @@ def local_comms(
 
     times = tp_messages.LOSS_ALL_REDUCES if profile.loss_parallel else 1
     forward_cp, backward_cp = _context_parallel(profile, table, comm, compute)
-    forward = tp(tp_messages.layer_forward(model)).plus(forward_cp)
-    backward = tp(tp_messages.layer_backward(model, profile)).plus(backward_cp)
+    forward = tp(tp_messages.layer_forward(model), comm.tp_forward_saved).plus(forward_cp)
+    backward = tp(tp_messages.layer_backward(model, profile), comm.tp_backward_saved).plus(backward_cp)
     if model.experts is not None:
         routed = routed_comm(model, profile, table, comm, host_scale)
         again = routed.times(table.recomputes_module("moe"))
@@ -103,7 +105,7 @@ def local_comms(
         embedding_backward=tp(tp_messages.EMBEDDING_BACKWARD),
         layer_forward=forward,
         layer_backward=backward.plus(forward.times(table.repeats_frac)).plus(
-            tp(tp_messages.ops_again(model)).times(table.recomputes("ops"))
+            tp(tp_messages.ops_again(model), comm.tp_forward_saved).times(table.recomputes("ops"))
         ),
         head_forward=tp(tp_messages.HEAD_FORWARD).plus(blocking(times * comm.tp_loss)),
         head_backward=tp(tp_messages.HEAD_BACKWARD),
@@ -115,10 +117,27 @@ def routed_comm(model: Model, profile: Profile, table: PlanTable, comm: CommCost
     travel beside another microbatch. The host keeps books of them."""
     share = expert_share(model)
     seconds = share * (comm.dispatch + 2.0 * comm.etp_gather + comm.combine)
-    # one microbatch has no other beside it
-    hidden = np.where(table.ep_overlap & (table.microbatches > 1), seconds, 0.0)
+    hidden = paired_share(table) * seconds
     host = np.zeros(len(table)) + host_scale * share * profile.expert_host_s
     return LocalComm(hidden_s=hidden, blocking_s=seconds - hidden, host_s=host)
+
+
+def paired_share(table: PlanTable) -> Floats:
+    """Share of the passes beside which a pass of another microbatch runs, the other way, and hides their tokens; 0 for
+    plans that do not overlap them.
+
+    Formula: 1 - alone / M, alone = (P + 1) / 2 (1f1b, zero_bubble), P (interleaved), 5 P / 4 - 1/2 (dualpipe)
+    Where:   passes of the warm-up and of the drain are alone, mean over ranks: P - r in 1F1B, whose warm-up is one
+             longer; 2 P - p - 1 on the p-th rank from either end in DualPipe, less those of its fifth step. GPipe has
+             no pairs. Where whole blocks are recomputed, nothing is hidden
+    Source:  counted from ``pipelines.schedules`` (a test compares them); Megatron-LM 0.16, transformer_config.py:
+             overlap_moe_expert_parallel_comm excludes full recomputation
+    """
+    p, m = table.pp.astype(np.float64), table.microbatches
+    by_name = {"gpipe": np.where(p > 1, m, 1.0), "interleaved": p, "dualpipe": 1.25 * p - 0.5}
+    alone = np.select([table.schedule == SCHEDULES.index(name) for name in by_name], [*by_name.values()], (p + 1) / 2)
+    overlaps = (table.ep_overlap | is_dualpipe(table)) & (table.repeats_frac == 0.0)
+    return np.where(overlaps, np.clip(1.0 - np.where(p > 1, alone, 1.0) / m, 0.0, 1.0), 0.0)
 
 
 def gathers_kv_again(profile: Profile, table: PlanTable) -> Floats:
@@ -172,12 +191,29 @@ class StepParts:
     local: LocalComms
     kappa: Floats
     """How much slower compute runs beside communication."""
-    expert_share: float
-    """Of the layers."""
     shares_wire: Bools
     """TP or CP and the sharded group both cross nodes, and so the same NICs."""
     serial_replicas: Bools
     """So do the sharded group and the replicas: their all-reduces stand in the queue."""
+    expert_share: Floats | float
+    """Of the layers."""
+    kinds: LayerParts | None
+    """What the mean layer is the mean of; None where layers are alike."""
+
+    def at(self, share: Floats | float) -> StepParts:
+        """Of chunks that have experts in that share of their layers."""
+        if self.kinds is None:
+            return self
+        dense, sparse = self.kinds.dense, self.kinds.sparse
+        return replace(
+            self,
+            traffic=self.traffic.at(share),
+            compute=blended(dense.compute, sparse.compute, share),
+            comm=blended_comm(dense.comm, sparse.comm, share),
+            local=blended(dense.local, sparse.local, share),
+            expert_share=share,
+            kinds=None,
+        )
 
     def replicate_share(self) -> Floats:
         """Share of a queued reduction that is the replicas' all-reduce: none where that has a channel of its own."""
@@ -185,10 +221,10 @@ class StepParts:
         queued = self.serial_replicas & (both > 0)
         return np.where(queued, self.comm.replicate_layer / np.where(queued, both, 1.0), 0.0)
 
-    def copies(self, elements: Floats) -> tuple[Floats, Floats]:
-        """FSDP's copy-out after a gather and copy-in (with the cast) before a reduce."""
-        out = MemoryBound(name="copy_out", moved_bytes=2.0 * PARAMETER_BYTES * elements, kernels=1, rate="copy_out")
-        moved = (PARAMETER_BYTES + self.traffic.reduce_bytes) * elements
+    def copies(self) -> tuple[Floats, Floats]:
+        """FSDP's copy-out after a layer's gather and copy-in (with the cast) before its reduction."""
+        out = MemoryBound(name="copy_out", moved_bytes=2.0 * self.traffic.gather_bytes, kernels=1, rate="copy_out")
+        moved = (PARAMETER_BYTES + self.traffic.reduce_bytes) * self.traffic.layer_moved
         back = MemoryBound(name="copy_in", moved_bytes=moved, kernels=1, rate="copy_in")
         return (
             np.where(self._copies, stream_s(self.gpu, self.profile, out), 0.0),
@@ -203,14 +239,35 @@ class StepParts:
         """HBM traffic of a layer's copies in one step: resharding plans copy out twice and in every microbatch."""
         out, back = 2.0 * PARAMETER_BYTES, PARAMETER_BYTES + self.traffic.reduce_bytes
         each = np.where(self.modes.reshards, (2.0 * out + back) * self.table.microbatches, out + back)
-        return np.where(self._copies, each * self.traffic.layer_moved, 0.0)
+        saved = 2.0 * self.traffic.fp8.saved_bytes * np.where(self.modes.reshards, 2.0 * self.table.microbatches, 1.0)
+        return np.where(self._copies, each * self.traffic.layer_moved - saved, 0.0)
 
 
-def is_zero_bubble(table: PlanTable) -> Bools:
-    """Plans whose backward is split in two."""
-    return np.asarray((table.schedule == SCHEDULES.index("zero_bubble")) & (table.pp > 1), dtype=np.bool_)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerParts:
+    """A step of the same plans if no layer had experts, and if all had."""
+
+    dense: StepParts
+    sparse: StepParts
 
 
-def world_name(table: PlanTable) -> str:
-    """What the GPUs are called that a step of plan 0 keeps together."""
-    return "replica" if table.sync_every[0] > 1 else "world"
+def comms_of_kinds(comm: CommCosts) -> tuple[CommCosts, CommCosts]:
+    """Messages of layers without experts, and of layers with them."""
+    assert comm.dense is not None
+    none = np.zeros(len(comm.norm))
+    kinds = ("gather_experts", "reduce_experts", "replicate_experts", "dispatch", "combine", "etp_gather")
+    own: dict[str, Any] = {name: getattr(comm.dense, name) for name in names_of(type(comm.dense))}
+    own |= dict.fromkeys(kinds, none)
+    sparse = replace(comm, dense=None)
+    return replace(sparse, **own), sparse
+
+
+def blended_comm(dense: CommCosts, sparse: CommCosts, share: Floats | float) -> CommCosts:
+    """Messages of the mean layer. Those of routed tokens are a layer's with experts, whatever the share."""
+    routed = {name: getattr(sparse, name) for name in ("dispatch", "combine", "etp_gather")}
+    return replace(blended(dense, sparse, share), **routed)
+
+
+def world_name(table: PlanTable, plan: int = 0) -> str:
+    """What the GPUs are called that a step of a plan keeps together."""
+    return "replica" if table.sync_every[plan] > 1 else "world"

@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from knee.arrays import Floats, Ints, equal_rows
-from knee.timeline.actions import StepParts, is_zero_bubble
-from knee.timeline.chunks import ChunkRows
+from knee.specs.plan_table import stage_copies
+from knee.timeline.actions import StepParts
 from knee.timeline.closed_forms import run
 from knee.timeline.passes import SUM_NAMES, Pass, Sums, WalkedPass, joined
+from knee.timeline.pipelines.chunks import ChunkRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +87,11 @@ def per_rank(rows: ChunkRows, ranks: Ints, seconds: Floats) -> Floats:
 
 def times_of(parts: StepParts, rows: ChunkRows, walked: Mapping[str, WalkedPass]) -> dict[str, Floats]:
     """How often each action of a row's chunks is run in a step."""
-    once, more = np.ones(len(rows)), (parts.table.microbatches - 1)[rows.plan].astype(np.float64)
+    copies = stage_copies(parts.table)[rows.plan].astype(np.float64)
+    once, more = copies, parts.table.microbatches[rows.plan] - copies
     times = {"F_first": once, "F": more, "B": more, "B_last": once}
     if "W" in walked:
-        split = is_zero_bubble(parts.table)[rows.plan]
+        split = parts.table.splits_backward[rows.plan]
         times |= {"W": more * split, "W_last": once * split}
     if "B_late" in walked:
         # passes of the first and last group, in place of as many others

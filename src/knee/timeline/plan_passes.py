@@ -6,16 +6,19 @@ once: rows whose passes are equal in all columns have one kind.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from knee.arrays import Bools, Floats, Ints, equal_rows, names_of
+from knee.arrays import Bools, Floats, Ints, blended, equal_rows, names_of
 from knee.cost.kernel_cost import Cost, attention_launches
-from knee.timeline.actions import LocalComm, StepParts
-from knee.timeline.chunks import ChunkRows
+from knee.timeline.actions import LayerParts, LocalComm, StepParts
 from knee.timeline.passes import Pass, Segment
+from knee.timeline.pipelines.chunks import ChunkRows
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +39,6 @@ class Messages:
     def plus(self, other: Messages) -> Messages:
         """Both, one after the other."""
         return Messages(**{name: getattr(self, name) + getattr(other, name) for name in names_of(Messages)})
-
-    def of_layers(self, rows: ChunkRows) -> Floats:
-        """One layer's, of chunks that have layers."""
-        return np.where(rows.layers > 0, self.layer[rows.plan], 0.0)
 
     def of_root(self, rows: ChunkRows) -> Floats:
         """The root group's of a chunk: embedding, head, both in one, or none."""
@@ -71,12 +70,33 @@ class PlanPass:
     """The chunk's gathers come before its pass, while the pipeline fills."""
     hands_on: Bools
     """Early chunks leave their reductions to the rank's last one."""
+    kinds: LayerPasses | None = None
+    """The same pass of layers without experts and of layers with them; None where layers are alike."""
 
     def columns(self) -> list[Floats | Ints | Bools]:
         """All of them: passes with equal ones are equal."""
         groups = [self.embedding, self.layer, self.head, self.gather, self.reduce, self.replicate]
         nested = [getattr(group, name) for group in groups if group is not None for name in names_of(type(group))]
-        return [*nested, *(x for name in names_of(PlanPass) if isinstance(x := getattr(self, name), np.ndarray))]
+        own = [*nested, *(x for name in names_of(PlanPass) if isinstance(x := getattr(self, name), np.ndarray))]
+        return own if self.kinds is None else [*own, *self.kinds.dense.columns(), *self.kinds.sparse.columns()]
+
+    def layer_of(self, rows: ChunkRows) -> Segment:
+        """A layer of the rows' chunks, mean over the layers of each."""
+        return self._mean(rows, lambda one: one.layer.rows(rows.plan))
+
+    def layer_messages(self, rows: ChunkRows, name: str) -> Floats:
+        """Seconds of a layer's gather, reduction or replication, of chunks that have layers; mean over theirs."""
+
+        def of(one: PlanPass) -> Floats:
+            messages: Messages | None = getattr(one, name)
+            return np.zeros(len(rows)) if messages is None else messages.layer[rows.plan]
+
+        return np.where(rows.layers > 0, self._mean(rows, of), 0.0)
+
+    def _mean(self, rows: ChunkRows, of: Callable[[PlanPass], T]) -> T:
+        return (
+            of(self) if self.kinds is None else blended(of(self.kinds.dense), of(self.kinds.sparse), rows.expert_share)
+        )
 
     def where(self, there: Bools, other: PlanPass) -> PlanPass:
         """This one there, the other elsewhere."""
@@ -95,8 +115,23 @@ def _where(there: Bools, a: Any, b: Any) -> Any:
     return kind(**{name: _where(there, getattr(a, name, None), getattr(b, name, None)) for name in names_of(kind)})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPasses:
+    """A pass if no layer had experts, and if all had."""
+
+    dense: PlanPass
+    sparse: PlanPass
+
+    @classmethod
+    def of(cls, kinds: LayerParts | None, make: Callable[[StepParts], PlanPass]) -> LayerPasses | None:
+        """A pass of each kind; None where layers are alike."""
+        return None if kinds is None else cls(dense=make(kinds.dense), sparse=make(kinds.sparse))
+
+
 FEW_PLANS = 64
 """Plans whose passes are quicker walked than compared."""
+MOST_LAYERS = 2**20
+"""Above the layers of any model."""
 
 
 def kinds_of_rows(p: PlanPass, rows: ChunkRows, only: Bools | None = None) -> tuple[Ints, Ints]:
@@ -104,7 +139,7 @@ def kinds_of_rows(p: PlanPass, rows: ChunkRows, only: Bools | None = None) -> tu
     _, plan = equal_rows(*p.columns(), few=FEW_PLANS)
     if only is not None:
         plan = np.where(only, plan, -1)
-    chunk = (rows.layers * 2 + rows.embedding) * 2 + rows.head
+    chunk = ((rows.layers * MOST_LAYERS + rows.expert_layers) * 2 + rows.embedding) * 2 + rows.head
     if not p.forward:
         chunk = chunk * 2 + rows.early
     return equal_rows(plan[rows.plan], chunk)
@@ -115,7 +150,9 @@ def passes_of(parts: StepParts, p: PlanPass, rows: ChunkRows) -> Pass:
     i, zero = rows.plan, np.zeros(len(rows))
     embedding, head = _end(p.embedding, i, rows.embedding), _end(p.head, i, rows.head)
     here = ~p.fills[i] | rows.embedding
-    reduce, root_reduce = (zero, zero) if p.reduce is None else (p.reduce.of_layers(rows), p.reduce.of_root(rows))
+    reduce, root_reduce = zero, zero
+    if p.reduce is not None:
+        reduce, root_reduce = p.layer_messages(rows, "reduce"), p.reduce.of_root(rows)
     if not parts.profile.reduce_overlap:
         # everything waits for the end of backward
         after = ~parts.modes.gathers[i]
@@ -130,12 +167,12 @@ def passes_of(parts: StepParts, p: PlanPass, rows: ChunkRows) -> Pass:
         layer=_layer(p, rows),
         tail=head if p.forward else embedding,
         root_gather_s=zero if p.gather is None else np.where(here, p.gather.of_root(rows), 0.0),
-        gather_s=zero if p.gather is None else np.where(here, p.gather.of_layers(rows), 0.0),
+        gather_s=zero if p.gather is None else np.where(here, p.layer_messages(rows, "gather"), 0.0),
         ahead=p.ahead[i],
         reduce_s=reduce,
         reduce_limit_s=limit,
         root_reduce_s=root_reduce,
-        replicate_s=zero if p.replicate is None else p.replicate.of_layers(rows),
+        replicate_s=zero if p.replicate is None else p.layer_messages(rows, "replicate"),
         root_replicate_s=zero if p.replicate is None else p.replicate.of_root(rows),
         carried_reduce_s=zero,
         carried_replicate_s=zero,
@@ -158,7 +195,7 @@ def _end(segment: Segment, plan: Ints, there: Bools) -> Segment:
 def _layer(p: PlanPass, rows: ChunkRows) -> Segment:
     """A layer of the rows' plans; all chunks but the first, or in backward the last, receive something."""
     receives = ~(rows.embedding if p.forward else rows.head)
-    layer = p.layer.rows(rows.plan)
+    layer = p.layer_of(rows)
     hidden_send = p.hidden_send_s[rows.plan] * receives / np.maximum(rows.layers, 1)
     return Segment(
         compute_s=layer.compute_s,
@@ -181,11 +218,12 @@ def forward_pass(parts: StepParts, *, gathers: Bools) -> PlanPass:
     """Forward of one microbatch; ``gathers`` says, per plan, whether this one brings the parameters."""
     c, local, table = parts.compute, parts.local, parts.table
     layer = _segment(parts, c.layer_forward, local.layer_forward)
-    out, _ = parts.copies(parts.traffic.layer_moved)
+    out, _ = parts.copies()
     # ZeRO-1's gather beside forward writes in place: nothing is copied out
     out = np.where(gathers & ~parts.modes.zero1, out, 0.0)
     never = np.zeros(len(table), dtype=np.bool_)
     return PlanPass(
+        kinds=LayerPasses.of(parts.kinds, lambda kind: forward_pass(kind, gathers=gathers)),
         forward=True,
         embedding=_segment(parts, c.embedding_forward, local.embedding_forward),
         layer=Segment(
@@ -224,7 +262,11 @@ def filling_gather_s(parts: StepParts, rows: ChunkRows) -> Floats:
     """Seconds of those gathers, per row."""
     fills = gathers_while_filling(parts)
     gather = Messages.of(parts, "gather", fills)
-    return np.where(rows.embedding, 0.0, rows.layers * gather.layer[rows.plan] + gather.of_root(rows))
+    layer = gather.layer[rows.plan]
+    if parts.kinds is not None:
+        dense, sparse = parts.kinds.dense.comm.gather_layer, parts.kinds.sparse.comm.gather_layer
+        layer = fills[rows.plan] * blended(dense[rows.plan], sparse[rows.plan], rows.expert_share)
+    return np.where(rows.embedding, 0.0, rows.layers * layer + gather.of_root(rows))
 
 
 def recomputed(parts: StepParts) -> tuple[Floats, Floats]:
@@ -239,7 +281,7 @@ def recomputed(parts: StepParts) -> tuple[Floats, Floats]:
 def _backward_layer(parts: StepParts, reduces: Bools, what: str) -> Segment:
     """A layer's backward: what it computes, launches and exchanges."""
     c = parts.compute
-    out, back = parts.copies(parts.traffic.layer_moved)
+    out, back = parts.copies()
     none = np.zeros(len(parts.table))
     cost_s, kernels = np.where(reduces, back, 0.0), none
     local = LocalComm(hidden_s=none, blocking_s=none, host_s=none)
@@ -275,7 +317,12 @@ def backward_pass(parts: StepParts, *, reduces: Bools, replicates: bool = True, 
         reduce = reduce.plus(Messages.of(parts, "replicate", queued))
     gathers = modes.reshards & whole
     gather = Messages(layer=np.where(gathers, parts.comm.gather_layer, 0.0), embedding=none, head=none, root=none)
+
+    def of_kind(kind: StepParts) -> PlanPass:
+        return backward_pass(kind, reduces=reduces, replicates=replicates, what=what)
+
     return PlanPass(
+        kinds=LayerPasses.of(parts.kinds, of_kind),
         forward=False,
         embedding=_segment(parts, c.embedding_backward, local.embedding_backward) if whole else nothing,
         layer=_backward_layer(parts, reduces, what),

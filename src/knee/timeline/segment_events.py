@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from knee.arrays import Ints
+from knee.arrays import Floats, Ints
 from knee.cost.kernel_cost import operation_s
 from knee.cost.step_parts import half_column, product_column, shapes_of
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, RECOMPUTES
-from knee.timeline.actions import StepParts, gathers_kv_again, is_zero_bubble
+from knee.timeline.actions import StepParts, gathers_kv_again
 from knee.timeline.rank_groups import expert_groups, group, neighbours
 from knee.timeline.step_actions import Actions
 from knee.timeline.step_events import Kernel, Message, Script, script_of
@@ -31,26 +32,35 @@ def scripts_of(
     """A script for every action of every chunk kind of plan 0, with groups as stage ``stage`` sees them."""
     scripts = {}
     for action in a.walked:
-        kernels = _kernels(model, cluster, parts, action)
         for row in range(len(a.rows)):
+            own, chunk = _of_chunk(model, parts, a, row)
             forward = action[0] == "F"
             receives = not (a.rows.embedding[row] if forward else a.rows.head[row]) and action[0] != "W"
             send = _hidden_send(parts, stage, int(a.rows.layers[row]), forward) if receives else []
-            scripts[(action, row)] = script_of(
-                parts, kernels, _local(model, parts, stage, send, forward=forward), row, a, stage, action
-            )
+            local = _local(chunk, own, stage, send, forward=forward)
+            scripts[(action, row)] = script_of(own, _kernels(chunk, cluster, own, action), local, row, a, stage, action)
     return scripts
+
+
+def _of_chunk(model: Model, parts: StepParts, a: Actions, row: int) -> tuple[StepParts, Model]:
+    """Parts and model of one chunk kind, where layers are not alike: a model of its layers."""
+    if parts.kinds is None or model.experts is None or a.rows.layers[row] == 0:
+        return parts, model
+    layers, sparse = int(a.rows.layers[row]), int(a.rows.expert_layers[row])
+    experts = replace(model.experts, dense_layers=layers - sparse, every=1) if sparse else None
+    chunk = replace(model, layers=layers, mtp_layers=0, experts=experts)
+    return parts.at(float(a.rows.expert_share[row])), chunk
 
 
 def _kernels(model: Model, cluster: Cluster, parts: StepParts, action: str) -> dict[str, tuple[Kernel, ...]]:
     """The operations of each segment, with their shares of its compute."""
     one = parts.table.rows(slice(0, 1))
-    s, kinds = shapes_of(model, one, casts=parts.profile.casts_weights), parts.profile.kernels
+    s, kinds = shapes_of(model, one, parts.profile), parts.profile.kernels
     products = product_column(one)
     forward = op.layer_forward(model, s, kinds)
     back = op.layer_backward_input(model, s, kinds)
     weight = op.layer_backward_weight(model, s, kinds)
-    split = bool(is_zero_bubble(one)[0])
+    split = bool(one.splits_backward[0])
     layer = {"F": forward, "B": back if split else [*back, *weight], "W": weight}[action[0]]
     policy, unfused = RECOMPUTES[one.recompute[0]], parts.profile.attention == "unfused"
     again = op.recomputed_ops(model, s, kinds, attention=unfused) if policy == "ops" else forward
@@ -72,7 +82,7 @@ def _kernels(model: Model, cluster: Cluster, parts: StepParts, action: str) -> d
     extra = []
     if action in copies and not (split and action == "B_last"):
         name, which = copies[action]
-        seconds = [float(x[0]) for x in parts.copies(parts.traffic.layer_moved)]
+        seconds = [float(x[0]) for x in parts.copies()]
         extra = [(name, seconds[which])] + ([("copy_out", seconds[0])] if reshards and action[0] == "B" else [])
 
     def seconds_of(o: op.Operation, types: Ints) -> float:
@@ -108,15 +118,21 @@ def _local(model: Model, parts: StepParts, stage: int, send: Timed, *, forward: 
     def message(collective: str, message_bytes: float, dtype: str = "bf16") -> Message:
         return Message(collective=collective, group=tp, message_bytes=message_bytes, dtype=dtype)
 
-    def exchange(of: tp_messages.TpMessages) -> Timed:
+    def exchange(of: tp_messages.TpMessages, eight: Floats | None = None, saved: Floats | None = None) -> Timed:
         sums = [(message("all_reduce", 4.0 * float(table.micro_tokens[0]), "fp32"), float(comm.tp_sum[0]))] * of.sums
         if not sp:
             return _times(message("all_reduce", size), float(comm.tp_all_reduce[0]), of.all_reduces) + sums
         seconds = float(comm.tp_gather[0])
-        gathers = _times(message("all_gather", size), seconds, of.gathers)
+        in_fp8, saved_s = (0.0 if x is None else float(x[0]) for x in (eight, saved))
+        gathers = _times(message("all_gather", size), seconds, of.gathers - in_fp8)
+        scale, scale_s = message("all_reduce", 4.0, "fp32"), float(comm.tp_scale[0])
+        shorter = seconds - saved_s / max(in_fp8, 1.0) - scale_s
+        gathers += _times(message("all_gather", size / 2.0, "uint8"), shorter, in_fp8) + _times(scale, scale_s, in_fp8)
         return gathers + _times(message("reduce_scatter", size), seconds, of.scatters) + sums
 
     kv = [*_keys_and_values(parts, stage, forward), *_routed(model, parts, stage)]
+    there = (parts.traffic.fp8.tp_forward, comm.tp_forward_saved)
+    back = (parts.traffic.fp8.tp_backward, comm.tp_backward_saved)
     if forward:
         one, times = message("all_reduce", 4.0 * float(table.micro_tokens[0]), "fp32"), tp_messages.LOSS_ALL_REDUCES
         if not parts.profile.loss_parallel:
@@ -124,19 +140,19 @@ def _local(model: Model, parts: StepParts, stage: int, send: Timed, *, forward: 
         loss = [(one, float(comm.tp_loss[0]))] * times
         return {
             "lead": _normal(exchange(tp_messages.EMBEDDING_FORWARD)),
-            "layer": _normal([*exchange(tp_messages.layer_forward(model)), *kv, *send]),
+            "layer": _normal([*exchange(tp_messages.layer_forward(model), *there), *kv, *send]),
             "tail": _normal([*exchange(tp_messages.HEAD_FORWARD), *loss]),
         }
     share = float(table.repeats_frac[0])
-    again = [*exchange(tp_messages.layer_forward(model)), *_keys_and_values(parts, stage, True)]
+    again = [*exchange(tp_messages.layer_forward(model), *there), *_keys_and_values(parts, stage, True)]
     repeated = [(m, share * s) for m, s in (*again, *_routed(model, parts, stage))]
     if table.recomputes_module("moe")[0]:
         repeated += _routed(model, parts, stage)
     if table.recomputes("ops")[0]:
-        repeated = exchange(tp_messages.ops_again(model))
+        repeated = exchange(tp_messages.ops_again(model), *there)
     return {
         "lead": _normal(exchange(tp_messages.HEAD_BACKWARD)),
-        "layer": _normal([*repeated, *exchange(tp_messages.layer_backward(model, parts.profile)), *kv, *send]),
+        "layer": _normal([*repeated, *exchange(tp_messages.layer_backward(model, parts.profile), *back), *kv, *send]),
         "tail": _normal(exchange(tp_messages.EMBEDDING_BACKWARD)),
     }
 

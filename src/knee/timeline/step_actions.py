@@ -1,6 +1,6 @@
 """The actions of a step: what each kind of chunk does in its first, middle and last microbatch, walked.
 
-A plan has few kinds of chunks (see ``timeline.chunks``), and each kind few actions; those are the columns that are
+A plan has few kinds of chunks (see ``pipelines.chunks``), and each kind few actions; those are the columns that are
 walked, not stages or microbatches.
 """
 
@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from knee.arrays import Bools, Floats, Ints
-from knee.timeline.actions import StepParts, is_zero_bubble
+from knee.timeline.actions import StepParts
 from knee.timeline.chunk_queues import carrying, per_rank, spread
-from knee.timeline.chunks import ChunkRows, chunk_rows
 from knee.timeline.closed_forms import run_together
 from knee.timeline.passes import SUM_NAMES, Sums, WalkedPass
+from knee.timeline.pipelines.chunks import ChunkRows, Layout, chunk_rows, layout_of
 from knee.timeline.plan_passes import (
     PlanPass,
     backward_pass,
@@ -24,16 +24,14 @@ from knee.timeline.plan_passes import (
     kinds_of_rows,
     passes_of,
 )
+from knee.workload.layers_per_stage import Cuts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actions:
     """Every action of every chunk kind, walked."""
 
-    layers: int
-    """Of the model."""
-    head_layers: float
-    """What the output projection counts as where layers are dealt."""
+    cuts: Cuts
     rows: ChunkRows
     row_of: Ints
     """Row of (kind, plan), or -1."""
@@ -47,15 +45,18 @@ class Actions:
     draining: frozenset[str]
     """Actions of which some end with a drain."""
 
+    def layout(self, plan: int) -> Layout:
+        """The chunks of one plan's pipeline."""
+        return layout_of(*self.cuts.of(plan))
 
-def run_actions(parts: StepParts, layers: int, head_layers: float = 0.0) -> Actions:
+
+def run_actions(parts: StepParts, cuts: Cuts) -> Actions:
     """Walk the passes of every chunk kind: first and middle forwards, middle and last backwards."""
-    rows, row_of = chunk_rows(layers, head_layers, parts.table)
+    rows, row_of = chunk_rows(cuts)
     filling = filling_gather_s(parts, rows)
     walked, late = _walk_rows(parts, rows, filling)
     return Actions(
-        layers=layers,
-        head_layers=head_layers,
+        cuts=cuts,
         rows=rows,
         row_of=row_of,
         ranks=parts.table.pp,
@@ -81,7 +82,7 @@ def _walk_rows(parts: StepParts, rows: ChunkRows, filling_s: Floats) -> tuple[di
     """The walked actions, and what the gathers of upper chunks leave exposed, per plan."""
     modes = parts.modes
     every = np.ones(len(parts.table), dtype=np.bool_)
-    split = is_zero_bubble(parts.table)
+    split = parts.table.splits_backward
     overlaps = modes.zero1 & parts.profile.gather_overlap
     last = backward_pass(parts, reduces=every)
     middle = backward_pass(parts, reduces=modes.reduces_often, replicates=False)

@@ -15,11 +15,11 @@ import numpy as np
 from knee.record.events import COMM_STREAM, EventLog, Events, RankGroup
 from knee.specs.plan import AXES, SCHEDULES
 from knee.specs.plan_table import PlanTable
-from knee.timeline import pipeline
 from knee.timeline.actions import StepParts, world_name
-from knee.timeline.chunks import layout_of
 from knee.timeline.passes import Phase
-from knee.timeline.pipeline_spans import pipeline_times, transfers
+from knee.timeline.pipelines import recurrence as pipeline
+from knee.timeline.pipelines.chunks import rank_chunks
+from knee.timeline.pipelines.spans import pipeline_times, transfers
 from knee.timeline.rank_groups import expert_shard_group, group, neighbours, shard_group, stage_rank
 from knee.timeline.step_actions import Actions
 from knee.timeline.walk import run_passes
@@ -237,11 +237,12 @@ def script_of(
     root = float(a.rows.embedding[row] * t.embedding.moved[0] + a.rows.head[row] * t.head.moved[0])
     reduce, home = ("all_reduce", replicas) if ddp else ("reduce_scatter", shard)
 
-    def gather(elements: float) -> Message:
-        size = PARAMETER_BYTES * elements
-        return Message(collective="all_gather", group=shard, message_bytes=size, dtype="bf16")
+    def gather(elements: float, saved: float = 0.0) -> Message:
+        size = PARAMETER_BYTES * elements - saved  # of two types in one message, FSDP2 sends bytes
+        return Message(collective="all_gather", group=shard, message_bytes=size, dtype="uint8" if saved else "bf16")
 
-    edp, routed = expert_shard_group(parts, stage), float(t.experts.moved[0]) / (parts.expert_share or 1.0)
+    # the experts of one layer that has some
+    edp, routed = expert_shard_group(parts, stage), float(t.experts.moved[0]) / (float(parts.expert_share) or 1.0)
     shards = 1.0 if ddp else float(t.expert_shards[0])
     experts = {
         "gather": Message(collective="all_gather", group=edp, message_bytes=PARAMETER_BYTES * routed, dtype="bf16"),
@@ -266,10 +267,11 @@ def script_of(
         size = width * elements / shard.size
         return Message(collective="all_reduce", group=replicas, message_bytes=size, dtype=dtype)
 
+    of_layer = gather(layer, float(t.fp8.saved_bytes[0]))
     return Script(
         kernels=kernels,
         local=local,
-        gather=gather(layer),
+        gather=of_layer,
         root_gather=gather(root),
         reduce=reduction(layer),
         root_reduce=reduction(root),
@@ -277,7 +279,7 @@ def script_of(
         root_replicate=replication(root),
         experts=experts if routed else {},
         replicate_share=float(parts.replicate_share()[0]) if action.endswith("last") else 0.0,
-        carried=gather(layer) if action[0] == "F" else reduction(layer),
+        carried=of_layer if action[0] == "F" else reduction(layer),
     )
 
 
@@ -312,19 +314,21 @@ def _play_serial(log: EventLog, parts: StepParts, a: Actions, scripts: Scripts) 
 def _play_pipeline(logs: list[EventLog], parts: StepParts, a: Actions, scripts: Scripts) -> float:
     """With one: every action where the recurrence put it."""
     table, recorded = parts.table, cache(partial(record_action, parts, a))
-    p, v, m = int(table.pp[0]), int(table.virtual_stages[0]), int(table.microbatches[0])
-    g = pipeline.graph(SCHEDULES[table.schedule[0]], p, v, m)
+    schedule, p = SCHEDULES[table.schedule[0]], int(table.pp[0])
+    v, m = pipeline.chunks_per_rank(schedule, int(table.virtual_stages[0])), int(table.microbatches[0])
+    g = pipeline.graph(schedule, p, v, m // pipeline.directions(schedule))
     times = pipeline_times(parts, a, np.array([0]), transfers(parts))
     ends = np.empty((g.size, 1))
     pipeline.run(g, times.durations, times.drains, times.ready, row_of=times.row_of, ends=ends)
-    layout = layout_of(a.layers, p, v, a.head_layers)
+    held = rank_chunks(schedule, a.layout(0), p, v)
     for rank in range(p):
-        _play_filling(logs[rank], parts, a, scripts[rank], int(a.row_of[layout.kinds[rank], 0]))
+        filled = held[rank] if schedule == "dualpipe" else held[rank][:1]
+        _play_filling(logs[rank], parts, a, scripts[rank], [int(a.row_of[kind, 0]) for kind in filled])
     wait = float(transfers(parts)[0])
     for i in range(g.size):
-        rank, virtual, kind = int(g.rank_of[i]), int(g.chunk_of[i]), int(g.kind_of[i])
-        row = int(a.row_of[layout.kinds[virtual * p + rank], 0])
-        at = times.row_of[pipeline.duration_row(rank, virtual, v, kind)]
+        rank, chunk, kind = int(g.rank_of[i]), int(g.chunk_of[i]), int(g.kind_of[i])
+        row = int(a.row_of[held[rank][chunk], 0])
+        at = times.row_of[pipeline.duration_row(rank, chunk, v, kind)]
         start = float(ends[i, 0] - times.durations[at, 0])
         if g.receives[i] and wait > 0:
             pair = neighbours(parts, rank, int(g.rank_of[g.needs[i]]))
@@ -336,13 +340,16 @@ def _play_pipeline(logs: list[EventLog], parts: StepParts, a: Actions, scripts: 
 
 
 def _play_filling(
-    log: EventLog, parts: StepParts, a: Actions, scripts: dict[tuple[str, int], Script], row: int
+    log: EventLog, parts: StepParts, a: Actions, scripts: dict[tuple[str, int], Script], rows: list[int]
 ) -> None:
     """ZeRO-1's gathers before a rank starts, back to back: its lowest chunk's, and what its upper ones cannot hide."""
-    script, layers = scripts[("F_first", row)], int(a.rows.layers[row])
-    layer, whole, now = float(parts.comm.gather_layer[0]), float(a.filling_gather_s[row]), 0.0
-    pieces = [*layers * [(script.gather, layer)], (script.root_gather, whole - layers * layer)] if whole > 0 else []
-    for message, seconds in [*pieces, (script.gather, float(a.late_gather_s[0]))]:
+    pieces, now = [], 0.0
+    for row in rows:
+        script, layers, whole = scripts[("F_first", row)], int(a.rows.layers[row]), float(a.filling_gather_s[row])
+        layer = float(parts.at(float(a.rows.expert_share[row])).comm.gather_layer[0])
+        if whole > 0:
+            pieces += [*layers * [(script.gather, layer)], (script.root_gather, whole - layers * layer)]
+    for message, seconds in [*pieces, (scripts[("F_first", rows[0])].gather, float(a.late_gather_s[0]))]:
         if seconds > 0:
             message.write(log, now, seconds, _QUEUE)
         now += seconds
@@ -369,5 +376,5 @@ def _play_tail(log: EventLog, tail: Tail, world: RankGroup, parts: StepParts, st
     if tail.outer_s > 0:
         log.compute("outer", now, tail.outer_s)
         now += tail.outer_s
-    layer_bytes = PARAMETER_BYTES * float(parts.traffic.layer_moved[0])
+    layer_bytes = float(parts.traffic.gather_bytes[0])
     comm("all_gather", shard_group(parts, stage), tail.late_gather_s, layer_bytes, "bf16", _QUEUE)

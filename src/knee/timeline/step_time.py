@@ -8,10 +8,11 @@ from itertools import pairwise
 import numpy as np
 
 from knee.arrays import Floats
+from knee.specs.plan_table import stage_copies
 from knee.timeline.actions import StepParts
 from knee.timeline.chunk_queues import per_rank, times_of
 from knee.timeline.passes import SUM_NAMES
-from knee.timeline.pipeline_spans import fill_spans, transfers
+from knee.timeline.pipelines.spans import fill_spans, transfers
 from knee.timeline.step_actions import Actions
 
 
@@ -42,7 +43,7 @@ def run_step(parts: StepParts, a: Actions, *, fold: bool = True) -> StepColumns:
     chunks = table.pp * table.virtual_stages
     waits = 2.0 * (chunks - 1.0) * m / table.pp
     p2p = transfers(parts) * waits
-    filling = per_rank(a.rows, a.ranks, a.filling_gather_s * ~a.rows.early) + a.late_gather_s
+    filling = stage_copies(table) * per_rank(a.rows, a.ranks, a.filling_gather_s * ~a.rows.early) + a.late_gather_s
     span = np.where(table.pp > 1, 0.0, sums["duration_s"])
     fill_spans(parts, a, span, fold)
     return StepColumns(

@@ -11,8 +11,7 @@ import numpy as np
 from knee.arrays import ByValue
 from knee.errors import InputError
 from knee.kineto.column_cache import cached_columns
-from knee.kineto.cpu_trace import host_calls, of_gpu
-from knee.kineto.event_columns import Int64, RankTrace, Step
+from knee.kineto.event_columns import Int64, RankTrace, Step, of_gpu
 from knee.kineto.event_stream import HINT, ReportBytes
 from knee.kineto.process_groups import Call, ProcessGroups, collective_of
 from knee.trace.kernel_classes import BETWEEN_EXPERTS, Classes, Classified, classify
@@ -47,6 +46,8 @@ def read_trace(
     """Read a ``.json`` or ``.json.gz`` trace."""
     columns = cached_columns(path, use=cache, report_bytes=report_bytes)
     if columns.is_host:
+        from knee.kineto.cpu_trace import host_calls  # traces of GPUs need none of it
+
         calls = host_calls(columns, axes)
     elif len(columns):
         groups = ProcessGroups(columns.info, axes)

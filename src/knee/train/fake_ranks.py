@@ -28,7 +28,7 @@ from knee.parallelism.torch_internals import (
     fake_tensors,
     fake_world,
     is_counted_product,
-    is_sharded_tensor,
+    stands_for_others,
 )
 from knee.parallelism.trainer import Trainer
 from knee.parallelism.trainer_job import TrainJob
@@ -39,7 +39,7 @@ from knee.workload.layers_per_stage import chunk_layers
 
 REPLICAS = "edp_replicate"
 """Copies of the shards of experts."""
-TYPE_NAMES = {dtype: name for name, dtype in TYPES.items()} | {torch.int64: "int64"}
+TYPE_NAMES = {dtype: name for name, dtype in TYPES.items()} | {torch.int64: "int64", torch.uint8: "uint8"}
 
 
 Names = dict[tuple[bool, str], str]
@@ -62,7 +62,7 @@ class Log(TorchDispatchMode):
         self.product_flop = self.attention_flop = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(is_sharded_tensor(t) for t in types):
+        if any(stands_for_others(t) for t in types):
             return NotImplemented  # it calls again with its local part
         out = func(*args, **(kwargs or {}))
         name = func._overloadpacket.__name__

@@ -44,6 +44,13 @@ class PowerWindow:
         self._thread.join()
         self._thread = None
 
+    def now_w(self) -> float | None:
+        """The draw of the last second; None if the board does not tell."""
+        try:
+            return float(self.nvml.mean_w())
+        except KneeError:
+            return None
+
     def _run(self) -> None:
         before = None
         try:

@@ -53,13 +53,23 @@ class RankState:
         """What was found out once: versions, data, trace, memory."""
         self.store: Any = None
         """What the ranks share; None for a rank alone."""
+        self.start = 0
+        """Steps that were done before this run went on from a checkpoint."""
+        self.paused_s = 0.0
+        """Seconds of validation since the timed window began."""
+        self.valid_losses: list[dict[str, float]] = []
         self.waits_s: list[float] = []
         """Seconds waited for data, at every mark."""
 
     @property
     def steps_done(self) -> int:
         """Steps whose end the device has reached."""
-        return max(0, self.clock.passed() - 1)
+        return self.start + len(self.clock.steps())
+
+    @property
+    def warmup(self) -> int:
+        """First steps of this process that are not measured; at least one step is."""
+        return min(self.job.warmup, self.job.steps - self.start - 1)
 
     def piece(self, status: str, error: str | None, *, lost_peer: bool = False, alive: bool = True) -> Piece:
         """This rank's part of the record. ``alive``: the device may be asked."""
@@ -78,27 +88,29 @@ class RankState:
             "device": self.device,
             "power": self.power.result() if self.power is not None and self.power.window_s else None,
             **window,
-            "window_times_s": times_s[job.warmup : job.steps],
+            "first_step": self.start,
+            "valid_losses": self.valid_losses,
+            "window_times_s": times_s[self.warmup : job.steps - self.start],
             **self.facts,
         }
         if alive and "memory" not in piece:
             with suppress(RuntimeError):
                 piece["memory"] = memory_of(job.device)
         if self.losses is not None and self.grad_norms is not None and (self.place.rank == 0 or status != "done"):
-            done = min(done, job.steps)
+            done = min(done, job.steps) - self.start
             piece |= {
                 "losses": self.losses.read(done),
                 "grad_norms": self.grad_norms.read(done),
-                "step_times_s": times_s[: job.steps],
+                "step_times_s": times_s[: job.steps - self.start],
             }
         return piece
 
     def _cut_window(self, times_s: list[float]) -> dict[str, Any]:
         """Of a run that ended inside its window: the steps that were done."""
-        timed = times_s[self.job.warmup : self.job.steps]
+        timed = times_s[self.warmup : self.job.steps - self.start]
         if not timed:
             return {"window_s": None, "window_steps": 0, "data_wait_s": None}
-        first, last = self.job.warmup, self.job.warmup + len(timed)
+        first, last = self.warmup, self.warmup + len(timed)
         return {
             "window_s": sum(timed),
             "window_steps": len(timed),

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import IO, Any
 
 import knee
+from knee.checkpoints.folder import CHECKPOINTS, checkpoints_in, remove_all
 from knee.errors import InputError, KneeError, argument
 from knee.files import make_folder, write_text
 from knee.parallelism.trainer_job import TrainJob
+from knee.train.metrics_log import METRICS
 from knee.train.run_record import HEARTBEATS, JOB, LOGS, PIECES, RECORD, TRACES, compose_from_files, write_record
 
 LAUNCHED = "KNEE_LAUNCHED"
@@ -31,23 +33,46 @@ ASKED_S = 10.0
 POLL_S = 0.05
 
 
-def prepare(out: Path, *, force: bool) -> None:
-    """A folder that takes a run: it is there, can be written to, and has no record yet."""
-    if (out / RECORD).exists() and not force:
+def prepare(out: Path, *, force: bool, resumes: bool = False) -> None:
+    """A folder that takes a run: it is there, can be written to, and has no other run's record or checkpoints."""
+    saved = bool(checkpoints_in(out / CHECKPOINTS))
+    if ((out / RECORD).exists() or saved) and not (force or resumes):
+        what = "checkpoints" if saved else "the record"
+        to_resume = f"{argument('resume')} {out} to go on with it, " if saved else ""
         raise InputError(
-            f"{out} already has the record of another run",
-            hint=f"give another {argument('out')}, or {argument('force')} to replace it",
+            f"{out} already has {what} of another run",
+            hint=f"give {to_resume}another {argument('out')}, or {argument('force')} to replace it",
             code="already-there",
             field="out",
         )
     make_folder(out)
 
 
-def clear(out: Path) -> None:
-    """Remove what an earlier run left."""
+def clear(out: Path, *, resumes: bool = False) -> None:
+    """Remove what an earlier run left; a run that goes on keeps its checkpoints, its metrics and the record."""
+    if resumes and (out / RECORD).exists():
+        os.replace(out / RECORD, out / f"previous-{RECORD}")
     (out / RECORD).unlink(missing_ok=True)
     for name in (PIECES, HEARTBEATS, LOGS, TRACES):
         shutil.rmtree(out / name, ignore_errors=True)
+    if not resumes:
+        remove_all(out)
+        (out / METRICS).unlink(missing_ok=True)
+
+
+def run_one_rank(job: TrainJob, out: Path, *, force: bool) -> tuple[dict[str, Any], int]:
+    """This process as the rank that torchrun says it is; the record on the first rank, and the exit code."""
+    from knee.train.rank_state import Place
+    from knee.train.worker import work
+
+    place, resumes = Place.of_environment(), bool(job.resume)
+    if place.rank == 0:
+        prepare(out, force=force, resumes=resumes)
+        clear(out, resumes=resumes)
+        write_job(out, job)
+    code = work(job, place)
+    written = place.rank == 0 and (out / RECORD).exists()
+    return json.loads((out / RECORD).read_text(encoding="utf-8")) if written else {}, code
 
 
 def write_job(out: Path, job: TrainJob) -> Path:
@@ -59,7 +84,7 @@ def write_job(out: Path, job: TrainJob) -> Path:
 
 def launch(job: TrainJob, out: Path, *, tell: IO[str] | None = None) -> tuple[dict[str, Any], int | None]:
     """Run all ranks here; the record, and the signal that ended the run, if one did. ``tell`` gets rank 0's lines."""
-    clear(out)
+    clear(out, resumes=bool(job.resume))
     path = write_job(out, job)
     (out / LOGS).mkdir(parents=True, exist_ok=True)
     ranks = _Ranks()

@@ -26,9 +26,13 @@ class StepClock:
         self.device = device
         self.marks: list[Any] = []
         self.host_s: list[float] = []
+        self.after_pause: set[int] = set()
+        """Marks before which no step was, but a validation."""
 
-    def mark(self) -> None:
-        """Here one step ends and the next begins."""
+    def mark(self, *, after_pause: bool = False) -> None:
+        """Here one step ends and the next begins, or a pause between them ends."""
+        if after_pause:
+            self.after_pause.add(len(self.host_s))
         self.host_s.append(time.perf_counter())
         if self.device == "cuda":
             import torch
@@ -46,12 +50,16 @@ class StepClock:
             count -= 1
         return count
 
-    def times_s(self) -> list[float]:
-        """Time of every step whose end the device has reached."""
-        count = self.passed()
+    def steps(self) -> Sequence[int]:
+        """The marks at the ends of steps that the device has reached."""
+        reached = range(1, self.passed())
+        return [i for i in reached if i not in self.after_pause] if self.after_pause else reached
+
+    def times_s(self, first: int = 0) -> list[float]:
+        """Time of every step whose end the device has reached, from step ``first`` on."""
         if self.device != "cuda":
-            return [float(step) for step in np.diff(self.host_s)]
-        return [a.elapsed_time(b) / 1e3 for a, b in zip(self.marks[: count - 1], self.marks[1:count], strict=True)]
+            return [self.host_s[i] - self.host_s[i - 1] for i in self.steps()[first:]]
+        return [self.marks[i - 1].elapsed_time(self.marks[i]) / 1e3 for i in self.steps()[first:]]
 
 
 class Values:
@@ -73,9 +81,9 @@ class Values:
         value = value.full_tensor() if hasattr(value, "full_tensor") else value
         self.numbers[step].copy_(value.reshape(()).double(), non_blocking=True)
 
-    def read(self, steps: int) -> list[float | None]:
-        """Of the first steps, all of them done; None where there is no number."""
-        found = [float(value) for value in self.numbers[:steps]]
+    def read(self, steps: int, first: int = 0) -> list[float | None]:
+        """Of steps ``first`` to ``steps``, all of them done; None where there is no number."""
+        found = [float(value) for value in self.numbers[first:steps]]
         return [value if np.isfinite(value) else None for value in found]
 
 

@@ -15,7 +15,7 @@ import os
 import re
 import sys
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,11 @@ from knee.errors import ExitCode, InputError, KneeError
 from knee.parallelism.trainer_job import TrainJob
 from knee.signals import BY_SIGNAL
 from knee.text_files import cannot_read
+from knee.train.between_steps import BetweenSteps
+from knee.train.deterministic import be_deterministic
 from knee.train.power_meter import open_power
 from knee.train.profiled_steps import UNDER_PROFILER, coordinates, keeps_trace, read_trace, traced_steps, write_trace
-from knee.train.progress_lines import TrainProgress, say
+from knee.train.progress_lines import TrainProgress, said_while, say
 from knee.train.rank_state import Place, RankState
 from knee.train.run_record import (
     HEARTBEATS,
@@ -137,7 +139,7 @@ def _guarded(run: RankState, watch: Watch) -> int:
     except RankTerminated as asked:
         status, error, code = "terminated", str(asked), BY_SIGNAL + asked.number
     except KneeError as problem:
-        status, error = "failed", problem.message
+        status, error = "failed", problem.message + (f"; {problem.hint}" if problem.hint else "")
     except Exception as problem:
         status, error = classify(problem)
         lost = status == "failed" and bool(PEER.search(f"{type(problem).__name__} {problem}"))
@@ -169,6 +171,8 @@ def train(run: RankState, watch: Watch) -> None:
     from knee.datasets.token_batches import Prefetcher, Share, open_data
 
     job, place = run.job, run.place
+    if job.deterministic:
+        be_deterministic()
     if job.device == "cuda":
         torch.cuda.set_device(place.local_rank)
     run.device = device_of(job.device, place.local_rank)
@@ -176,7 +180,8 @@ def train(run: RankState, watch: Watch) -> None:
     run.phase = "meeting"
     run.store = meet(job, place)
     run.phase = "building"
-    trainer = build(job)
+    with said_while(run, f"making the weights of {job.model.name}"):
+        trainer = build(job)
     at = coordinates(job.plan, place.rank)
     share = Share(
         seq_len=job.seq_len,
@@ -188,10 +193,13 @@ def train(run: RankState, watch: Watch) -> None:
     source = open_data(job.data, share, vocab_size=job.model.vocab)
     run.facts["data"] = source.describe()
     run.power, run.facts["power_trouble"] = open_power(run.device["uuid"])
-    run.losses, run.grad_norms = Values(job.steps, job.device), Values(job.steps, job.device)
+    between = BetweenSteps(run, trainer, share)
+    run.phase = "reading"
+    run.start = between.restore()
+    run.losses, run.grad_norms = (Values(job.steps - run.start, job.device) for _ in range(2))
     last = job.steps + (job.trace_steps + UNDER_PROFILER if job.trace_steps else 0)
     progress = TrainProgress(run)
-    with Prefetcher(source, stop=last, pin=job.device == "cuda") as batches:
+    with Prefetcher(source, start=run.start, stop=last, pin=job.device == "cuda") as batches:
 
         def step() -> Any:
             watch.check()
@@ -200,22 +208,27 @@ def train(run: RankState, watch: Watch) -> None:
 
         run.phase = "training"
         run.waits_s.append(batches.waited_s)
-        for number in range(job.steps):
-            if number == job.warmup:
+        for number in range(job.steps - run.start):
+            if number == run.warmup:
                 began_s = begin_window(run)
-            if number in (0, job.warmup):
+            if number in (0, run.warmup):
                 mark_anew(run)
-            result = step()
+            with progress.first_step() if number == 0 else nullcontext():
+                result = step()
             run.losses.put(number, result.loss_tensor)
             run.grad_norms.put(number, result.norm_tensor)
             run.clock.mark()
             run.waits_s.append(batches.waited_s)
-            progress.step(number + 1)
+            progress.step(run.start + number + 1)
+            if between.after(run.start + number + 1):
+                progress.log_steps()  # a run that goes on from there does not log them again
         end_window(run, began_s)
         progress.window()
+        between.save_last()
         if job.trace_steps:
             run.phase = "tracing"
             trace(run, step)
+    between.close()
     watch.check()
 
 
@@ -240,19 +253,20 @@ def begin_window(run: RankState) -> float:
         torch.cuda.reset_peak_memory_stats()
     if run.power is not None:
         run.power.start()
+    run.paused_s = 0.0
     return time.perf_counter()
 
 
 def end_window(run: RankState, began_s: float) -> None:
     """Once the device is done."""
     synchronize(run.job.device)
-    window_s = time.perf_counter() - began_s
+    window_s = time.perf_counter() - began_s - run.paused_s
     if run.power is not None:
         run.power.stop()
     run.window = {
         "window_s": window_s,
-        "window_steps": run.job.steps - run.job.warmup,
-        "data_wait_s": run.waits_s[-1] - run.waits_s[run.job.warmup],
+        "window_steps": run.job.steps - run.start - run.warmup,
+        "data_wait_s": run.waits_s[-1] - run.waits_s[run.warmup],
     }
     run.facts["memory"] = memory_of(run.job.device)
 

@@ -43,6 +43,8 @@ FEW_RUNS = 8
 MARGIN_FRAC = 0.02
 """Held above the promise where widths are fitted: a source that they were not fitted on is held that much less."""
 STEP, WIDEST = 0.02, 4.0
+EACH_LABEL = 2 * FEW_SOURCES
+"""Sources below which all labels have one widening: too few of them have runs of each label."""
 
 
 def fit_factors(errors: Errors, quantity: Quantity) -> Floats:
@@ -85,7 +87,7 @@ def fit_labels(errors: Errors, quantity: Quantity, constants: Constants, judged:
 
     Validated bands are judged on near runs of a known stack too: few are validated without their own source, and those
     are closer. A weaker label is never widened less. One that fewer than ``FEW_SOURCES`` sources have is widened like
-    the stronger.
+    the stronger. With fewer than ``EACH_LABEL`` sources, each label is judged on all runs.
     """
     mine = [run for run in judged if run.quantity == quantity]
     ends = {}
@@ -94,7 +96,8 @@ def fit_labels(errors: Errors, quantity: Quantity, constants: Constants, judged:
         ends[source] = {promised: scores.ends(promised) for promised in PROMISED}
     times, found = 1.0, {}
     for label in LABELS:
-        groups = {source: [r for r in mine if r.source == source and _stands_for(r, label)] for source in ends}
+        chosen = [r for r in mine if len(ends) < EACH_LABEL or _stands_for(r, label)]
+        groups = {source: [r for r in chosen if r.source == source] for source in ends}
         groups = {source: group for source, group in groups.items() if group}
         if len(groups) >= FEW_SOURCES:
             while times < WIDEST and not _hold(groups, constants, ends, times):

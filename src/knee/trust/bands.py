@@ -21,6 +21,9 @@ Label = Literal["validated", "near", "extrapolated"]
 LABELS: tuple[Label, ...] = ("validated", "near", "extrapolated")
 Quantity = Literal["throughput", "memory"]
 CONSTANTS = Path(__file__).parent.parent / "catalog" / "validation" / "bands.toml"
+"""Of dense models."""
+MOE_CONSTANTS = CONSTANTS.with_name("moe_bands.toml")
+"""Of mixtures of experts."""
 FEW_SOURCES = 5
 """Sources below which assumed ones are added: fewer say nothing about the next."""
 WITHIN = 15
@@ -50,9 +53,9 @@ class Constants:
 
 
 @cache
-def carried_constants() -> Mapping[Quantity, Constants]:
+def carried_constants(path: Path = CONSTANTS) -> Mapping[Quantity, Constants]:
     """Those of the catalogue, each with its kind and source."""
-    tables = tomllib.loads(CONSTANTS.read_text(encoding="utf-8"))
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))
     return {
         quantity: Constants(
             factors=np.array([table["distance"][name]["value"] for name in NAMES], dtype=np.float64),
@@ -124,9 +127,9 @@ class Scores:
 
 
 @lru_cache(maxsize=8)
-def scores_of(errors: Errors, quantity: Quantity) -> Scores:
+def scores_of(errors: Errors, quantity: Quantity, constants: Path = CONSTANTS) -> Scores:
     """With the catalogue's constants; kept, since every answer asks for it."""
-    return Scores(errors, quantity, carried_constants()[quantity])
+    return Scores(errors, quantity, carried_constants(constants)[quantity])
 
 
 def unseen(errors: Errors, quantity: Quantity) -> Floats:

@@ -15,6 +15,7 @@ from knee.specs.profile import Profile
 NO_MATTER = (
     "name",
     "max_gpus",
+    "reliability",
     "usd_per_gpu_h",
     "tdp_w",
     "idle_w",

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 
 from knee.arrays import Floats
 from knee.errors import InputError
 from knee.specs.job import Job
-from knee.trust.bands import LABELS, Constants, Label, Quantity, Scores, carried_constants, unseen
+from knee.trust.bands import CONSTANTS, LABELS, Constants, Label, Quantity, Scores, carried_constants, unseen
 from knee.trust.distances import Distances
-from knee.trust.error_table import Errors, error_rows, read_errors
+from knee.trust.error_table import EXPERTS, Errors, error_rows, read_errors
 from knee.trust.similarity import likeness_of
 from knee.trust.trust import label_of
-from knee.validation.carried_set import carried_runs
+from knee.validation.carried_set import carried_moe_runs, carried_runs
 from knee.validation.left_out import unseen_job_of
 from knee.validation.run_to_job import job_of
 
@@ -60,7 +61,8 @@ class Coverage:
 def jobs_of(errors: Errors) -> tuple[Job | None, ...]:
     """For each row, the job as knee would be asked for it if its source were unknown; None: its run is not carried."""
     jobs: dict[tuple[object, ...], Job] = {}
-    for run in carried_runs().runs:
+    carried = carried_moe_runs() if errors is read_errors(EXPERTS) else carried_runs()
+    for run in carried.runs:
         if run.status != "ok":
             continue
         try:
@@ -106,16 +108,18 @@ def coverage(
     errors: Errors | None = None,
     constants: Mapping[str, Mapping[Quantity, Constants]] | None = None,
     judged: Sequence[Judged] | None = None,
+    shipped: Path = CONSTANTS,
 ) -> list[Coverage]:
     """By quantity, label and source, and over the sources of a label, at 80% and at 90%.
 
-    ``constants`` are by source, for constants that were fitted without it; the catalogue's else.
+    ``constants`` are by source, for constants that were fitted without it; else those of the catalogue's file
+    ``shipped``.
     """
     errors = read_errors() if errors is None else errors
     judged = judged_runs(errors, jobs_of(errors)) if judged is None else judged
     found: list[Coverage] = []
     for quantity in QUANTITIES:
-        ends = _ends_without(errors, quantity, constants or {})
+        ends = _ends_without(errors, quantity, constants or {}, shipped)
         for label in LABELS:
             runs = [run for run in judged if run.quantity == quantity and run.label == label]
             for promised in PROMISED:
@@ -127,10 +131,12 @@ Ends = Mapping[str, tuple[Constants, Mapping[float, tuple[float, float]]]]
 """Source -> constants, and promised share -> ends at no distance, both without it."""
 
 
-def _ends_without(errors: Errors, quantity: Quantity, by: Mapping[str, Mapping[Quantity, Constants]]) -> Ends:
+def _ends_without(
+    errors: Errors, quantity: Quantity, by: Mapping[str, Mapping[Quantity, Constants]], shipped: Path = CONSTANTS
+) -> Ends:
     found = {}
     for source in dict.fromkeys(errors.words["source"]):
-        constants = by.get(source, carried_constants())[quantity]
+        constants = by.get(source, carried_constants(shipped))[quantity]
         scores = Scores(errors.where(~errors.is_("source", source)), quantity, constants)
         found[source] = (constants, {promised: scores.ends(promised) for promised in PROMISED})
     return found

@@ -12,7 +12,7 @@ from knee.specs.catalog import entry_names
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
 from knee.specs.notes import Note
-from knee.specs.profile import Kernels, Profile
+from knee.specs.profile import MEGATRON_KERNELS, Kernels, Profile
 from knee.trust.catalog_differences import Entry, entry_of
 from knee.trust.distances import (
     GENERIC_PROFILES,
@@ -44,7 +44,7 @@ OWN_GPU = "a GPU of your own"
 KERNEL_FAMILIES: tuple[tuple[Kernels, ...], ...] = (
     ("eager", "native", "fused_norm", "flash_attn"),
     ("compiled", "native_compiled"),
-    ("fused",),
+    MEGATRON_KERNELS,
 )
 """Kernel sets whose runs tell of each other: eager PyTorch with some kernels of others is still that."""
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from knee.specs.job import Job
 from knee.specs.notes import Note
-from knee.trust.bands import Band, Label, scores_of
+from knee.trust.bands import CONSTANTS, MOE_CONSTANTS, Band, Label, scores_of
 from knee.trust.error_table import Errors, errors_for
 from knee.trust.own_runs import narrowed
 from knee.trust.similarity import ENOUGH, VENDOR, Similarity, likeness_of
@@ -127,8 +127,9 @@ def _bands(
     job: Job, found: Similarity, errors: Errors, label: Label, covered_frac: float
 ) -> tuple[Band | None, Band | None]:
     """Of throughput and of memory."""
+    constants = CONSTANTS if job.model.experts is None else MOE_CONSTANTS
     speed, memory = (
-        scores_of(errors, quantity).band(job, found.gpu, found.stack, label, covered_frac)
+        scores_of(errors, quantity, constants).band(job, found.gpu, found.stack, label, covered_frac)
         for quantity in ("throughput", "memory")
     )
     return speed, memory

@@ -6,6 +6,7 @@ import csv
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import as_file, files
 
 import numpy as np
@@ -56,6 +57,7 @@ class CarriedFidelity:
     all_gather: Residuals | None
 
 
+@cache
 def carried_runs() -> RunFile:
     """The published runs that knee carries."""
     with as_file(FOLDER / "runs.csv") as path:
@@ -83,6 +85,36 @@ def carried_fidelity(found: Validation | None = None, links: BandwidthValidation
 def moe_fidelity(found: Validation | None = None) -> CarriedFidelity:
     """The same of mixtures of experts, which have no bandwidths of their own."""
     return _fidelity(found or validate(carried_moe_runs()), "moe_errors.csv", references("moe_sources.toml"), {})
+
+
+def recorded_moe_fidelity() -> CarriedFidelity:
+    """The same without a simulation: the errors of the last fit, for pages."""
+    rows = list(csv.DictReader((FOLDER / "moe_errors.csv").read_text(encoding="utf-8").splitlines()))
+    where, sources = references("moe_sources.toml"), []
+    for name in dict.fromkeys(row["source"] for row in rows):
+        mine = [row for row in rows if row["source"] == name]
+        shipped, unseen, memory = (
+            [float(row[column]) for row in mine if row[column]]
+            for column in ("error_frac", "unseen_error_frac", "memory_error_frac")
+        )
+        kinds = sorted({row["gpu"].partition("-")[0].upper() for row in mine})
+        sources.append(
+            SourceFidelity(
+                source=name,
+                stacks=", ".join(sorted({row["stack"] for row in mine})),
+                gpus=f"{', '.join(kinds)}, up to {max(int(row['n_gpus']) for row in mine):,}",
+                runs=len(shipped),
+                median_frac=float(np.median(np.abs(shipped))),
+                p90_frac=float(np.quantile(np.abs(shipped), 0.9)),
+                bias_frac=float(np.median(shipped)),
+                unseen_frac=_quantile(np.abs(unseen).tolist(), 0.5),
+                unseen_p90_frac=_quantile(np.abs(unseen).tolist(), 0.9),
+                memory_median_frac=_quantile(np.abs(memory).tolist(), 0.5),
+                reference=where[name]["reference"],
+                form_from=where[name].get("form_from"),
+            )
+        )
+    return _over_sources(sources, [abs(error) for _, error in _unseen_errors("moe_errors.csv")], {})
 
 
 def _fidelity(
@@ -117,10 +149,17 @@ def _fidelity(
                 form_from=where[name].get("form_from"),
             )
         )
+    return _over_sources(sources, [abs(error) for _, error in errors], bandwidths)
+
+
+def _over_sources(
+    sources: Sequence[SourceFidelity], unseen: Sequence[float], bandwidths: Mapping[str, Residuals | None]
+) -> CarriedFidelity:
+    """``unseen`` has the size of the error of each run."""
     return CarriedFidelity(
         sources=tuple(sources),
         unseen_frac=_quantile([s.unseen_frac for s in sources if s.unseen_frac is not None], 0.5),
-        unseen_p90_frac=_quantile([abs(error) for _, error in errors], 0.9),
+        unseen_p90_frac=_quantile(unseen, 0.9),
         headline_frac=float(np.median([s.median_frac for s in sources])),
         all_reduce=bandwidths.get("all_reduce"),
         all_gather=bandwidths.get("all_gather"),

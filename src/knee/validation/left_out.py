@@ -3,6 +3,7 @@
 ``catalog/validation/left_out.toml`` holds, for each source and each profile of its rows, the profile that stands for it
 and the values that were fitted without the source (``tools/fit_published.py``). The profile is that of the source's own
 stack where other sources have that stack, and a generic one else, so that facts learned from the source are gone too.
+``moe_left_out.toml`` holds the same for rows with experts (``tools/fit_moe_runs.py``).
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from knee.validation.published_runs import Setting
 from knee.validation.run_to_job import RunJob, job_of
 from knee.validation.stacks import catalog_profile, profile_name
 
-LEFT_OUT = files("knee") / "catalog" / "validation" / "left_out.toml"
+FOLDER = files("knee") / "catalog" / "validation"
+LEFT_OUT, MOE_LEFT_OUT = "left_out.toml", "moe_left_out.toml"
 
 
 @cache
-def left_out_profiles() -> Mapping[str, Mapping[str, Profile]]:
+def left_out_profiles(name: str = LEFT_OUT) -> Mapping[str, Mapping[str, Profile]]:
     """Source -> name of a profile that its rows have -> the one that stands for it."""
-    tables = tomllib.loads(LEFT_OUT.read_text(encoding="utf-8"))
+    tables = tomllib.loads((FOLDER / name).read_text(encoding="utf-8"))
     return {source: {name: _profile(table) for name, table in profiles.items()} for source, profiles in tables.items()}
 
 
@@ -36,5 +38,5 @@ def _profile(table: Mapping[str, Any]) -> Profile:
 
 def unseen_job_of(setting: Setting) -> RunJob:
     """The run as knee would be asked for it if nothing of its source were known."""
-    profile = left_out_profiles().get(setting.source, {}).get(profile_name(setting))
-    return job_of(setting, profile=profile)
+    table = left_out_profiles(MOE_LEFT_OUT if setting.experts else LEFT_OUT)
+    return job_of(setting, profile=table.get(setting.source, {}).get(profile_name(setting)))

@@ -1,29 +1,28 @@
 """What the simulator has a rank of each stage issue in one step, held against the trainer's own trace.
 
 Read from the passes and scripts that the timeline walks, not from formulas of its own. Where the trainer is known to
-differ, a rule says how exactly and why; beyond the rules the two are equal or one of them is wrong.
+differ, a rule says how exactly and why (``validation.trainer_rules``); beyond the rules the two are equal or one of
+them is wrong.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from knee.cost.step_parts import shapes_of
-from knee.record.events import DTYPE_BYTES
 from knee.record.issued_messages import Collective, StageWork
 from knee.simulator import EvaluatedStep, evaluate
 from knee.specs.job import Job
+from knee.specs.model import Model
 from knee.specs.plan_table import table_of
-from knee.timeline.chunks import layout_of
+from knee.timeline.actions import StepParts
 from knee.timeline.rank_groups import stage_rank
 from knee.timeline.segment_events import scripts_of
 from knee.timeline.step_events import Message, Script, record_action
 from knee.workload import operations as op
-from knee.workload.layers_per_stage import blocks_recomputed, chunk_layers, stage_layers
-from knee.workload.projections import expert_share
+from knee.workload.projections import layer_kinds
 
 
 def simulated_work(job: Job) -> list[StageWork]:
@@ -34,17 +33,19 @@ def simulated_work(job: Job) -> list[StageWork]:
 
 def _stage(w: EvaluatedStep, stage: int) -> StageWork:
     p, v = int(w.table.pp[0]), int(w.table.virtual_stages[0])
-    scripts = scripts_of(w.model, w.cluster, w.parts, w.actions, stage)
-    layout = layout_of(w.actions.layers, p, v, w.actions.head_layers)
+    kinds = kinds_of_layers(w)
+    scripts = [scripts_of(model, w.cluster, parts, w.actions, stage) for model, parts in kinds]
+    layout = w.actions.layout(0)
     found: Counter[Collective] = Counter()
-    layers, head = 0, False
+    layers, head = [0] * len(kinds), False
     for chunk in range(stage, p * v, p):
         row = int(w.actions.row_of[layout.kinds[chunk], 0])
-        layers += int(w.actions.rows.layers[row])
+        held = _layers_of_kinds(w, row)
+        layers = [sum(pair) for pair in zip(layers, held, strict=True)]
         head |= bool(w.actions.rows.head[row])
         for action, times in _times(w).items():
-            for message, count in _messages(w, scripts, action, row):
-                found[_collective(message)] += count * times
+            for message, count in _messages(w, scripts, held, action, row):
+                found[collective_of(message)] += count * times
         receives = (chunk > 0) + (chunk < p * v - 1)
         if receives:
             size = round(float(w.traffic.pp_bytes[0]))
@@ -52,7 +53,7 @@ def _stage(w: EvaluatedStep, stage: int) -> StageWork:
     gpus = int(w.table.gpus[0])
     if gpus > 1:
         found[Collective("all_reduce", "world", gpus, 4, "fp32")] += 1
-    products, attention = _flop(w, layers, head, layers * float(w.table.repeats_frac[0]))
+    products, attention = flop_of(w, layers, head, [n * float(w.table.repeats_frac[0]) for n in layers])
     return StageWork(
         stage=stage,
         rank=stage_rank(w.parts, stage),
@@ -60,6 +61,21 @@ def _stage(w: EvaluatedStep, stage: int) -> StageWork:
         attention_flop=attention,
         collectives={c: n for c, n in found.items() if n},
     )
+
+
+def kinds_of_layers(w: EvaluatedStep) -> list[tuple[Model, StepParts]]:
+    """The kinds of layers: of a model that has both, those without experts and those with them."""
+    models, parts = layer_kinds(w.model), w.parts.kinds
+    if models is None or parts is None:
+        return [(w.model, w.parts)]
+    return [(models[0], parts.dense), (models[1], parts.sparse)]
+
+
+def _layers_of_kinds(w: EvaluatedStep, row: int) -> list[int]:
+    """Layers of a chunk, by kind."""
+    rows = w.actions.rows
+    layers, sparse = int(rows.layers[row]), int(rows.expert_layers[row])
+    return [layers] if w.parts.kinds is None else [layers - sparse, sparse]
 
 
 def _times(w: EvaluatedStep) -> dict[str, int]:
@@ -70,62 +86,74 @@ def _times(w: EvaluatedStep) -> dict[str, int]:
 
 
 def _messages(
-    w: EvaluatedStep, scripts: dict[tuple[str, int], Script], action: str, row: int
+    w: EvaluatedStep, scripts: Sequence[dict[tuple[str, int], Script]], layers: list[int], action: str, row: int
 ) -> Iterator[tuple[Message, int]]:
-    """(message, how many) of one action."""
-    script = scripts[(action, row)]
+    """(message, how many) of one action; scripts and layers by kind of layer."""
+    script = scripts[0][(action, row)]
     r = record_action(w.parts, w.actions, action, row)
     one = w.actions.walked[action].one(row)
     # what is gathered while the pipeline fills is no part of the pass, and counts with the first
     ahead = float(w.actions.filling_gather_s[row]) if action == "F_first" else 0.0
-    root_ahead = ahead > r.layers * float(w.comm.gather_layer[0]) * (1.0 + 1e-9)
+    filling = w.parts.at(float(w.actions.rows.expert_share[row])).comm.gather_layer
+    root_ahead = ahead > r.layers * float(filling[0]) * (1.0 + 1e-9)
     yield script.root_gather, int(r.root_gather_s > 0 or root_ahead)
     queued = script.replicate_share > 0
+    yield script.root_reduce, int(r.root_reduce_s > 0)
+    yield script.root_replicate, int(r.root_replicate_s > 0 or (queued and r.root_reduce_s > 0))
+    for segment in ("lead", "tail"):
+        there = getattr(one, segment)
+        if there.hidden_s[0] + there.blocking_s[0] > 0:
+            yield from ((message, 1) for message, _ in script.local[segment])
     sent = {
         "gather": r.gather_s > 0 or ahead > 0,
         "reduce": r.reduce_s > 0,
         "replicate": r.replicate_s > 0 or (queued and r.reduce_s > 0),
+        "local": bool(one.layer.hidden_s[0] + one.layer.blocking_s[0] > 0),
     }
-    sparse = round(r.layers * w.parts.expert_share)
-    for name, there in sent.items():
+    for kind, count in zip(scripts, layers, strict=True):
+        yield from _layer_messages(w, kind, sent, count, action, row)
+
+
+def _layer_messages(
+    w: EvaluatedStep, scripts: dict[tuple[str, int], Script], sent: dict[str, bool], layers: int, action: str, row: int
+) -> Iterator[tuple[Message, int]]:
+    """Those of the layers of one kind; ``sent`` says which of them the action has."""
+    script = scripts[(action, row)]
+    for name in ("gather", "reduce", "replicate"):
+        there = sent[name]
         group = w.groups.replicate if name == "replicate" else w.groups.shard
         alone = group.ranks[0] <= 1 and not w.modes.ddp[0]
-        yield getattr(script, name), 0 if alone else int(r.layers * there)
+        yield getattr(script, name), 0 if alone else int(layers * there)
         message = script.experts.get(name)
         if message is not None and message.group.size > 1:
-            yield message, int(sparse * there)
-    yield script.root_reduce, int(r.root_reduce_s > 0)
-    yield script.root_replicate, int(r.root_replicate_s > 0 or (queued and r.root_reduce_s > 0))
-    for segment, times in {"lead": 1, "layer": r.layers, "tail": 1}.items():
-        there = getattr(one, segment)
-        if there.hidden_s[0] + there.blocking_s[0] > 0:
-            for message, _ in script.local[segment]:
-                if message.group.name in ("ep", "etp"):
-                    yield message, sparse if message.group.size > 1 else 0
-                elif message.group.name != "pp":  # a hidden transfer, counted with the others
-                    yield message, times
+            yield message, int(layers * there)
+    for message, _ in script.local["layer"] if sent["local"] else ():
+        if message.group.name != "pp" and message.group.size > 1:  # a hidden transfer is counted with the others
+            yield message, layers
     again = float(w.table.repeats_frac[0])
     if action[0] == "B" and 0 < again < 1:  # the script has forward's messages whole, with a part of their time
         for message, _ in scripts[("F", row)].local["layer"]:
             if message.group.name != "pp":
-                yield message, -round((1 - again) * r.layers)
+                yield message, -round((1 - again) * layers)
 
 
-def _collective(m: Message) -> Collective:
+def collective_of(m: Message) -> Collective:
     return Collective(m.collective, m.group.name, m.group.size, round(m.message_bytes), m.dtype)
 
 
-def _flop(w: EvaluatedStep, layers: int, head: bool, again: float) -> tuple[int, int]:
-    """Products and attention of a rank with so many layers, so many of them recomputed, and the head or not."""
-    s, kernels = shapes_of(w.model, w.table), w.profile.kernels
-    attention_again = w.table.recomputes("attention")[0]
-    forward, back = op.layer_forward(w.model, s, kernels), op.layer_backward_input(w.model, s, kernels)
-    weight = op.layer_backward_weight(w.model, s, kernels)
+def flop_of(w: EvaluatedStep, layers: Sequence[int], head: bool, again: Sequence[float]) -> tuple[int, int]:
+    """Products and attention of a rank with so many layers of each kind, so many of them recomputed, and the head or
+    not."""
+    s, kernels = shapes_of(w.model, w.table, w.profile), w.profile.kernels
+    attention_again, m = w.table.recomputes("attention")[0], float(w.table.microbatches[0])
     ends = [*op.head_forward(w.model, s, kernels), *op.head_backward(w.model, s, kernels)] if head else []
-    m = float(w.table.microbatches[0])
-    products = (layers + again) * _gemm_flop(forward) + layers * (_gemm_flop(back) + _gemm_flop(weight))
-    attention = (layers * (1.0 + attention_again) + again) * _attention_flop(forward) + layers * _attention_flop(back)
-    return round(m * (products + _gemm_flop(ends))), round(m * attention)
+    products, attention = _gemm_flop(ends), 0.0
+    for (model, _), count, more in zip(kinds_of_layers(w), layers, again, strict=True):
+        forward, back = op.layer_forward(model, s, kernels), op.layer_backward_input(model, s, kernels)
+        weight = op.layer_backward_weight(model, s, kernels)
+        products += (count + more) * _gemm_flop(forward) + count * (_gemm_flop(back) + _gemm_flop(weight))
+        attention += (count * (1.0 + attention_again) + more) * _attention_flop(forward) + count * _attention_flop(back)
+    return round(m * products), round(m * attention)
 
 
 def _gemm_flop(operations: list[op.Operation]) -> float:
@@ -134,15 +162,6 @@ def _gemm_flop(operations: list[op.Operation]) -> float:
 
 def _attention_flop(operations: list[op.Operation]) -> float:
     return sum(float(o.flop[0]) for o in operations if isinstance(o, op.Attention))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """How the trainer differs from the simulator on purpose."""
-
-    why: str
-    change: Callable[[Job, StageWork], StageWork]
-    """What the simulator says of a stage -> what the trainer then does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,17 +174,6 @@ class Difference:
     simulated: int
 
 
-def as_trained(job: Job, simulated: StageWork) -> tuple[StageWork, list[str]]:
-    """The simulator's work under all rules, and the reasons of those that changed it."""
-    work, reasons = simulated, []
-    for rule in RULES:
-        changed = rule.change(job, work)
-        if changed != work:
-            reasons.append(rule.why)
-        work = changed
-    return work, reasons
-
-
 def differences(program: StageWork, trained: StageWork) -> list[Difference]:
     """Where the trace and the simulator (under the rules) are not equal."""
     pairs = [
@@ -176,164 +184,3 @@ def differences(program: StageWork, trained: StageWork) -> list[Difference]:
         words = f"{key.collective} {key.group}({key.group_size}) {key.message_bytes} {key.dtype}"
         pairs.append((words, program.collectives.get(key, 0), trained.collectives.get(key, 0)))
     return [Difference(stage=program.stage, what=what, program=a, simulated=b) for what, a, b in pairs if a != b]
-
-
-def _with(work: StageWork, changes: dict[Collective, int]) -> StageWork:
-    """Some calls more or fewer."""
-    calls = Counter(work.collectives)
-    calls.update(changes)
-    return replace(work, collectives={c: n for c, n in calls.items() if n})
-
-
-def _sends(job: Job, work: StageWork) -> StageWork:
-    received = {c: n for c, n in work.collectives.items() if c.collective == "recv"}
-    del job
-    # every chunk that receives an activation sends its gradient back, and the other way round
-    return _with(work, {c._replace(collective="send"): n for c, n in received.items()})
-
-
-def _norm_with_loss(job: Job, work: StageWork) -> StageWork:
-    del job
-    norm = {c: n for c, n in work.collectives.items() if c.group == "world"}
-    return _with(work, {c: -n for c, n in norm.items()} | {c._replace(message_bytes=8): n for c, n in norm.items()})
-
-
-def _loss_in_two(job: Job, work: StageWork) -> StageWork:
-    if job.plan.tp == 1 or work.stage != job.plan.pp - 1:
-        return work
-    m, tokens = job.microbatches, job.plan.micro_batch * job.seq_len // job.plan.cp
-    one = Collective("all_reduce", "tp", job.plan.tp, 4 * tokens, "fp32")
-    return _with(work, {one: -2 * m, one._replace(message_bytes=8 * tokens): m})
-
-
-def _norm_gradients(job: Job, work: StageWork) -> StageWork:
-    plan = job.plan
-    of_heads = 2 if job.model.qk_norm == "head" else 0
-    if plan.tp == 1 or not (plan.sequence_parallel or of_heads):
-        return work
-    layers = stage_layers(job.model.layers, plan.pp, plan.virtual_stages)[work.stage]
-    norms = 2 * layers + (work.stage == plan.pp - 1) if plan.sequence_parallel else 0
-    shards = 1 if plan.sharding == "ddp" else plan.dp_shard * plan.cp
-    # of the stage's first rank
-    own = norms * -(-job.model.hidden // shards) + of_heads * layers * -(-job.model.head_dim // shards)
-    if job.model.experts is not None and plan.sequence_parallel:
-        routers = round(layers * expert_share(job.model))  # each rank routes its own tokens
-        own += routers * -(-job.model.experts.count // shards) * job.model.hidden
-    width = DTYPE_BYTES[plan.state_dtype]
-    return _with(work, {Collective("all_reduce", "tp", plan.tp, own * width, plan.state_dtype): 1})
-
-
-def _router_weights(job: Job, work: StageWork) -> StageWork:
-    """Of each microbatch and layer with experts, there and back again."""
-    found = {c: n for c, n in work.collectives.items() if c.group in ("ep", "etp")}
-    width, plan = job.model.hidden * DTYPE_BYTES["bf16"], job.plan
-    layers = stage_layers(job.model.layers, plan.pp, plan.virtual_stages)[work.stage]
-    backward = round(layers * expert_share(job.model)) * job.microbatches
-    # tokens go there and back in each pass, weights there alone; their gradients are reduced, never gathered
-    weights = {}
-    for c, n in found.items():
-        count = {"all_to_all": n // 2, "all_gather": n - backward, "reduce_scatter": backward}[c.collective]
-        weights[c._replace(message_bytes=4 * c.message_bytes // width, dtype="fp32")] = count
-    return _with(work, weights)
-
-
-def _recomputed_here(job: Job, stage: int) -> list[tuple[int, int]]:
-    """(layers, how many of them the trainer recomputes) of each chunk of a stage."""
-    plan = job.plan
-    dealt = chunk_layers(job.model.layers, plan.pp * plan.virtual_stages)
-    ends = list(accumulate(dealt))
-    again = blocks_recomputed(plan.recompute_frac, job.model.layers)
-    return [(dealt[n], sum(again[ends[n] - dealt[n] : ends[n]])) for n in range(stage, len(dealt), plan.pp)]
-
-
-def _whole_blocks(job: Job, work: StageWork) -> StageWork:
-    plan = job.plan
-    if plan.recompute_frac == 1:
-        return work
-    chunks = _recomputed_here(job, work.stage)
-    layers, again = (sum(column) for column in zip(*chunks, strict=True))
-    w = evaluate(job.model, job.cluster, job.profile, table_of([job]), fold=False)
-    products, attention = _flop(w, layers, work.stage == plan.pp - 1, again)
-    changed = replace(work, product_flop=products, attention_flop=attention)
-    scripts = scripts_of(w.model, w.cluster, w.parts, w.actions, work.stage)
-    kinds = layout_of(w.actions.layers, plan.pp, plan.virtual_stages, w.actions.head_layers).kinds
-    calls: Counter[Collective] = Counter()
-    for (count, repeated), chunk in zip(chunks, range(work.stage, len(kinds), plan.pp), strict=True):
-        simulated = count - round((1 - plan.recompute_frac) * count)
-        for message, _ in scripts["F", int(w.actions.row_of[kinds[chunk], 0])].local["layer"]:
-            if message.group.name != "pp":
-                calls[_collective(message)] += (repeated - simulated) * job.microbatches
-    return _with(changed, dict(calls))
-
-
-def _stops_early(job: Job, work: StageWork) -> StageWork:
-    plan = job.plan
-    if plan.recompute not in ("blocks", "full"):
-        return work
-    again = sum(repeated for _, repeated in _recomputed_here(job, work.stage)) * job.microbatches
-    tokens = plan.micro_batch * job.seq_len // plan.cp
-    experts = job.model.experts
-    if experts is not None:
-        return _stops_before_combine(job, work, round(again * expert_share(job.model)))
-    down = 2 * tokens * job.model.hidden * job.model.ffn // plan.tp
-    less = replace(work, product_flop=work.product_flop - again * down)
-    if plan.tp == 1:
-        return less
-    last = "reduce_scatter" if plan.sequence_parallel else "all_reduce"
-    return _with(less, {Collective(last, "tp", plan.tp, 2 * tokens * job.model.hidden, "bf16"): -again})
-
-
-def _stops_before_combine(job: Job, work: StageWork, again: int) -> StageWork:
-    """The same of layers with experts: what they put out is not sent back again."""
-    plan, experts = job.plan, job.model.experts
-    assert experts is not None
-    size = plan.micro_batch * job.seq_len // (plan.cp * plan.tp) * experts.top_k * job.model.hidden * 2
-    calls = {Collective("all_to_all", "ep", plan.ep, size, "bf16"): -again} if plan.ep > 1 else {}
-    if plan.etp > 1:
-        calls[Collective("reduce_scatter", "etp", plan.etp, size * plan.etp, "bf16")] = -again
-    return _with(work, calls)
-
-
-def _named_type(job: Job, work: StageWork) -> StageWork:
-    if job.plan.precision != "fp16":
-        return work
-    calls = {c._replace(dtype="fp16") if c.dtype == "bf16" else c: n for c, n in work.collectives.items()}
-    return replace(work, collectives=calls)
-
-
-RULES = (
-    Rule(
-        why="the simulator counts a transfer between stages once, at the receiver; the trainer also counts the send",
-        change=_sends,
-    ),
-    Rule(
-        why="the all-reduce of the gradient norm also carries the loss: 8 bytes instead of 4",
-        change=_norm_with_loss,
-    ),
-    Rule(
-        why="the parallel loss sends its two sums in one message: all-reduces of 4 and 8 bytes per token "
-        "instead of three of 4 bytes",
-        change=_loss_in_two,
-    ),
-    Rule(
-        why="with sequence parallelism, the trainer also reduces the gradients of the norms over the tp "
-        "group, in one small message per step, and those of the router with them; those of norms of heads always",
-        change=_norm_gradients,
-    ),
-    Rule(
-        why="the router's weights travel with the tokens, in all-to-alls of 4 bytes for each token and expert",
-        change=_router_weights,
-    ),
-    Rule(
-        why="the simulator recomputes the given share of layers on every stage; the trainer recomputes whole blocks",
-        change=_whole_blocks,
-    ),
-    Rule(
-        why="torch stops recomputing a block once the backward pass has all its inputs, so it skips the down "
-        "projection "
-        "and what follows it",
-        change=_stops_early,
-    ),
-    Rule(why="the simulator labels every 16-bit type as bf16", change=_named_type),
-)
-"""Every justified difference, in the order in which they are applied."""

@@ -96,6 +96,10 @@ class Setting:
     etp: int = 1
     dispatcher: str = ""
     ep_overlap: bool = False
+    router_fusion: bool | None = None
+    """Whether the router runs in fused kernels; rope_fusion: the rotation of latent attention. None: as the stack
+    does."""
+    rope_fusion: bool | None = None
     routing: str = ""
     """forced_balance, dropless, drop; empty: not stated."""
     q_lora_rank: int | None = None

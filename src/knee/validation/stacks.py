@@ -11,7 +11,7 @@ from knee.specs.hardware import AttentionKernel, Gpu
 from knee.specs.kept_files import kept_for_a_question
 from knee.specs.load import load_profile
 from knee.specs.plan import CpMethod, ReduceDtype
-from knee.specs.profile import Profile
+from knee.specs.profile import MEGATRON_KERNELS, Profile
 from knee.validation.csv_cells import unknown_choice
 from knee.validation.published_runs import Setting
 
@@ -185,9 +185,15 @@ def _as_stated(profile: Profile, setting: Setting) -> Profile:
         stated |= {"gather_overlap": setting.dp_overlap, "reduce_overlap": setting.dp_overlap}
     if setting.deals_by_cost is not None:
         stated["deals_by_cost"] = setting.deals_by_cost
+    if profile.kernels in MEGATRON_KERNELS and setting.rope_fusion is False:
+        stated["kernels"] = "fused_eager_latent"
+    elif profile.kernels in MEGATRON_KERNELS and setting.router_fusion is not None:
+        stated["kernels"] = "fused" if setting.router_fusion else "fused_eager_router"
     if setting.cuda_graphs:
         stated["launch_s"] = GRAPH_LAUNCH_FRAC * profile.launch_s
-        stated["expert_host_s"] = GRAPH_LAUNCH_FRAC * profile.expert_host_s
+        # graphs hold no shapes that change: experts that drop no token stay outside, with the host's books of them
+        if setting.routing == "drop":
+            stated["expert_host_s"] = GRAPH_LAUNCH_FRAC * profile.expert_host_s
     return replace(profile, **stated) if stated else profile
 
 

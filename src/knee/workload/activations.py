@@ -10,11 +10,13 @@ import numpy as np
 from knee.arrays import Floats
 from knee.specs.model import Model
 from knee.specs.plan import RECOMPUTES, RecomputeModule
-from knee.specs.profile import Profile
+from knee.specs.profile import MEGATRON_KERNELS, Profile
+from knee.workload.fp8_layers import wide_products
+from knee.workload.kept_inputs import KeptBytes
 from knee.workload.operations import NVFP4_BYTES, kept_product_columns
-from knee.workload.projections import expert_share
+from knee.workload.projections import expert_share, projections
 from knee.workload.recomputed_modules import expert_bytes, freed_bytes
-from knee.workload.shapes import BYTES, Shapes
+from knee.workload.shapes import BYTES, Fp8Shapes, Shapes
 
 WRITTEN_OUT = ("eager", "fused_norm", "flash_attn")
 """Kernel sets whose MLP and loss are written out in PyTorch."""
@@ -36,22 +38,24 @@ def layer_saved_bytes(
     Source:  counted from the tensors autograd saves; Korthikanti et al. (arXiv 2205.05198) count 34 h for GPT
     """
     h, tokens_tp, eager = model.hidden, s.tokens / s.tp, profile.saved in WRITTEN_OUT
+    width = KeptBytes.of(model, s, profile)
     # norms before attention and the MLP; what they put out is the input of the products behind them
     inputs = min(model.layer_norms, 2)
-    norms = inputs * norm_bytes(model, profile) * h * s.norm_tokens
+    norms = (inputs * (norm_bytes(model, profile) - 2.0) + width.norms(model)) * h * s.norm_tokens
     if model.layer_norms > inputs:
         # what the others put out is added to the residual stream, and not kept
         norms = norms + (model.layer_norms - inputs) * (norm_bytes(model, profile) - 2.0) * h * s.norm_tokens
     if profile.keeps_gathered:
-        norms = norms + inputs * 2.0 * h * (s.tokens - s.norm_tokens)
+        norms = norms + width.norms(model) * h * (s.tokens - s.norm_tokens)
     # queries, keys, values and the attention output, which is also the input of the output projection
-    attention_core = 2.0 * (model.q_width + 2 * model.kv_width) + 2.0 * model.q_width
+    attention_core = 2.0 * (model.q_width + 2 * model.kv_width) + width.attention * model.q_width
     if model.latent_attention is not None:
         values = model.heads * model.latent_attention.value_size
-        attention_core = 2.0 * (model.q_width + model.kv_width + 2 * values)
+        attention_core = 2.0 * (model.q_width + model.kv_width + values) + width.attention * values
         # the narrow vectors before and behind their norms, and the shared key
         narrow = model.latent_attention.kv_rank + model.latent_attention.q_rank
-        norms = norms + (norm_bytes(model, profile) * narrow + 2.0 * model.latent_attention.rope_size) * s.norm_tokens
+        each = norm_bytes(model, profile) - 2.0 + width.inputs
+        norms = norms + (each * narrow + 2.0 * model.latent_attention.rope_size) * s.norm_tokens
     if model.qk_norm != "none":
         # queries and keys before their norm; those behind it are among the four above
         attention_core += (norm_bytes(model, profile) - 2.0) * (model.q_width + model.kv_width)
@@ -60,7 +64,7 @@ def layer_saved_bytes(
     # gate, up, activation and product in eager; fused kernels recompute the activation
     gated = 4 if eager else 3
     mlp_tensors = {"swiglu": gated, "geglu": gated, "gelu": 2, "relu2": gated - 1}[model.mlp]
-    mlp = 2.0 * mlp_tensors * model.ffn * (1.0 - expert_share(model))
+    mlp = width.mlp(mlp_tensors) * model.ffn * (1.0 - expert_share(model))
     scores = np.zeros_like(s.tokens)
     if profile.attention == "unfused":
         # softmax in and out and the dropout mask: 5 bytes for each of heads * seq^2 (Korthikanti et al.)
@@ -70,9 +74,11 @@ def layer_saved_bytes(
         norms = norms + np.where(s.kv_block == s.seq_len, s.cp - 1.0, 0.0) * 4.0 * model.kv_width * tokens_tp
     kept = norms + (attention_core + mlp) * tokens_tp
     if model.experts is not None:
-        kept = kept + expert_bytes(model, s, mlp_tensors, outputs=profile.saved != "fused")
+        kept = kept + expert_bytes(model, s, mlp_tensors, width, outputs=profile.saved not in MEGATRON_KERNELS)
     if np.any(s.four_bit):
         kept = kept + s.four_bit * (1.0 - profile.bf16_layers_frac) * _nvfp4_saved_bytes(model, s, profile)
+    if s.fp8 is not None and s.fp8.shared_casts:
+        kept = kept + _fp8_saved_bytes(model, s, s.fp8, profile)
     layer_input = 2.0 * h * s.norm_tokens
     scattered = np.where(s.tp > 1, 2 * layer_input, 0.0)
     products = 2.0 * kept_product_columns(model, s, profile.kernels) * s.tokens
@@ -86,7 +92,8 @@ def layer_saved_bytes(
             s,
             module,
             mlp_tensors=mlp_tensors,
-            outputs=profile.saved != "fused",
+            width=width,
+            outputs=profile.saved not in MEGATRON_KERNELS,
             gathered=gathered,
             scores=scores,
         )
@@ -103,6 +110,25 @@ def _nvfp4_saved_bytes(model: Model, s: Shapes, profile: Profile) -> Floats:
     gathered = s.tokens if profile.keeps_gathered else s.norm_tokens
     inputs = 2.0 * model.hidden * gathered + model.ffn * s.tokens / s.tp
     return (NVFP4_BYTES - BYTES) * inputs + NVFP4_BYTES * model.q_width * s.tokens / s.tp
+
+
+def _fp8_saved_bytes(model: Model, s: Shapes, fp8: Fp8Shapes, profile: Profile) -> Floats:
+    """What a layer with shared fp8 casts keeps, less what it keeps in 16 bit: of the inputs of fp8 products their
+    columns alone. Attention keeps its output in 16 bit beside that.
+
+    Source:  src/knee/parallelism/fp8/linear.py: only the transposed input is saved for backward
+    """
+    wide = wide_products(projections(model, s, profile.kernels), fp8)
+    gathered, tokens_tp = s.tokens if profile.keeps_gathered else s.norm_tokens, s.tokens / s.tp
+    # bytes that an element of each input needs more
+    more = {"q": (-1.0, model.hidden * gathered), "attention_out": (1.0, model.q_width * tokens_tp)}
+    dense = 1.0 - expert_share(model)
+    more |= {"up": (-dense, model.hidden * gathered), "down": (-dense, model.ffn * tokens_tp)}
+    found = np.zeros_like(s.tokens)
+    for name, (each, elements) in more.items():
+        if name in wide:
+            found = found + each * ~wide[name] * elements
+    return fp8.eight_bit * found
 
 
 def norm_bytes(model: Model, profile: Profile) -> float:

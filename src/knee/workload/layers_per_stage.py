@@ -2,7 +2,45 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from knee.arrays import Ints, equal_rows
+from knee.specs.model import Model
+from knee.specs.plan_table import PlanTable
+from knee.specs.profile import Profile
+from knee.workload.parameters import head_layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLayers:
+    """The layers that a step walks, as far as dealing them to stages needs it."""
+
+    count: int
+    head_layers: float = 0.0
+    """What the output projection counts as where layers are dealt; 0 in stacks that do not count it."""
+    experts: tuple[bool, ...] = ()
+    """Whether each layer has experts; empty where all layers are alike."""
+
+    def dealt(self, chunks: int) -> tuple[int, ...]:
+        """Layers of each chunk, first to last."""
+        return chunk_layers(self.count, chunks, self.head_layers)
+
+    def with_experts(self, chunks: int) -> tuple[int, ...]:
+        """Of the layers of each chunk, those with experts; 0 where all layers are alike."""
+        ends = accumulate(self.dealt(chunks), initial=0)
+        return tuple(sum(self.experts[i:j]) for i, j in pairwise(ends))
+
+
+def expert_pattern(model: Model) -> tuple[bool, ...]:
+    """Whether each layer of a step has experts, those of multi-token prediction last; empty where all are alike."""
+    experts = model.experts
+    if experts is None or model.expert_layers == model.layers:
+        return ()
+    return (*(experts.has_experts(layer) for layer in range(model.layers)), *(model.mtp_layers * (True,)))
 
 
 @cache
@@ -45,6 +83,34 @@ def stage_layers(layers: int, stages: int, virtual: int, head_layers: float = 0.
     """Layers of each pipeline rank, over all its chunks (chunk v * stages + rank)."""
     dealt = chunk_layers(layers, stages * virtual, head_layers)
     return tuple(sum(dealt[rank::stages]) for rank in range(stages))
+
+
+Way = tuple[ModelLayers, int, int]
+"""The layers of a model, pipeline ranks, and chunks of a rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cuts:
+    """The ways in which plans cut their layers into stages: plans with one way have equal stages."""
+
+    ways: list[Way]
+    of_plan: Ints
+    """The way of each plan."""
+
+    def of(self, plan: int) -> Way:
+        """The way of one plan."""
+        return self.ways[int(self.of_plan[plan])]
+
+
+def cuts_of(model: Model, profile: Profile, table: PlanTable) -> Cuts:
+    """How each plan cuts its layers."""
+    head = head_layers(model) if profile.deals_by_cost else 0.0
+    layers = np.asarray(model.walked_layers, dtype=np.int64)
+    columns = np.broadcast_arrays(layers, table.pp, table.virtual_stages, np.asarray(head, dtype=np.float64))
+    first, of_plan = equal_rows(*columns, few=0)
+    experts, rows = expert_pattern(model), zip(*(column[first].tolist() for column in columns), strict=True)
+    ways = [(ModelLayers(count=n, head_layers=cost, experts=experts), p, v) for n, p, v, cost in rows]
+    return Cuts(ways=ways, of_plan=of_plan)
 
 
 @cache

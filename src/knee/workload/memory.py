@@ -9,16 +9,17 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from knee.arrays import Floats, Ints, equal_rows
+from knee.arrays import Floats, Ints, blended, expanded
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, PRECISIONS, RECOMPUTE_MODULES, RECOMPUTES, SCHEDULES
-from knee.specs.plan_table import PlanTable
+from knee.specs.plan_table import PlanTable, is_dualpipe, stage_copies
 from knee.specs.profile import Profile
+from knee.specs.variants import variant_rows
 from knee.workload.activations import layer_saved_bytes, logits_bytes
-from knee.workload.layers_per_stage import chunk_layers, stage_layers
+from knee.workload.layers_per_stage import Cuts, ModelLayers, cuts_of
 from knee.workload.operations import NVFP4_BYTES, OUTER_STATE_BYTES
-from knee.workload.parameters import head_layers
-from knee.workload.shapes import Shapes
+from knee.workload.projections import layer_kinds
+from knee.workload.shapes import Fp8Shapes, Shapes
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 
 MOMENTS = 2.0  # of AdamW, in the type of the states
@@ -42,6 +43,18 @@ class MemoryColumns:
         """All parts together."""
         return np.asarray(np.sum([getattr(self, name) for name in _PARTS], axis=0), dtype=np.float64)
 
+    def or_more(self, other: MemoryColumns) -> MemoryColumns:
+        """Of two GPUs of each plan the fuller one, this one if they are equal."""
+        more = other.total_bytes > self.total_bytes
+        return MemoryColumns(**{name: np.where(more, getattr(other, name), getattr(self, name)) for name in _PARTS})
+
+    def with_rows(self, rows: Ints, some: MemoryColumns) -> MemoryColumns:
+        """The same with other values of some plans."""
+        columns = {name: getattr(self, name).copy() for name in _PARTS}
+        for name, column in columns.items():
+            column[rows] = getattr(some, name)
+        return MemoryColumns(**columns)
+
 
 _PARTS = tuple(f.name for f in fields(MemoryColumns))
 
@@ -51,8 +64,12 @@ class _Stage:
     """One pipeline rank of every plan."""
 
     layers: Floats
+    expert_share: Floats
+    """Of them; 0 where all layers of the model are alike."""
     chunk: Floats
     """Layers of its largest chunk."""
+    chunk_share: Floats
+    """Of them, those with experts."""
     in_flight: Floats
     """Microbatch-chunks whose activations it holds."""
     first: NDArray[np.bool_]
@@ -62,8 +79,10 @@ class _Stage:
 def in_flight(table: PlanTable, rank: NDArray[np.int64]) -> Floats:
     """Most microbatch-chunks held at once by a rank.
 
-    Formula: gpipe M; 1f1b min(M, P - r); zero_bubble min(M, P); interleaved min(M V, 2 (P - r - 1) + (V - 1) P + 1)
-    Source:  counted from the orders in ``timeline.schedules`` (a test compares them)
+    Formula: gpipe M; 1f1b min(M, P - r); zero_bubble min(M, P); interleaved min(M V, 2 (P - r - 1) + (V - 1) P + 1);
+             dualpipe P + 1. One more where tokens travel beside another microbatch: a forward then runs beside the
+             backward that would have freed its memory (dualpipe's order has it already)
+    Source:  counted from the orders in ``timeline.pipelines.schedules`` (a test compares them)
     """
     p, v, m = table.pp, table.virtual_stages, table.microbatches
     held = {
@@ -71,36 +90,65 @@ def in_flight(table: PlanTable, rank: NDArray[np.int64]) -> Floats:
         "1f1b": np.minimum(m, p - rank),
         "zero_bubble": np.minimum(m, p),
         "interleaved": np.minimum(m * v, 2 * (p - rank - 1) + (v - 1) * p + 1),
+        "dualpipe": np.minimum(m, p + 1),
     }
     chosen = np.select([table.schedule == i for i in range(len(SCHEDULES))], [held[name] for name in SCHEDULES])
     # without a pipeline a microbatch is finished before the next one starts
-    return np.where(p > 1, chosen, 1).astype(np.float64)
+    most = np.where(p > 1, chosen, 1)
+    beside = table.ep_overlap & ~is_dualpipe(table)
+    return np.where(beside, np.minimum(most + 1, m * v), most).astype(np.float64)
 
 
 @cache
-def _held(layers: int, stages: int, virtual: int, head: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Layers of each rank, and layers of its largest chunk."""
-    chunks = chunk_layers(layers, stages * virtual, head)
-    return stage_layers(layers, stages, virtual, head), tuple(max(chunks[r::stages]) for r in range(stages))
+def _held(layers: ModelLayers, stages: int, virtual: int) -> Floats:
+    """Of each rank: layers, the share of them that has experts, layers of its largest chunk, and their share."""
+    chunks = np.array((layers.dealt(stages * virtual), layers.with_experts(stages * virtual)), dtype=np.float64)
+    largest = [max(zip(*chunks[:, r::stages].tolist(), strict=True)) for r in range(stages)]
+    whole, part = chunks.reshape(2, virtual, stages).sum(axis=1), np.array(largest).T
+    return np.array((whole[0], whole[1] / np.maximum(whole[0], 1.0), part[0], part[1] / np.maximum(part[0], 1.0)))
 
 
-def _stages(model: Model, profile: Profile, table: PlanTable, ranks: Sequence[Ints]) -> list[_Stage]:
-    """Some ranks of every plan."""
-    head = head_layers(model) if profile.deals_by_cost else 0.0
-    first, kind = equal_rows(table.pp, table.virtual_stages)
-    held = np.zeros((2, len(first), int(table.pp.max(initial=1))))
-    for i, (p, v) in enumerate(zip(table.pp[first].tolist(), table.virtual_stages[first].tolist(), strict=True)):
-        held[:, i, :p] = _held(model.walked_layers, p, v, head)
-    return [
-        _Stage(
-            layers=held[0, kind, rank],
-            chunk=held[1, kind, rank],
+def _held_by_ranks(cuts: Cuts) -> Floats:
+    """What ``_held`` says of each way to cut a model, a rank in each column."""
+    held = np.zeros((4, len(cuts.ways), max((ranks for _, ranks, _ in cuts.ways), default=1)))
+    for i, (layers, ranks, virtual) in enumerate(cuts.ways):
+        held[:, i, :ranks] = _held(layers, ranks, virtual)
+    return held
+
+
+def _full_ranks(table: PlanTable) -> list[Ints]:
+    """Ranks of which one is the fullest: the first (embedding, most microbatches), the second (no layer short), or the
+    last (logits)."""
+    zero = np.zeros(len(table), dtype=np.int64)
+    return [zero, np.minimum(zero + 1, table.pp - 1), table.pp - 1] if (table.pp > 1).any() else [zero]
+
+
+def _stages(table: PlanTable, ranks: Sequence[Ints], held: Floats, way: Ints) -> list[_Stage]:
+    """Some ranks of every plan, ``way`` being how each plan is cut."""
+    two_way = is_dualpipe(table)
+
+    def stage(rank: Ints) -> _Stage:
+        first, last = rank == 0, rank == table.pp - 1
+        layers, share, chunk, chunk_share = held[:, way, rank]
+        if two_way.any():
+            # a rank of DualPipe has the stage of each direction, and activations of both in equal numbers
+            other, other_share, more, more_share = held[:, way, table.pp - 1 - rank]
+            both, chunks = np.maximum(layers + other, 1.0), np.maximum(chunk + more, 1.0)
+            share = np.where(two_way, (layers * share + other * other_share) / both, share)
+            chunk_share = np.where(two_way, (chunk * chunk_share + more * more_share) / chunks, chunk_share)
+            layers, chunk = np.where(two_way, layers + other, layers), np.where(two_way, (chunk + more) / 2.0, chunk)
+            first, last = first | (two_way & last), last | (two_way & first)
+        return _Stage(
+            layers=layers,
+            expert_share=share,
+            chunk=chunk,
+            chunk_share=chunk_share,
             in_flight=in_flight(table, rank),
-            first=rank == 0,
-            last=rank == table.pp - 1,
+            first=first,
+            last=last,
         )
-        for rank in ranks
-    ]
+
+    return [stage(rank) for rank in ranks]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +160,11 @@ class _Kept:
     working: Floats
     """What is run again stands beside what was kept, for one layer at a time."""
     logits: Floats
+
+    def mixed(self, sparse: _Kept, share: Floats) -> _Kept:
+        """Of chunks whose layers have experts in that share; one layer at a time is run again, the larger one."""
+        working = np.maximum(np.where(share < 1.0, self.working, 0.0), np.where(share > 0.0, sparse.working, 0.0))
+        return _Kept(saved=blended(self.saved, sparse.saved, share), working=working, logits=sparse.logits)
 
 
 def _kept(model: Model, profile: Profile, table: PlanTable, s: Shapes) -> _Kept:
@@ -138,19 +191,39 @@ def _gradient_bytes(profile: Profile, table: PlanTable, modes: Modes, t: Traffic
     return np.where(fp16, PARAMETER_BYTES, sums), np.where(fp16, table.state_bytes, 0.0)
 
 
+def _fp8_weight_bytes(profile: Profile, modes: Modes, fp8: Fp8Shapes) -> Floats:
+    """What a weight with shared fp8 casts needs more than in 16 bit, for each element.
+
+    Where:   weights that stay whole have copies by rows and by columns, made from the states, so that no 16-bit copy of
+             fp32 states is kept. Shards that are gathered in fp8 have an fp8 copy; weights that were gathered in fp8
+             and stay are half as long; those gathered in 16 bit leave their columns for backward
+    Source:  src/knee/parallelism/fp8/linear.py, shards.py
+    """
+    sharded = fp8.gathered + fp8.casts_gathered > 0
+    no_half = profile.casts_weights & ~modes.zero1 & (fp8.state_bytes > PARAMETER_BYTES)
+    kept = 2.0 - np.where(no_half, PARAMETER_BYTES, 0.0)
+    gathered = fp8.gathered / fp8.shards - (fp8.gathered - fp8.reshards)
+    return np.where(sharded, fp8.casts_gathered + gathered, kept)
+
+
 def _stage_memory(
-    profile: Profile, table: PlanTable, s: Shapes, modes: Modes, t: Traffic, stage: _Stage, kept: _Kept
+    profile: Profile, table: PlanTable, s: Shapes, modes: Modes, t: Traffic, stage: _Stage, kept: _Kept, most: Traffic
 ) -> MemoryColumns:
-    """The parts on one pipeline rank."""
+    """The parts on one pipeline rank; ``most`` has the messages of its largest layer."""
+    copies = stage_copies(table)
     shards = table.dp_shard * np.where(modes.ddp, 1, table.cp).astype(np.float64)
     ends = stage.first * t.embedding.elements + stage.last * t.head.elements
     experts = stage.layers * t.experts.elements
     own = stage.layers * t.layer.elements + ends
-    sharded = own / np.where(modes.ddp, 1.0, shards) + experts / np.where(modes.ddp, 1.0, t.expert_shards)
+    # the two copies of DualPipe's stages share out their states as data-parallel ranks do
+    sharded = own / np.where(modes.ddp, 1.0, copies * shards)
+    sharded = sharded + experts / np.where(modes.ddp, 1.0, copies * t.expert_shards)
     own, layer_elements = own + experts, t.layer.elements + t.experts.elements
 
     # one GPU has nobody to gather from: all of its parameters stay, whatever the mode is called
     alone = shards == 1.0
+    if s.fp8 is not None:
+        alone = alone & (s.fp8.gathered + s.fp8.casts_gathered == 0.0)  # a mesh of one gathers from itself
     whole = ~modes.gathers | ~modes.reshards | alone  # every parameter is on the GPU in 16 bit
     # 16-bit states that are not sharded are the parameters that compute: there is no second copy
     one_copy = (~modes.gathers | alone) & (table.state_bytes == PARAMETER_BYTES)
@@ -158,6 +231,8 @@ def _stage_memory(
     cast_again = np.where(modes.gathers & alone & ~one_copy, table.repeats_frac, 0.0)
     copies = np.where(whole, PARAMETER_BYTES * (own - cast_again * stage.layers * layer_elements), 0.0)
     weights = np.where(one_copy, copies, table.state_bytes * sharded + copies)
+    if s.fp8 is not None and s.fp8.shared_casts:
+        weights = weights + stage.layers * t.fp8.weights.elements * _fp8_weight_bytes(profile, modes, s.fp8)
     if np.any(s.four_bit):
         # two NVFP4 copies of a layer's weights stand beside the 16-bit ones, where those are not gathered for each pass
         narrow = s.four_bit * (1.0 - s.casts_narrow) * (1.0 - profile.bf16_layers_frac)
@@ -178,10 +253,10 @@ def _stage_memory(
     gradients = np.where(frees, np.maximum(gradients - activations - logits, 0.0), gradients)
 
     # the layer that computes, its gathered neighbours, and one whole gradient on its way out
-    gathered = PARAMETER_BYTES * t.layer_moved * (2.0 + table.prefetch) + PARAMETER_BYTES * ends
+    gathered = most.gather_bytes * (2.0 + table.prefetch) + PARAMETER_BYTES * ends
     no_reshard = modes.gathers & ~modes.reshards
-    gathered = np.where(no_reshard, PARAMETER_BYTES * t.layer_moved * (1.0 + table.prefetch), gathered)
-    reduced = (PARAMETER_BYTES + t.reduce_bytes) * t.layer_moved
+    gathered = np.where(no_reshard, most.gather_bytes * (1.0 + table.prefetch), gathered)
+    reduced = (PARAMETER_BYTES + t.reduce_bytes) * most.layer_moved
     # without a limit on reductions in flight, two stand at the least
     waiting = 1.0 if profile.reduces_in_flight == 1 else 2.0
     buffers = np.where(modes.gathers & ~alone, gathered + waiting * reduced, 0.0)
@@ -201,17 +276,40 @@ def _stage_memory(
     )
 
 
-def memory_of(model: Model, profile: Profile, table: PlanTable, s: Shapes, modes: Modes, t: Traffic) -> MemoryColumns:
-    """The fullest GPU of each plan: the first rank (embedding, most microbatches), the second (no layer short) or the
-    last (logits)."""
-    zero, kept = np.zeros(len(table), dtype=np.int64), _kept(model, profile, table, s)
-    ranks = [zero, np.minimum(zero + 1, table.pp - 1), table.pp - 1] if (table.pp > 1).any() else [zero]
-    stages = _stages(model, profile, table, ranks)
-    best, *others = (_stage_memory(profile, table, s, modes, t, stage, kept) for stage in stages)
-    most = best.total_bytes
+def memory_of(
+    model: Model,
+    profile: Profile,
+    table: PlanTable,
+    s: Shapes,
+    modes: Modes,
+    t: Traffic,
+    *,
+    ranks: Sequence[Ints] | None = None,
+) -> MemoryColumns:
+    """The fullest GPU of each plan; with ``ranks`` the fullest of those."""
+    kept = [_kept(kind, profile, table, s) for kind in layer_kinds(model) or (model,)]
+    cuts = cuts_of(model, profile, table)
+    held, way = _held_by_ranks(cuts), cuts.of_plan
+
+    def of(stage: _Stage) -> MemoryColumns:
+        if len(kept) == 1:
+            return _stage_memory(profile, table, s, modes, t, stage, kept[0], t)
+        own, mixed = t.at(stage.expert_share), kept[0].mixed(kept[1], stage.chunk_share)
+        largest = t.at(np.where(stage.expert_share > 0.0, 1.0, 0.0))
+        return _stage_memory(profile, table, s, modes, own, stage, mixed, largest)
+
+    asked = _full_ranks(table) if ranks is None else ranks
+    best, *others = map(of, _stages(table, asked, held, way))
     for other in others:
-        total = other.total_bytes
-        more = total > most
-        most = np.where(more, total, most)
-        best = MemoryColumns(**{name: np.where(more, getattr(other, name), getattr(best, name)) for name in _PARTS})
-    return best
+        best = best.or_more(other)
+    if len(kept) == 1 or ranks is not None:
+        return best
+    # the first ranks of deep pipelines have no experts: the first one that has most of them may be the fullest
+    rank = np.argmax(held[0] * held[1], axis=1)[way]
+    rows = np.flatnonzero((rank > 1) & (rank < table.pp - 1))
+    if not len(rows):
+        return best
+    few, own = table.rows(rows), variant_rows(profile, rows)
+    shapes, kinds, sent = expanded(s, rows), expanded(modes, rows), expanded(t, rows)
+    other = memory_of(model, own, few, shapes, kinds, sent, ranks=[rank[rows]])
+    return best.with_rows(rows, expanded(best, rows).or_more(other))

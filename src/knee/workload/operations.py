@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from knee.arrays import Floats
+from knee.arrays import Bools, Floats
 from knee.specs.kernel_traffic import passes_of
 from knee.specs.model import Model
-from knee.specs.profile import Kernels
+from knee.specs.profile import MEGATRON_KERNELS, Kernels
 from knee.workload.attention_span import causal_keys, kernel_keys
 from knee.workload.expert_streams import expert_streams
+from knee.workload.fp8_layers import Casts, layer_casts, product_scale, wide_products
 from knee.workload.projections import Projection, expert_share, projections
 from knee.workload.shapes import BYTES, Shapes
 
@@ -29,6 +30,10 @@ class Gemm:
     k: Floats
     times: float = 1.0
     """How often the mean layer has it."""
+    wide: Bools | None = None
+    """Where it stays in 16 bit, whatever the plan's other products are; None: nowhere."""
+    scale: Floats | float = 1.0
+    """Its rate over that of other products of its type."""
 
     @property
     def flop(self) -> Floats:
@@ -111,7 +116,9 @@ def _streams(model: Model, s: Shapes, kernels: Kernels, backward: bool) -> list[
     for name, key, tensor_bytes, times in parts:
         passes = passes_of(kernels, key)
         count = passes.backward if backward else passes.forward
-        launched = passes.backward_kernels if backward else passes.forward_kernels
+        launched: Floats | float = passes.backward_kernels if backward else passes.forward_kernels
+        if key == "router" and not backward:
+            launched = launched - s.preprocess_kernels
         if count:
             rate = "experts" if key in ("router", "permute") or name.startswith("experts_") else "hbm"
             streams.append(
@@ -129,7 +136,7 @@ def _attention(model: Model, s: Shapes, forward: bool) -> Attention:
              share. A window replaces the mean of seq / 2 keys
     Source:  FlashAttention-2 (arXiv 2307.08691): the backward pass has five products for the forward's two
     """
-    width, keys = float(model.head_dim), s.kv_block
+    width, keys = 1.0 * model.head_dim, s.kv_block
     if model.latent_attention is not None:
         width = (model.head_dim + model.latent_attention.value_size) / 2.0
     work = 2.0 * s.sequences * (model.heads / s.tp) * s.seq_len**2 * width / s.cp
@@ -147,17 +154,29 @@ def _attention(model: Model, s: Shapes, forward: bool) -> Attention:
 
 
 def _casts(model: Model, s: Shapes, kernels: Kernels, *, backward: bool) -> list[Operation]:
-    """The copies that fp8 and NVFP4 products read. fp8: each operand is read in 16 bit and written in 8."""
+    """The copies that fp8 and NVFP4 products read. fp8 without shared casts: each operand is read in 16 bit and written
+    in 8."""
     casts: list[Operation] = []
-    if np.any(s.eight_bit):
+    if s.fp8 is not None:
         maps = projections(model, s, kernels)
-        operands = sum(p.times * (p.rows + p.out * s.casts_narrow) * p.inner for p in maps if not p.grouped)
-        casts.append(MemoryBound(name="fp8_cast", moved_bytes=3.0 * operands * s.eight_bit, kernels=0))
+        if s.fp8.shared_casts:
+            casts += fp8_casts(layer_casts(maps, s, s.fp8, kernels, backward=backward))
+        else:
+            operands = sum(p.times * (p.rows + p.out * s.casts_narrow) * p.inner for p in maps if not p.grouped)
+            casts.append(MemoryBound(name="fp8_cast", moved_bytes=3.0 * operands * s.eight_bit, kernels=0))
         if model.experts is not None:
             casts.append(_expert_casts([p for p in maps if p.grouped], s, backward=backward))
     if np.any(s.four_bit):
         casts.append(_nvfp4_casts(model, s, kernels, backward=backward))
     return casts
+
+
+def fp8_casts(of: Casts) -> list[Operation]:
+    """Casts of fp8 layers, and the search for the largest elements."""
+    return [
+        MemoryBound(name="fp8_cast", moved_bytes=of.cast_bytes, kernels=of.cast_kernels),
+        MemoryBound(name="fp8_largest", moved_bytes=of.largest_bytes, kernels=of.largest_kernels),
+    ]
 
 
 def _expert_casts(maps: list[Projection], s: Shapes, *, backward: bool) -> MemoryBound:
@@ -181,7 +200,7 @@ def _nvfp4_casts(model: Model, s: Shapes, kernels: Kernels, *, backward: bool) -
     """
     maps = projections(model, s, kernels)
     # fused stacks keep gate and up in one product: their input is cast once, their gradients are two
-    cast = [p for p in maps if backward or kernels != "fused" or p.name != "gate"]
+    cast = [p for p in maps if backward or kernels not in MEGATRON_KERNELS or p.name != "gate"]
     elements = sum(p.times * p.count * p.rows * (p.out if backward else p.inner) for p in cast)
     weights = sum(p.weights for p in maps) * s.casts_narrow
     moved = (3 * BYTES + 2 * NVFP4_BYTES) * elements + (2 * BYTES + NVFP4_BYTES) * weights
@@ -194,9 +213,15 @@ def _weight_casts(model: Model, s: Shapes, kernels: Kernels, *, backward: bool) 
     if not np.any(s.casts):
         return []
     passes, weights = passes_of(kernels, "cast"), projections(model, s, kernels)
-    elements = sum(p.weights for p in weights)
+    elements = np.asarray(sum(p.weights for p in weights))
+    launched = np.asarray(float(len(weights) + _norm_weights(model)))
+    if s.fp8 is not None and s.fp8.shared_casts and not backward:
+        # fp8 copies are made from the states
+        wide = wide_products(weights, s.fp8)
+        eight = [(p, s.fp8.eight_bit * ~wide[p.name]) for p in weights if not p.grouped]
+        elements, launched = elements - sum(p.weights * e for p, e in eight), launched - sum(e for _, e in eight)
     moved = (passes.backward if backward else passes.forward) * BYTES * elements * s.casts
-    return [MemoryBound(name="cast", moved_bytes=moved, kernels=(len(weights) + _norm_weights(model)) * s.casts)]
+    return [MemoryBound(name="cast", moved_bytes=moved, kernels=launched * s.casts)]
 
 
 def _norm_weights(model: Model) -> int:
@@ -212,9 +237,23 @@ def _grouped(p: Projection) -> GroupedGemm:
     return GroupedGemm(name=p.name, experts=p.count + 0.0 * p.rows, tokens=p.rows, n=p.out, k=p.inner, times=p.times)
 
 
+def _typed(maps: list[Projection], products: list[Operation], s: Shapes, *, forward: bool) -> list[Operation]:
+    """The products with their type and rate in fp8 layers."""
+    if s.fp8 is None:
+        return products
+    wide = wide_products(maps, s.fp8)
+    return [
+        replace(one, wide=wide.get(p.name), scale=product_scale(s.fp8, wide.get(p.name), forward=forward))
+        if isinstance(one, Gemm)
+        else one
+        for p, one in zip(maps, products, strict=True)
+    ]
+
+
 def layer_forward(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
     """One decoder layer, forward."""
-    gemms = [_product(p) for p in projections(model, s, kernels)]
+    maps = projections(model, s, kernels)
+    gemms = _typed(maps, [_product(p) for p in maps], s, forward=True)
     casts = [*_casts(model, s, kernels, backward=False), *_weight_casts(model, s, kernels, backward=False)]
     return [*gemms, *casts, _attention(model, s, forward=True), *_streams(model, s, kernels, backward=False)]
 
@@ -244,21 +283,23 @@ def kept_product_columns(model: Model, s: Shapes, kernels: Kernels) -> Floats:
 
 def layer_backward_input(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
     """One decoder layer, backward with respect to its input: data gradients, attention, memory-bound kernels."""
-    gemms = [
-        _product(replace(p, name=f"{p.name}_dgrad", out=p.inner, inner=p.out)) for p in projections(model, s, kernels)
-    ]
+    maps = projections(model, s, kernels)
+    gemms = [_product(replace(p, name=f"{p.name}_dgrad", out=p.inner, inner=p.out)) for p in maps]
+    gemms = _typed(maps, gemms, s, forward=False)
     casts = _casts(model, s, kernels, backward=True)
     return [*gemms, *casts, _attention(model, s, forward=False), *_streams(model, s, kernels, backward=True)]
 
 
 def layer_backward_weight(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
     """One decoder layer, backward with respect to its weights."""
+    maps = projections(model, s, kernels)
     gemms: list[Operation] = [
         replace(_grouped(p), name=f"{p.name}_wgrad", weights=True)
         if p.grouped
         else Gemm(name=f"{p.name}_wgrad", m=p.out, n=p.inner, k=p.rows, times=p.times)
-        for p in projections(model, s, kernels)
+        for p in maps
     ]
+    gemms = _typed(maps, gemms, s, forward=False)
     return [*gemms, *_weight_casts(model, s, kernels, backward=True)]
 
 
@@ -279,7 +320,7 @@ def head_forward(model: Model, s: Shapes, kernels: Kernels, *, loss_parallel: bo
     vocab = model.vocab / s.tp
     logits = s.tokens * (vocab if loss_parallel else model.vocab)
     norm, loss = passes_of(kernels, model.norm), passes_of(kernels, "loss")
-    hidden = np.full_like(s.tp, float(model.hidden))
+    hidden = np.full_like(s.tp, model.hidden)
     head: list[Operation] = [
         MemoryBound(
             name="norm", moved_bytes=norm.forward * s.norm_tokens * hidden * BYTES, kernels=norm.forward_kernels
@@ -307,7 +348,7 @@ def head_backward(model: Model, s: Shapes, kernels: Kernels, *, loss_parallel: b
     vocab = model.vocab / s.tp
     logits = s.tokens * (vocab if loss_parallel else model.vocab)
     norm, loss = passes_of(kernels, model.norm), passes_of(kernels, "loss")
-    hidden = np.full_like(s.tp, float(model.hidden))
+    hidden = np.full_like(s.tp, model.hidden)
     head: list[Operation] = [
         MemoryBound(name="loss", moved_bytes=loss.backward * logits * BYTES, kernels=loss.backward_kernels),
         *_final_soft_cap(model, logits, kernels, backward=True),

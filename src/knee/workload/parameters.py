@@ -10,13 +10,21 @@ import numpy as np
 from knee.arrays import Floats, Ints, equal_rows
 from knee.specs.model import Model
 from knee.specs.plan_table import PlanTable
+from knee.specs.variants import has_columns
 from knee.workload.layer_weights import Tensor, layer_tensors, routed_tensors
 
 
 def head_layers(model: Model) -> float:
-    """The output projection's products in layers' products."""
-    layer = sum(t.size for t in layer_tensors(model) if t.cols > 1)
-    return model.vocab * model.hidden / layer
+    """The output projection's products in layers' products: those of the mean layer, where layers are not alike."""
+    dense = sum(t.size for t in layer_tensors(model) if np.any(t.cols > 1))
+    if model.experts is None:
+        return model.vocab * model.hidden / dense
+    used = Fraction(model.experts.top_k, model.experts.count)
+    sparse = sum((used if t.experts else 1) * t.size for t in layer_tensors(model, experts=True) if t.cols > 1)
+    with_experts = model.expert_layers + model.mtp_layers
+    total = with_experts * sparse + (model.layers - model.expert_layers) * dense
+    heads = 1 + model.mtp_layers  # each layer of multi-token prediction has one more
+    return float(heads * model.vocab * model.hidden * model.walked_layers / total)
 
 
 def embedding_tensors(model: Model) -> tuple[Tensor, ...]:
@@ -39,9 +47,13 @@ def head_tensors(model: Model) -> tuple[Tensor, ...]:
     return tuple(tensors)
 
 
-@lru_cache(maxsize=1024)
 def parameter_count(model: Model) -> int:
     """Parameters of the whole model, as torch counts them, without the layers of multi-token prediction."""
+    return _counted.__wrapped__(model) if has_columns(model) else _counted(model)
+
+
+@lru_cache(maxsize=1024)
+def _counted(model: Model) -> int:
     layers = (model.layers - model.expert_layers) * _elements(layer_tensors(model))
     if model.experts is not None:
         layers += model.expert_layers * _elements(layer_tensors(model, experts=True))
@@ -85,13 +97,26 @@ FEW_ROWS = 4096
 """Rows that are quicker computed than compared."""
 
 
+def local_sides(t: Tensor, tp: Ints) -> tuple[Floats, Floats]:
+    """Rows and columns of a weight on one tensor-parallel rank."""
+    one = np.ones(len(tp))
+    rows = np.maximum(t.rows / tp, t.least_rows * one) if t.tp == "rows" else t.rows * one
+    return rows, t.cols / tp if t.tp == "cols" else t.cols * one
+
+
+def _kinds(tensors: tuple[Tensor, ...], *columns: Ints) -> tuple[Ints, Ints]:
+    """Rows that differ. All may, where the tensors are of several models, and so columns themselves."""
+    several = any(isinstance(size, np.ndarray) for t in tensors for size in (t.rows, t.cols))
+    return equal_rows(*columns, few=len(columns[0]) if several else FEW_ROWS)
+
+
 def shard_elements(tensors: tuple[Tensor, ...], tp: Ints) -> Floats:
     """Elements of these tensors, which are not routed experts', on one tensor-parallel rank."""
-    first, kind = equal_rows(tp, few=FEW_ROWS)
+    first, kind = _kinds(tensors, tp)
     tp, total = tp[first], np.zeros(len(first))
     for t in tensors:
-        rows = np.maximum(t.rows / tp, float(t.least_rows)) if t.tp == "rows" else float(t.rows)
-        total += rows * (t.cols / tp if t.tp == "cols" else float(t.cols))
+        rows = np.maximum(t.rows / tp, t.least_rows) if t.tp == "rows" else 1.0 * t.rows
+        total += rows * (t.cols / tp if t.tp == "cols" else 1.0 * t.cols)
     return total[kind]
 
 
@@ -103,11 +128,11 @@ def gathered_elements(tensors: tuple[Tensor, ...], tp: Ints, ranks: Ints) -> Flo
     Source:  torch.distributed.fsdp.fully_shard, dim-0 sharding (torch 2.3 and later)
     Valid:   any group size; beyond the rows of a tensor every extra rank only adds padding
     """
-    first, kind = equal_rows(tp, ranks, few=FEW_ROWS)
+    first, kind = _kinds(tensors, tp, ranks)
     tp, ranks, total = tp[first], ranks[first], np.zeros(len(first))
     for t in tensors:
-        rows = np.ceil(np.maximum(t.rows / tp, float(t.least_rows))) if t.tp == "rows" else float(t.rows)
-        cols = t.cols / tp if t.tp == "cols" else float(t.cols)
+        rows = np.ceil(np.maximum(t.rows / tp, t.least_rows)) if t.tp == "rows" else 1.0 * t.rows
+        cols = t.cols / tp if t.tp == "cols" else 1.0 * t.cols
         total += ranks * np.ceil(rows / ranks) * cols
     return total[kind]
 

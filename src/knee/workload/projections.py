@@ -1,18 +1,19 @@
 """The linear maps of a decoder layer on one rank: attention's, those of a dense MLP, and those of experts.
 
-Layers are alike to the engine. A model whose layers are not has the mean layer: a map that only some layers have counts
-by their share.
+A model with and without experts in its layers has the mean layer here: a map that only some layers have counts by their
+share. ``layer_kinds`` gives a model for each of the two, and chunks of layers are put together from both.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
 from knee.arrays import Floats
 from knee.specs.model import Experts, LatentAttention, Model
-from knee.specs.profile import Kernels
+from knee.specs.profile import MEGATRON_KERNELS, Kernels
 from knee.workload.shapes import Shapes
 
 
@@ -57,12 +58,24 @@ def expert_share(model: Model) -> float:
     return 0.0 if model.experts is None else (model.expert_layers + model.mtp_layers) / model.walked_layers
 
 
+def layer_kinds(model: Model) -> tuple[Model, Model] | None:
+    """The model as if no layer had experts, and as if all had; None where its layers are alike."""
+    return None if model.experts is None or model.expert_layers == model.layers else _kinds(model)
+
+
+@lru_cache(maxsize=64)
+def _kinds(model: Model) -> tuple[Model, Model]:
+    assert model.experts is not None
+    everywhere = replace(model.experts, dense_layers=0, every=1)
+    return replace(model, experts=None), replace(model, experts=everywhere)
+
+
 def _attention(model: Model, s: Shapes, kernels: Kernels) -> list[Projection]:
     q = model.q_width / s.tp
     # a rank keeps at least one key-value head
-    kv = np.maximum(model.kv_width / s.tp, float(model.head_dim))
-    hidden = np.full_like(s.tp, float(model.hidden))
-    inputs = [("qkv", q + 2 * kv)] if kernels == "fused" else [("q", q), ("k", kv), ("v", kv)]
+    kv = np.maximum(model.kv_width / s.tp, model.head_dim)
+    hidden = np.full_like(s.tp, model.hidden)
+    inputs = [("qkv", q + 2 * kv)] if kernels in MEGATRON_KERNELS else [("q", q), ("k", kv), ("v", kv)]
     maps = [Projection(name=name, rows=s.tokens, out=out, inner=hidden) for name, out in inputs]
     return [*maps, Projection(name="attention_out", rows=s.tokens, out=hidden, inner=q)]
 
@@ -73,7 +86,7 @@ def _latent(model: Model, latent: LatentAttention, s: Shapes) -> list[Projection
     Source:  DeepSeek-V2 (arXiv 2405.04434), section 2.1; Megatron-LM, multi_latent_attention.py: down projections work
              on the tokens of sequence parallelism
     """
-    hidden, heads = np.full_like(s.tp, float(model.hidden)), model.heads / s.tp
+    hidden, heads = np.full_like(s.tp, model.hidden), model.heads / s.tp
     q = heads * (latent.nope_size + latent.rope_size)
     kv_rank = np.full_like(s.tp, float(latent.kv_rank))
     maps = []
@@ -92,7 +105,7 @@ def _latent(model: Model, latent: LatentAttention, s: Shapes) -> list[Projection
 
 
 def _mlp(model: Model, s: Shapes, rows: Floats, ffn: Floats, times: float, prefix: str = "") -> list[Projection]:
-    hidden = np.full_like(s.tp, float(model.hidden))
+    hidden = np.full_like(s.tp, model.hidden)
     up = ("gate", "up") if model.gated else ("up",)
     maps = [Projection(name=f"{prefix}{name}", rows=rows, out=ffn, inner=hidden, times=times) for name in up]
     return [*maps, Projection(name=f"{prefix}down", rows=rows, out=hidden, inner=ffn, times=times)]
@@ -100,7 +113,7 @@ def _mlp(model: Model, s: Shapes, rows: Floats, ffn: Floats, times: float, prefi
 
 def _experts(model: Model, experts: Experts, s: Shapes, share: float) -> list[Projection]:
     """Router, shared experts and the routed experts of the busiest rank, whose gate and up are one product."""
-    hidden, ffn = np.full_like(s.tp, float(model.hidden)), experts.ffn / s.etp
+    hidden, ffn = np.full_like(s.tp, model.hidden), experts.ffn / s.etp
     local = experts.count / s.ep
     rows = routed_rows(experts, s) / local
     count = np.full_like(s.tp, float(experts.count))

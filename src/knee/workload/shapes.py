@@ -2,11 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+
+import numpy as np
 
 from knee.arrays import Floats
 
 BYTES = 2.0  # activations are 16-bit; fp8 and NVFP4 keep them so outside their products
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fp8Shapes:
+    """How fp8 layers cast and gather, as columns over plans: 1 where they do, else 0."""
+
+    eight_bit: Floats
+    """A layer's products are fp8."""
+    rowwise: Floats
+    """Each row that a product sums over has a scale of its own."""
+    shared_casts: bool
+    smallest: int
+    forward_scale: float
+    state_bytes: Floats
+    """Of a parameter as the optimizer keeps it."""
+    shards: Floats
+    """Ranks that share a weight under FSDP; else 1."""
+    gathered: Floats
+    """Weights are cast by their shards and gathered in fp8."""
+    reshards: Floats
+    """They are, in every pass."""
+    casts_gathered: Floats
+    """Weights are gathered in 16 bit, and cast in every forward."""
+    gathers_tokens: Floats
+    """Sequence parallelism gathers activations and gradients in fp8."""
+
+    @property
+    def columns(self) -> list[Floats]:
+        """Rows with equal ones cast alike."""
+        return [value for f in fields(self) if isinstance(value := getattr(self, f.name), np.ndarray)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +63,8 @@ class Shapes:
     """Tokens that the busiest expert-parallel rank computes, over the mean."""
     permuted_rows: Floats
     """Tokens that are put into the order of their experts and back, on both sides of the network."""
+    preprocess_kernels: Floats
+    """Kernels of the router that the dispatcher has in a kernel of its own."""
     eight_bit: Floats
     """1 where a layer's products are fp8, else 0; the output projection stays in 16 bit."""
     four_bit: Floats
@@ -40,3 +74,5 @@ class Shapes:
     kept."""
     casts: Floats
     """1 where every forward casts whole fp32 weights and every backward their gradients, else 0."""
+    fp8: Fp8Shapes | None = None
+    """None if no plan has fp8 layers."""

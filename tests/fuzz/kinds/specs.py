@@ -78,6 +78,7 @@ PLAN: dict[str, Any] = {
     "recompute": "none",
     "recompute_frac": 1.0,
     "precision": "bf16",
+    "fp8_recipe": "tensorwise",
     "prefetch": 1,
     "reduce_dtype": "fp32",
     "state_dtype": "fp32",

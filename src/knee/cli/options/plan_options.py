@@ -10,8 +10,10 @@ import click
 
 from knee.cli.options.sections import Option, Word
 from knee.specs.plan import (
+    COLLECTIVES,
     CP_METHODS,
     DISPATCHERS,
+    FP8_RECIPES,
     PRECISIONS,
     RECOMPUTE_MODULES,
     RECOMPUTES,
@@ -20,6 +22,7 @@ from knee.specs.plan import (
     SCHEDULES,
     SHARDINGS,
     STATE_DTYPES,
+    SYNC_DTYPES,
 )
 
 PLAN = (
@@ -37,10 +40,14 @@ PLAN = (
     "recompute",
     "recompute_frac",
     "precision",
+    "fp8_recipe",
     "prefetch",
     "reduce_dtype",
     "state_dtype",
     "sync_every",
+    "sync_fragments",
+    "sync_dtype",
+    "collectives",
     "cp_method",
     "sequence_parallel",
     "tp_overlap",
@@ -177,6 +184,12 @@ OPTIONS = (
     ),
     _of_plan("--precision", type=Word(PRECISIONS), help="Data type of the matrix products; default: bf16."),
     _of_plan(
+        "--fp8-recipe",
+        type=Word(FP8_RECIPES),
+        help="How --precision fp8 scales its operands; default: tensorwise. tensorwise: one scale for each tensor. "
+        "rowwise: one scale for each row that a matrix product sums over.",
+    ),
+    _of_plan(
         "--prefetch",
         type=int,
         metavar="N",
@@ -194,6 +207,24 @@ OPTIONS = (
         metavar="H",
         help="Number of steps between synchronizations of the replicas (local SGD, DiLoCo); the answer is the mean "
         "over these steps; default: 1.",
+    ),
+    _of_plan(
+        "--sync-fragments",
+        type=int,
+        metavar="P",
+        help="Parts of the model that replicas exchange one after the other beside compute (Streaming DiLoCo), with "
+        "--sync-every; default: 1, which blocks.",
+    ),
+    _of_plan(
+        "--sync-dtype",
+        type=Word(SYNC_DTYPES),
+        help="Data type of the exchange with --sync-every; default: that of the gradient reduction.",
+    ),
+    _of_plan(
+        "--collectives",
+        type=Word(COLLECTIVES),
+        help="flat: NCCL's algorithms. hierarchical: level by level through the node and the tiers of the network, "
+        "if that is faster; default: flat.",
     ),
     _of_plan(
         "--cp-method",

@@ -56,9 +56,13 @@ def _print_question(job: Job, trust: Trust) -> None:
     if plan.pp > 1:
         words.append(plan.schedule + (f" x {plan.virtual_stages}" if plan.virtual_stages > 1 else ""))
     words += [f"synchronize replicas every {plan.sync_every:,} steps"] if plan.sync_every > 1 else []
+    words += [f"in {plan.sync_fragments:,} fragments"] if plan.sync_fragments > 1 else []
+    words += [f"in {plan.sync_dtype}"] if plan.sync_dtype is not None else []
+    words += ["hierarchical collectives"] if plan.collectives != "flat" else []
     share = "" if plan.recompute_frac == 1 else f" ({plan.recompute_frac:.0%})"
     again = "+".join(plan.recompute_modules) or plan.recompute
     words += [f"recompute {again}{share}", plan.precision]
+    words += [plan.fp8_recipe] if plan.precision == "fp8" else []
     if job.model.experts is not None:
         words += [plan.dispatcher, *(["ep_overlap"] if plan.ep_overlap else []), f"{plan.routing} routing"]
     batch = (
@@ -187,7 +191,9 @@ def print_training(run: Mapping[str, Any] | None) -> None:
         f"training on {units.short(run['tokens'])} tokens (PUE {run['pue']:g}, grid {run['grid']}: "
         f"{run['g_co2e_per_kwh']:.0f} g CO2e/kWh)"
     )
-    shown = {key: UNKNOWN if value is None else units.amount(value) for key, value in run.items() if key[-4:] != "grid"}
+    failed = run["with_failures"]
+    worded = ("grid", "with_failures")
+    shown = {key: UNKNOWN if value is None else units.amount(value) for key, value in run.items() if key not in worded}
     band = (
         ""
         if run["low_days"] is None
@@ -205,9 +211,25 @@ def print_training(run: Mapping[str, Any] | None) -> None:
             ["USD", shown["cost_usd"], price],
             ["MWh", shown["energy_mwh"], parts],
             ["t CO2e", UNKNOWN if run["co2e_kg"] is None else units.amount(run["co2e_kg"] / 1e3), ""],
+            ["goodput", units.show(failed["goodput_frac"], "frac"), failure_words(failed)],
         ],
         right=(1,),
         dim=(2,),
+    )
+
+
+def failure_words(run: Mapping[str, Any]) -> str:
+    """What failures make of a run, in one line."""
+    if run["days"] is None:
+        return str(run["reason"])
+    cost = "" if run["cost_usd"] is None else f", {units.amount(run['cost_usd'])} USD"
+    interval = run["checkpoint_interval_s"]
+    often = "" if interval is None else f"; a checkpoint every {units.duration(interval)}"
+    rates = "default failure rates" if "gpu_failures_per_gpu_h" in run["defaults"] else "the cluster's failure rates"
+    return (
+        f"with failures {units.amount(run['days'])} days ({units.amount(run['p10_days'])} to "
+        f"{units.amount(run['p90_days'])} in 80% of runs){cost}; {units.amount(run['interruptions'])} interruptions by "
+        f"{rates}{often}"
     )
 
 

@@ -100,7 +100,7 @@ def _print_points(one: ScalingCurve) -> None:
 
 
 def _print_bills(one: ScalingCurve) -> None:
-    rows = [["GPUs", "days", "expected range (days)", "MWh", "USD", "kg CO2e"]]
+    rows = [["GPUs", "days", "expected range (days)", "MWh", "USD", "kg CO2e", "goodput", "days with failures"]]
     for gpus, bill in one.bills.items():
         ends = "unknown"
         if bill.low_time_s is not None and bill.high_time_s is not None:
@@ -111,9 +111,18 @@ def _print_bills(one: ScalingCurve) -> None:
                 f"{bill.days:,.1f}",
                 ends,
                 *(_amount(value) for value in (bill.energy_mwh, bill.cost_usd, bill.co2e_kg)),
+                *_failed(one, gpus),
             ]
         )
-    print_rows(rows, right=range(6))
+    print_rows(rows, right=range(8), optional=(5, 3))
+
+
+def _failed(one: ScalingCurve, gpus: int) -> list[str]:
+    run = one.runs.get(gpus)
+    if run is None:
+        return ["0%", "no progress"]
+    days = run.mean_s / DAY_S
+    return [f"{run.goodput.goodput_frac:.1%}", f"{days:,.1f} ({run.p10_s / DAY_S:,.1f} to {run.p90_s / DAY_S:,.1f})"]
 
 
 def _print_knees(one: ScalingCurve) -> None:
@@ -124,6 +133,7 @@ def _print_knees(one: ScalingCurve) -> None:
     if "cost" not in one.knees:
         rows.append(["cost", "unknown", "", PRICE])
     print_rows(rows, dim=(3,))
+    print_rows([[_failure_words(one)]])
     if one.band is not None:
         ends = between(one.band.low_frac, one.band.high_frac, digits=1)
         print_rows(
@@ -137,6 +147,15 @@ def _print_knees(one: ScalingCurve) -> None:
                 ]
             ]
         )
+
+
+def _failure_words(one: ScalingCurve) -> str:
+    """The knees with failures, and what failures leave of the time."""
+    found = one.knees_with_failures
+    counts = ", ".join(f"{goal} {_knee_words(found[goal])}" for goal in GOALS if goal in found)
+    left = [one.goodputs[gpus].goodput_frac if gpus in one.goodputs else 0.0 for gpus, _ in one.curve.usable]
+    shares = f"{left[0]:.1%}" if len(left) == 1 else f"{left[0]:.1%} at the fewest GPUs, {left[-1]:.1%} at the most"
+    return f"with failures: {counts}; goodput {shares}"
 
 
 def _beyond(one: ScalingCurve) -> str:

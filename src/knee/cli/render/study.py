@@ -9,7 +9,7 @@ import click
 
 from knee.api.study import Studies
 from knee.cli.render.table import print_heading, print_rows
-from knee.cli.render.validate_carried import print_fidelity
+from knee.cli.render.validation.carried import print_fidelity
 from knee.results.study_description import StudyDescription, StudySummary
 from knee.studies.claims import Tally, Verdict
 from knee.studies.run_study import Ran

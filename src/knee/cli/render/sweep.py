@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from knee.launch.run_status import Status
     from knee.launch.sweep_folder import SweepRun
     from knee.results.sweep_result import SweepPlan, SweepStatus
+    from knee.sweeps.totals import SweepEstimate
 
 SHOWN = 40
 """Rows of runs that are printed; those that went wrong first. JSON has all."""
@@ -36,7 +37,7 @@ def print_plan(plan: SweepPlan, *, whole: bool) -> None:
         f"{_runs(total.runs_to_start)} to start on up to {total.most_gpus:,} GPUs; estimate: "
         f"{total.gpu_h:,.2f} GPU-hours, {total.energy_j / J_PER_KWH:,.2f} kWh, {cost}; "
         f"{show(total.wall_clock_s, 's')} if all runs start one after another",
-        "  the estimate comes from the simulator, plus 60 s to start each run; failures and restarts are not included",
+        "  the estimate comes from the simulator, plus 60 s to start each run; " + _failed(total),
     ]
     reasons = Counter(entry.refused for entry in sweep.entries if entry.refused)
     if reasons:
@@ -62,6 +63,13 @@ def print_plan(plan: SweepPlan, *, whole: bool) -> None:
         print_rows(rows, right=(1, 2, 3, 4), dim=(5,))
         if len(sweep.entries) > SHOWN * 5:
             click.echo(f"  and {len(sweep.entries) - SHOWN * 5:,} more; --json lists all")
+
+
+def _failed(total: SweepEstimate) -> str:
+    if total.goodput_frac is None or total.failed_gpu_h is None:
+        return "failures and restarts are not included"
+    cost = "" if total.failed_cost_usd is None else f", {total.failed_cost_usd:,.2f} USD"
+    return f"with failures and restarts {total.failed_gpu_h:,.2f} GPU-hours{cost} (goodput {total.goodput_frac:.2%})"
 
 
 def _runs(count: int) -> str:

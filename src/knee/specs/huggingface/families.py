@@ -28,6 +28,7 @@ def decoder_fields(c: Keys, *, tied: bool = False) -> dict[str, Any]:
         "tied_embeddings": c.flag("tie_word_embeddings", tied),
         "mlp": c.choice("hidden_act", "silu", GATES),
         "norm": "rmsnorm",
+        "norm_eps": c.number("rms_norm_eps", 1e-6),
         "positions": "rope",
         **c.rope(),
     }

@@ -35,17 +35,23 @@ def _qwen2_moe(c: Keys) -> dict[str, Any]:
     """Layers of mlp_only_layers are dense, and so are those between each decoder_sparse_step."""
     shared = c.whole("shared_expert_intermediate_size")
     more = {"shared_ffn": shared, "shared_gate": shared > 0, **_qwen_layers(c)}
-    return {**qwen2_fields(c), **_experts(c, "num_experts", "moe_intermediate_size", **more)}
+    return {**qwen2_fields(c), **_experts(c, _qwen_count(c), "moe_intermediate_size", **more)}
 
 
 def _qwen3_moe(c: Keys) -> dict[str, Any]:
-    return {**qwen3_fields(c), **_experts(c, "num_experts", "moe_intermediate_size", **_qwen_layers(c))}
+    return {**qwen3_fields(c), **_experts(c, _qwen_count(c), "moe_intermediate_size", **_qwen_layers(c))}
+
+
+def _qwen_count(c: Keys) -> str:
+    """The key of the number of experts; later releases of transformers write another one."""
+    return "num_experts" if c.get("num_experts") is not None or not c.get("num_local_experts") else "num_local_experts"
 
 
 def _qwen_layers(c: Keys) -> dict[str, Any]:
     step, dense = c.whole("decoder_sparse_step", 1, least=1), frozenset(c.wholes("mlp_only_layers"))
     key = "mlp_only_layers" if dense else "decoder_sparse_step"
-    return layers_with_experts(c, key, lambda layer: layer not in dense and (layer + 1) % step == 0)
+    layers = layers_with_experts(c, key, lambda layer: layer not in dense and (layer + 1) % step == 0)
+    return {**layers, "normalised_weights": c.flag("norm_topk_prob")}
 
 
 def _olmoe(c: Keys) -> dict[str, Any]:
@@ -132,6 +138,8 @@ def _deepseek_experts(c: Keys, scores: str, chooser: str) -> dict[str, Any]:
         router_bias=c.get("topk_method", chooser) == "noaux_tc",
         groups=groups if grouped else 1,
         top_groups=used if grouped else 1,
+        weight_scale=float(c.number("routed_scaling_factor", 1.0)),
+        normalised_weights=c.flag("norm_topk_prob", scores == "sigmoid"),
         **layers_with_experts(c, key, lambda layer: layer >= first and layer % step == 0),
     )
 

@@ -63,6 +63,8 @@ class Model:
     """How positions are encoded."""
     rope_base: float = 10_000.0
     """Base of the rotary embedding. It does not change the simulated time; real training needs it."""
+    norm_eps: float = 1e-5
+    """What norms add to the mean square. It does not change the simulated time; real training needs it."""
     rope_frac: float = 1.0
     """Share of each head that the rotary embedding rotates (GPT-NeoX: 0.25), mean over layers: 0.75 in Llama 4, of
     whose layers every fourth has no rotary embedding."""

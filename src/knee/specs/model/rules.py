@@ -29,6 +29,8 @@ def check_numbers(model: Model) -> None:
         most = MOST_LAYERS if field == "layers" else MOST
         if getattr(model, field) > most:
             raise out_of_range(f"model.{field}", getattr(model, field), f"more than {most:,} is not supported")
+    if not 0 < model.norm_eps < 1:
+        raise out_of_range("model.norm_eps", f"{model.norm_eps:g}", "it must be between 0 and 1")
     if not 1 < model.rope_base < math.inf:
         raise out_of_range("model.rope_base", f"{model.rope_base:g}", "it must be more than 1")
     if not 0 < model.rope_frac <= 1:

@@ -1,0 +1,1 @@
+"""Tables of `knee validate`, one file for each kind of measurement."""

@@ -1,0 +1,45 @@
+"""The part of a page about failures: what each cause costs, and a month of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from knee.figures.bars import bars
+from knee.figures.figure import Figure
+from knee.figures.lines import ChartPoint
+from knee.figures.run_strip import run_strip
+from knee.report.page import Section, chart_of
+
+Row = Mapping[str, Any]
+
+
+def failure_section(run: Mapping[str, Any], month: Sequence[Row]) -> Section:
+    """``run`` is ``with_failures`` of an answer; ``month`` has the spans of ``reliability.drawn_month``."""
+    shares = run["causes_frac"] | {"checkpoints": run["parts_frac"]["checkpoints"]}
+    rows = [{"cause": cause.replace("_", " "), "cause_frac": share} for cause, share in shares.items()]
+    points = [ChartPoint(series="", x=row["cause"], y=row["cause_frac"], kind="simulated") for row in rows]
+    causes = Figure(
+        id="failure-causes",
+        title="What each cause costs",
+        caption="Shares of the run's time: detection, restart and lost work of each cause.",
+        spec=bars(points, x="cause", y="cause_frac"),
+        columns=("cause", "cause_frac"),
+        rows=tuple(rows),
+    )
+    strip = Figure(
+        id="failure-month",
+        title="A month of the run",
+        caption="Drawn at random once. Every day is one line; checkpoints are part of training.",
+        spec=run_strip(month),
+        columns=("span", "cause", "from_day", "to_day"),
+        rows=tuple(month),
+    )
+    rates = (
+        "the default failure rates" if "gpu_failures_per_gpu_h" in run["defaults"] else "the cluster's failure rates"
+    )
+    says = (
+        f"Goodput {run['goodput_frac']:.1%} with {rates}: {run['days']:,.1f} days, {run['p10_days']:,.1f} to "
+        f"{run['p90_days']:,.1f} in 80% of the drawn runs, {run['interruptions']:,.0f} interruptions."
+    )
+    return Section(id="failures", title="With failures", says=says, charts=(chart_of(causes), chart_of(strip)))

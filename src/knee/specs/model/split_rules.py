@@ -1,0 +1,191 @@
+"""How a plan may split a model, a sequence and a batch, and what is said where it may not.
+
+Simulated jobs, real runs and the search share these rules.
+"""
+
+from __future__ import annotations
+
+from knee.errors import SpecError, argument
+from knee.specs.model import Model
+from knee.specs.plan import Plan
+
+OWN_STAGES = 2
+"""Stages beyond the layers: the embedding and the loss may have one each."""
+
+
+def splits_heads(model: Model, tp: int) -> bool:
+    """Whether ranks of a tensor-parallel group have equally many heads, and whole groups of queries or of keys."""
+    return model.heads % tp == 0 and (model.kv_heads % tp == 0 or tp % model.kv_heads == 0)
+
+
+def splits_tokens(seq_len: int, cp: int, tp: int) -> bool:
+    """Whether sequence parallelism gives each rank equally many tokens."""
+    return (seq_len // cp) % tp == 0
+
+
+def splits_sequence(seq_len: int, cp: int) -> bool:
+    """Whether context parallelism gives each rank two equal blocks, which balances causal attention."""
+    return cp == 1 or seq_len % (2 * cp) == 0
+
+
+def check_fills(plan: Plan, gpus: int, *, unit: str, shown: str) -> None:
+    """Refuse a plan for more or fewer GPUs; ``shown`` is their number in the product."""
+    if plan.gpus != gpus:
+        raise SpecError(
+            f"the plan fills {plan.gpus} {unit}, not {gpus}: dp_replicate({plan.dp_replicate}) * "
+            f"dp_shard({plan.dp_shard}) * tp({plan.tp}) * pp({plan.pp}) * cp({plan.cp}) != {shown}",
+            hint=f"make the product {gpus}, for example by leaving {argument('dp_shard')} out",
+            code="does-not-fill",
+            field="gpus",
+        )
+
+
+def check_divided(model: Model, size: int, what: str, tp: int) -> None:
+    """Refuse a part of a model that ``tp`` does not divide."""
+    if size % tp:
+        raise SpecError(
+            f"{model.name} has {size} {what}, which tp {tp} does not divide",
+            hint=f"use a tp that divides {size}",
+            code="does-not-divide",
+            field="plan.tp",
+        )
+
+
+def check_stages(model: Model, plan: Plan, *, own_stages: int) -> None:
+    """Refuse a pipeline of more stages than the model has layers, and ``own_stages`` besides."""
+    stages = plan.pp * plan.virtual_stages
+    if stages > model.walked_layers + own_stages:
+        more = ", or two more if the embedding and the loss count as layers" if own_stages else ""
+        raise SpecError(
+            f"pp({plan.pp}) * virtual_stages({plan.virtual_stages}) = {stages} stages, but {model.name} has "
+            f"{model.walked_layers} layers",
+            hint=f"use at most {model.walked_layers} stages in total{more}",
+            code="out-of-range",
+            field="plan.pp",
+        )
+
+
+def splits_directions(pp: int, microbatches: int) -> bool:
+    """Whether DualPipe can run: half of the microbatches, and no fewer than ranks, come from each end.
+
+    Source:  deepseek-ai/DualPipe, dualpipe/dualpipe.py: num_chunks is even and at least twice the number of ranks
+    """
+    return pp % 2 == 0 and microbatches % 2 == 0 and microbatches >= 2 * pp
+
+
+def check_sequence(seq_len: int, cp: int) -> None:
+    """Refuse a sequence that context parallelism cannot split."""
+    if not splits_sequence(seq_len, cp):
+        raise SpecError(
+            f"cp {cp} cuts a sequence into {2 * cp} equal blocks, but seq_len is {seq_len}",
+            hint=f"use a seq_len that is a multiple of {2 * cp}",
+            code="does-not-divide",
+            field="plan.cp",
+        )
+
+
+def check_microbatches(plan: Plan, microbatches: int) -> None:
+    """Refuse microbatches that do not fill the groups of an interleaved pipeline, or both directions of DualPipe."""
+    if plan.schedule == "dualpipe" and plan.pp > 1 and not splits_directions(plan.pp, microbatches):
+        raise SpecError(
+            f"dualpipe needs an even number of microbatches, at least 2 * pp = {2 * plan.pp}; got {microbatches}",
+            hint=f"change {argument('micro_batch')} or the batch, or use {argument('schedule')} 1f1b",
+            code="does-not-divide" if microbatches % 2 else "out-of-range",
+            field="plan.pp",
+        )
+    if plan.schedule == "interleaved" and plan.pp > 1 and microbatches % plan.pp:
+        raise SpecError(
+            f"the interleaved schedule runs microbatches in groups of pp; {microbatches} is not a multiple "
+            f"of {plan.pp}",
+            hint=f"change {argument('micro_batch')} or the batch, or use {argument('schedule')} 1f1b",
+            code="does-not-divide",
+            field="plan.pp",
+        )
+
+
+def check_reduce_dtype(plan: Plan, products: str) -> None:
+    """Refuse gradients of fp16 products that would be reduced in bf16."""
+    if products == "fp16" and plan.reduce_dtype == "bf16":
+        raise SpecError(
+            "fp16 training cannot reduce gradients in bf16",
+            hint=f"use {argument('reduce_dtype')} fp32",
+            code="contradiction",
+            field="plan.reduce_dtype",
+        )
+
+
+def check_outer_sync(plan: Plan) -> None:
+    """Refuse ways to exchange that the plan never uses, and more fragments than steps."""
+    for name, default in (("sync_fragments", 1), ("sync_dtype", None)):
+        if plan.sync_every == 1 and getattr(plan, name) != default:
+            raise SpecError(
+                f"{name} is {getattr(plan, name)}, but replicas exchange gradients in every step",
+                hint=f"give {argument('sync_every')} 2 or more, or leave {argument(name)} out",
+                code="contradiction",
+                field=f"plan.{name}",
+            )
+    if plan.sync_fragments > plan.sync_every:
+        raise SpecError(
+            f"sync_fragments is {plan.sync_fragments:,}, but replicas exchange every {plan.sync_every:,} steps",
+            hint=f"use at most one fragment per step: {argument('sync_fragments')} {plan.sync_every}",
+            code="contradiction",
+            field="plan.sync_fragments",
+        )
+
+
+def expert_ranks(plan: Plan) -> int:
+    """Ranks of a stage over which experts are laid: those of one replica, or all of them under DDP."""
+    return (plan.dp_replicate if plan.sharding == "ddp" else plan.dp_shard) * plan.cp * plan.tp
+
+
+def check_experts(model: Model, plan: Plan) -> None:
+    """Refuse experts that do not divide, and ranks that they do not fill."""
+    experts = model.experts
+    if experts is None:
+        if plan.ep > 1 or plan.etp > 1:
+            degree = "ep" if plan.ep > 1 else "etp"
+            raise SpecError(
+                f"{degree} is {getattr(plan, degree)}, but {model.name} has no experts",
+                hint=f"leave {argument(degree)} out, or use a mixture of experts",
+                code="contradiction",
+                field=f"plan.{degree}",
+            )
+        return
+    if experts.count % plan.ep:
+        raise SpecError(
+            f"{model.name} has {experts.count} experts, which ep {plan.ep} does not divide",
+            hint=f"use an ep that divides {experts.count}",
+            code="does-not-divide",
+            field="plan.ep",
+        )
+    if plan.etp not in (1, plan.tp):
+        raise SpecError(
+            f"etp is {plan.etp}; it must be 1 (whole experts) or the tp of {plan.tp}",
+            hint=f"leave {argument('etp')} out, or use {argument('etp')} {plan.tp}",
+            code="out-of-range",
+            field="plan.etp",
+        )
+    if experts.ffn % plan.etp:
+        raise SpecError(
+            f"the experts of {model.name} have {experts.ffn} columns, which etp {plan.etp} does not divide",
+            hint=f"use an etp that divides {experts.ffn}",
+            code="does-not-divide",
+            field="plan.etp",
+        )
+    ranks = expert_ranks(plan)
+    if ranks % (plan.ep * plan.etp):
+        copies = "dp_replicate" if plan.sharding == "ddp" else "dp_shard"
+        raise SpecError(
+            f"ep({plan.ep}) * etp({plan.etp}) does not divide the {ranks} ranks over which experts are laid "
+            f"({copies} {getattr(plan, copies)} * cp {plan.cp} * tp {plan.tp})",
+            hint=f"make ep * etp a divisor of {ranks}",
+            code="does-not-divide",
+            field="plan.ep",
+        )
+    if plan.tp > 1 and not plan.sequence_parallel:
+        raise SpecError(
+            "experts with tensor parallelism need sequence parallelism, which gives each rank its own tokens",
+            hint="leave sequence_parallel on, or use tp 1",
+            code="contradiction",
+            field="plan.sequence_parallel",
+        )

@@ -1,0 +1,1 @@
+"""Months of training in studies: what their tables say, and the rows that follow."""
