@@ -243,7 +243,7 @@ def run(model: str | None, replay: str | None, html: str | None, as_json: bool, 
             field=missing[0],
         )
     from knee.api.tuning.tune import tune
-    from knee.cli.overrides import parse_sets
+    from knee.cli.options.overrides import parse_sets
     from knee.cli.tuning.tuned_text import print_step, print_tuned
     from knee.sweeps.launchers import refuse_unread
 
