@@ -19,6 +19,7 @@ Questions, each a function of plain names and keyword arguments, the same words 
     study          the paper's experiments, and questions beyond it, held against its claims
     list_studies, describe_study    all studies, and what one asks, runs, assumes and is judged by
     prepare_sweep, run_sweep, sweep_status, cancel_sweep, retry_sweep    a grid of real runs, here, on hosts or in Slurm
+    tune, tune_status, replay_tuning    the fastest plan of a cluster in a few short runs; the same on published runs
     read_records   one's own records, measured beside simulated, as rows and as one page
     budget_check   training runs whose cost was published, against what knee predicts for them
     probe_kernels, probe_collectives, probe_power, probe_steps    this machine, measured and written as a cluster file
@@ -78,6 +79,9 @@ if TYPE_CHECKING:
     from knee.api.traces import TraceAnalysis as TraceAnalysis
     from knee.api.traces import TraceDiff as TraceDiff
     from knee.api.traces import read_traces as read_traces
+    from knee.api.tuning.replay import replay_tuning as replay_tuning
+    from knee.api.tuning.tune import tune as tune
+    from knee.api.tuning.tune import tune_status as tune_status
     from knee.api.validate import validate as validate
     from knee.errors import KneeError as KneeError
     from knee.inputs.request import make_job as make_job
@@ -97,6 +101,8 @@ if TYPE_CHECKING:
     from knee.results.study_description import StudySummary as StudySummary
     from knee.results.sweep_result import SweepPlan as SweepPlan
     from knee.results.sweep_result import SweepStatus as SweepStatus
+    from knee.results.tuning.replay_result import TuneReplay as TuneReplay
+    from knee.results.tuning.tune_result import Tuned as Tuned
     from knee.results.validate_result import BandwidthsValidation as BandwidthsValidation
     from knee.results.validate_result import CarriedValidation as CarriedValidation
     from knee.results.validate_result import RunsValidation as RunsValidation
@@ -149,6 +155,8 @@ _HOMES = {
     "SweepStatus": "results.sweep_result",
     "TraceAnalysis": "api.traces",
     "TraceDiff": "api.traces",
+    "TuneReplay": "results.tuning.replay_result",
+    "Tuned": "results.tuning.tune_result",
     "budget": "api.budget",
     "budget_check": "api.budget",
     "calibrate": "api.calibrate",
@@ -175,6 +183,7 @@ _HOMES = {
     "probe_steps": "api.probe",
     "read_records": "api.report",
     "read_traces": "api.traces",
+    "replay_tuning": "api.tuning.replay",
     "retry_sweep": "api.sweep",
     "run_sweep": "api.sweep",
     "scale": "api.scale",
@@ -184,6 +193,8 @@ _HOMES = {
     "study": "api.study",
     "sweep_status": "api.sweep",
     "table_of": "specs.plan_table",
+    "tune": "api.tuning.tune",
+    "tune_status": "api.tuning.tune",
     "validate": "api.validate",
 }
 """Where each name is at home; a module of the same name (``knee.trace``) is itself."""

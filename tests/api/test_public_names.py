@@ -42,6 +42,8 @@ EXPORTED = {
     "SweepStatus",
     "TraceAnalysis",
     "TraceDiff",
+    "TuneReplay",
+    "Tuned",
     "__version__",
     "budget",
     "budget_check",
@@ -69,6 +71,7 @@ EXPORTED = {
     "probe_steps",
     "read_records",
     "read_traces",
+    "replay_tuning",
     "retry_sweep",
     "run_sweep",
     "study",
@@ -78,6 +81,8 @@ EXPORTED = {
     "simulate_table",
     "simulate_tables",
     "table_of",
+    "tune",
+    "tune_status",
     "validate",
 }
 

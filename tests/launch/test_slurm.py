@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import Any
 
 import pytest
 
+import knee
 from knee.launch.run_status import read_status
+from knee.launch.site import Site
 from knee.sweeps import slurm
 
 from .slurm_cluster import CannotStart, SlurmCluster
@@ -236,3 +239,39 @@ def test_a_series_ends_at_its_knee_on_slurm_too(tmp_path: Path) -> None:
     sweep(grid, "--out", out, "--program", program(tmp_path / "knee.sh", KNEE), "--launcher", "slurm", "--until-knee")
     assert list(states(out).values()) == ["done", "done", "cancelled"]
     assert status(out)["0003"]["cause"] == "knee"
+
+
+TUNED = """
+import json, sys
+from pathlib import Path
+run = Path(sys.argv[1])
+plan = json.loads((run / "job.json").read_text())["plan"]
+rate = 100.0 * plan["micro_batch"] / plan["tp"]
+(run / "record.json").write_text(json.dumps({"status": "done", "tokens_per_s_per_gpu": rate, "gpus": 2}))
+"""
+
+
+def test_tuning_submits_runs_as_they_are_chosen(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(TUNED, encoding="utf-8")
+    said: list[str] = []
+    found = knee.tune(
+        "llama-tiny",
+        cluster="cpu",
+        gpus=2,
+        global_batch=4,
+        seq_len=64,
+        only="cp == 1 and pp == 1 and recompute == 'none' and sharding == 'fsdp'",
+        out=tmp_path / "out",
+        launcher="slurm",
+        site=Site(gpus_per_node=1),
+        at_once=2,
+        max_runs=4,
+        within=1e-4,
+        knobs=(),
+        program=[sys.executable, str(tmp_path / "program.py")],
+        say=said.append,
+    )
+    assert [run.state for run in found.state.runs] == ["done"] * 4
+    assert found.state.best_tokens_per_s_per_gpu == 200.0
+    assert len({run.plan for run in found.state.runs}) == 4
+    assert any("not finished" in sentence for sentence in said)

@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("knee.cli.train", "Train a model on real hardware under a plan, and measure it."),
     "weights": ("knee.cli.weights", "Write the weights of a run as a Hugging Face folder (safetensors)."),
     "sweep": ("knee.cli.sweep", "Train a grid of runs on this machine, on other hosts or on a Slurm cluster."),
+    "tune": ("knee.cli.tuning.tune", "Find the fastest plan on the real cluster with a few short runs."),
     "dryrun": ("knee.cli.dryrun", "Trace the trainer without GPUs: FLOP and collectives of each rank."),
     "compare": ("knee.cli.compare", "Compare measured, simulated and published records."),
     "trace": ("knee.cli.trace", "Show where the time of a PyTorch job went, from its profiler traces."),

@@ -25,6 +25,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "weights": ("knee weights run --out hf --dtype bf16",),
     "sweep": ("knee sweep run mine.toml --out runs --dry-run",),
+    "tune": (
+        "knee tune run llama2-7b --cluster dgx-h100 --gpus 64 --global-batch 128 --launcher slurm --out tuned",
+        "knee tune status tuned",
+        "knee tune run --replay published",
+    ),
     "dryrun": ("knee dryrun llama2-7b --gpus 64 --tp 2",),
     "compare": ("knee compare runs/a/record.json runs/b/record.json",),
     "trace": ("knee trace step.json.gz",),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from knee.cli import nearest, unknown_command
 from knee.cli.options import job_options
 from knee.cli.options.plan_options import option
 from knee.cli.options.sections import Sectioned, Word
-from knee.cli.options.sweep_options import site_options, take_site
+from knee.cli.options.sweep_options import program_words, site_options, take_site
 from knee.errors import InputError
 from knee.signals import BY_SIGNAL
 from knee.specs.choices import DEVICES, LAUNCHERS
@@ -208,7 +207,7 @@ def run(grid: str, out: Path, **options: Any) -> None:
     as_json, dry_run, wait = (options.pop(name) for name in ("as_json", "dry_run", "wait"))
     given = {name for name, value in options.items() if value and (name != "pack" or value > 1)}
     refuse_unread(options["launcher"], given | ({"wait"} if wait else set()))
-    site, program = take_site(options), _words(options.pop("program"))
+    site, program = take_site(options), program_words(options.pop("program"))
     with Bars(least=MANY) as bars:
         plan = prepare_sweep(
             grid,
@@ -303,25 +302,6 @@ def _refuse_misspelt_command(word: str) -> None:
 
     if not word.endswith(".toml") and (close := nearest(word, list(command.commands))) and word not in study_names():
         raise unknown_command(word, list(command.commands), close)
-
-
-def _words(program: str | None) -> list[str]:
-    """The words of --program."""
-    if program is None:
-        return []
-    try:
-        words = shlex.split(program)
-    except ValueError as error:
-        text, hint = (
-            f"--program {program!r} is not a valid shell command: {str(error).lower()}",
-            "quote the command as in a shell",
-        )
-        raise InputError(text, hint=hint, code="invalid-value", field="program") from None
-    if not words:
-        raise InputError(
-            "--program is empty", hint="name a command, or leave it out", code="missing-argument", field="program"
-        )
-    return words
 
 
 def _say(sentence: str) -> None:

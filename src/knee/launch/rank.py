@@ -52,6 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     rank = os.environ.get("RANK", "0")
     redirect(run / "logs" / f"rank{rank}.log")
     choose_interface()
+    os.environ.update(settings_of(run))
     environment = run / "environment" / f"rank{rank}.json"
     write_environment(environment)
     from knee.errors import KneeError
@@ -64,6 +65,15 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)
         write_environment(environment, refused=" ".join(error.message.split())[:300])
         return error.exit_code
+
+
+def settings_of(run: Path) -> dict[str, str]:
+    """Variables that this run alone has, such as settings of NCCL that are tried; none where it has none."""
+    try:
+        asked = json.loads((run / "asked.json").read_text(encoding="utf-8"))
+        return {str(name): str(value) for name, value in asked.get("environment", {}).items()}
+    except (OSError, ValueError, AttributeError):
+        return {}
 
 
 def redirect(path: Path) -> None:

@@ -32,3 +32,5 @@ SHARD_TOKENS = 1 << 26
 """Tokens after which a shard ends with the block it is at: 128 MiB of uint16, a minute or so of one process."""
 MAX_BAD_FRAC = 0.01
 """Share of a text file's lines that may be left out because they cannot be used."""
+WITHIN_FRAC = 0.02
+"""Tuning stops when no untried plan is expected to win more than this."""

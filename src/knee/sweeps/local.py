@@ -46,14 +46,14 @@ def start_missing(sweep: Sweep, site: Site, *, only: Collection[str] | None, on_
             elif until_knee and (why := rule.reason_to_stop(entry, statuses)) is not None:
                 on_run(entry, write_status(run, left_out(status, why)))
             else:
-                what = _supervised_run(sweep, site, entry, stop)
+                what = supervised_run(sweep, site, entry, stop)
                 on_run(entry, replace(status, state="running"))
                 statuses[entry.id] = supervise(what)
                 on_run(entry, statuses[entry.id])
         return stop.signal
 
 
-def _supervised_run(sweep: Sweep, site: Site, entry: SweepRun, stop: StopSignal) -> SupervisedRun:
+def supervised_run(sweep: Sweep, site: Site, entry: SweepRun, stop: StopSignal) -> SupervisedRun:
     """How a run is started here, or on hosts."""
     run, timeout_s, program = sweep.run(entry), float(sweep.options["timeout_s"]), sweep.options["program"]
     what = SupervisedRun(run=run, entry=entry, timeout_s=timeout_s, time_s=site.seconds, stop=stop)

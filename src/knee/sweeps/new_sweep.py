@@ -29,10 +29,10 @@ def prepare_folder(sweep: Sweep, planned: Iterable[PlannedRun], site: Site) -> N
     link_knee(sweep.folder)
     write_env(sweep.folder, site.env)
     if before is None:
-        _write_runs(sweep, planned)
+        write_runs(sweep, planned)
         sweep.write()
     else:
-        _update_runs(sweep)
+        update_runs(sweep)
         replace(sweep, made=before.made).write()
 
 
@@ -54,7 +54,7 @@ def check_same_sweep(sweep: Sweep) -> Sweep | None:
     return before
 
 
-def _write_runs(sweep: Sweep, planned: Iterable[PlannedRun]) -> None:
+def write_runs(sweep: Sweep, planned: Iterable[PlannedRun]) -> None:
     """The runs' folders; the sweep's own file is written after them, so that where it is, all are whole."""
     for one in planned:
         run = sweep.run(one.entry)
@@ -69,7 +69,7 @@ def _write_runs(sweep: Sweep, planned: Iterable[PlannedRun]) -> None:
             write_status(run, Status(state="failed", cause="spec", words=one.entry.refused))
 
 
-def _update_runs(sweep: Sweep) -> None:
+def update_runs(sweep: Sweep) -> None:
     """Write what may change from call to call: where the folder is, the timeout, and which runs are refused."""
     for entry in sweep.entries:
         run = sweep.run(entry)

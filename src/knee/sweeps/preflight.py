@@ -55,14 +55,16 @@ def plan_runs(
     anyway: bool,
     command: list[str],
     refusal: Callable[[Job], str | None] = lambda _: None,
+    first: int = 1,
 ) -> list[PlannedRun]:
     """Every run with its estimate, or why it is not started. ``refusal``: what a launcher has to say of a job.
 
-    ``anyway`` starts what the simulator expects not to fit.
+    ``anyway`` starts what the simulator expects not to fit. ``first``: the number of the first run, where a sweep has
+    others already.
     """
     found = [
         _checked(number, one, settings, gpus_per_node, command, refusal)
-        for number, one in enumerate(_distinct(requested), start=1)
+        for number, one in enumerate(_distinct(requested), start=first)
     ]
     return _estimated(found, anyway=anyway)
 

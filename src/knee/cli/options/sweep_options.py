@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -112,3 +113,22 @@ def take_site(options: dict[str, Any]) -> Site:
     hosts = tuple(host.strip() for host in (options.pop("hosts") or "").split(",") if host.strip())
     given = {name: options.pop(name) for name in SITE_OPTIONS}
     return load_site(options.pop("site_file"), given | {"env": env, "hosts": hosts})
+
+
+def program_words(program: str | None) -> list[str]:
+    """The words of --program."""
+    if program is None:
+        return []
+    try:
+        words = shlex.split(program)
+    except ValueError as error:
+        text, hint = (
+            f"--program {program!r} is not a valid shell command: {str(error).lower()}",
+            "quote the command as in a shell",
+        )
+        raise InputError(text, hint=hint, code="invalid-value", field="program") from None
+    if not words:
+        raise InputError(
+            "--program is empty", hint="name a command, or leave it out", code="missing-argument", field="program"
+        )
+    return words

@@ -1,0 +1,1 @@
+"""``knee.tune`` and ``knee.replay_tuning``."""

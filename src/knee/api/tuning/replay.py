@@ -1,0 +1,95 @@
+"""``knee.replay_tuning``: the loop of ``knee.tune`` on sweeps that were published."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from knee.errors import InputError, argument
+from knee.inputs.argument_types import checked_arguments
+from knee.progress import Progress, watched
+from knee.results.tuning.replay_result import TuneReplay
+from knee.specs.defaults import WITHIN_FRAC
+from knee.specs.kept_files import forget_files
+from knee.tuning.published_jobs import LEAST_PLANS, published_jobs
+from knee.tuning.replay import (
+    counts_of,
+    grid_order,
+    random_orders,
+    replay_job,
+    simulator_order,
+    thompson_orders,
+    tpe_orders,
+    trial_counts,
+)
+from knee.validation.carried_set import carried_runs
+from knee.validation.published_runs import read_runs
+from knee.validation.ranking import job_key
+
+PUBLISHED = "published"
+"""The runs that knee ships, in place of a file's name."""
+
+
+@checked_arguments
+def replay_tuning(
+    file: str | Path = PUBLISHED,
+    *,
+    within: float = WITHIN_FRAC,
+    least_plans: int = LEAST_PLANS,
+    progress: Progress | None = None,
+) -> TuneReplay:
+    """Play the loop of ``knee.tune`` on measured runs, as if each plan were a run that has to be made.
+
+    ``file`` is a CSV file of training runs as for ``knee.validate``, or ``"published"`` for the runs that knee ships.
+    Every job with at least ``least_plans`` measured plans is played. Runs of a published source are predicted with
+    constants that were fitted without that source. The loop stops when no untried plan is expected to be faster by more
+    than the share ``within``. Optuna's TPE is one of the other ways to choose if optuna is installed.
+
+    >>> import knee
+    >>> found = knee.replay_tuning("published", least_plans=8)  # doctest: +SKIP
+    >>> found.methods[0].median  # doctest: +SKIP
+    1.0
+    """
+    check_within(within)
+    if least_plans < 2:
+        text = f"{argument('least_plans')} is {least_plans}; it must be at least 2"
+        raise InputError(text, code="out-of-range", field="least_plans")
+    forget_files()
+    found = carried_runs() if str(file) == PUBLISHED else read_runs(Path(file))
+    jobs = published_jobs(found.runs, least_plans=least_plans)
+    if not jobs:
+        raise InputError(
+            f"{file} has no job with {least_plans} measured plans; runs belong to one job if they differ only in "
+            "the plan",
+            hint=f"{argument('least_plans')} 4 also plays smaller jobs",
+            code="nothing-usable",
+            field="replay",
+        )
+    played = tuple(replay_job(job, within_frac=within) for job in watched(jobs, "replaying", len(jobs), progress))
+    orders = [
+        ("expected improvement (knee tune)", None),
+        ("Thompson sampling", thompson_orders),
+        ("simulator alone", simulator_order),
+        ("grid order", grid_order),
+        ("random order", random_orders),
+        *([("Optuna TPE", tpe_orders)] if find_spec("optuna") else []),
+    ]
+    methods = tuple(
+        counts_of(name, [job.trials_to_good for job in played]) if order is None else trial_counts(name, jobs, order)
+        for name, order in watched(orders, "comparing", len(orders), progress)
+    )
+    every = len({job_key(run.setting) for run in found.runs})
+    return TuneReplay(
+        file=str(file), within_frac=within, jobs=played, methods=methods, small_jobs=max(0, every - len(jobs))
+    )
+
+
+def check_within(within: float) -> None:
+    """Refuse what is no share."""
+    if not 0 <= within < 1:
+        raise InputError(
+            f"{argument('within')} is {within:g}; it must be at least 0 and below 1",
+            hint=f"for example {argument('within')} 2%",
+            code="out-of-range",
+            field="within",
+        )

@@ -1,0 +1,1 @@
+"""``knee tune``, and what it prints."""

@@ -1,0 +1,1 @@
+"""What tuning returns: on published sweeps, and on a real cluster."""

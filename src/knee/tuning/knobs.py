@@ -1,0 +1,138 @@
+"""Settings that are tuned after the plan: one of them changed at a time, around the best run so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from knee.arrays import Floats
+from knee.errors import SpecError
+from knee.record.plan_words import plan_words
+from knee.specs.job import Job
+from knee.specs.plan import REDUCE_DTYPES
+from knee.sweeps.preflight import PlannedRun, RequestedRun
+from knee.tuning.candidates import Candidates
+from knee.tuning.loop import Stage
+from knee.tuning.plan_covariance import carried_spreads
+from knee.tuning.plan_stage import Planner, question_of
+from knee.tuning.posterior import Beliefs
+from knee.tuning.tuning_folder import plan_key
+
+Knob = Literal["micro_batch", "recompute", "prefetch", "compile", "reduce_dtype", "precision", "nccl"]
+KNOBS: tuple[Knob, ...] = get_args(Knob)
+USUAL: tuple[Knob, ...] = ("micro_batch", "recompute", "prefetch", "compile")
+"""Knobs that change neither the numerics of training nor the environment."""
+NCCL = (
+    {"NCCL_BUFFSIZE": "8388608"},
+    {"NCCL_MIN_NCHANNELS": "16"},
+    {"NCCL_NVLS_ENABLE": "0"},
+    {"NCCL_IB_QPS_PER_CONNECTION": "4"},
+)
+"""Settings of NCCL that are tried, each by itself."""
+COMPILE_SPREAD, NCCL_SPREAD = 0.1, 0.03
+"""Standard deviation of the logarithm of what these change, which the simulator does not predict (assumed)."""
+PREFETCH = (0, 1, 2)
+TRAINED_PRECISIONS = ("bf16", "fp8")
+RECOMPUTED = ("none", "attention", "full")
+Refused = Callable[[Job], str | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """A job with settings of its run."""
+
+    job: Job
+    compile: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+    spread: float = 0.0
+    """What the simulator does not know of it."""
+
+    @property
+    def question(self) -> dict[str, Any]:
+        """What makes a run another one; the plan alone, if nothing else is set."""
+        more: dict[str, Any] = {"compile": True} if self.compile else {}
+        return question_of(self.job, **more, **({"environment": dict(self.environment)} if self.environment else {}))
+
+    @property
+    def words(self) -> str:
+        """The plan and its settings."""
+        plan = self.job.plan
+        words = [plan_words(plan)]
+        words += [f"prefetch {plan.prefetch}"] if plan.prefetch != 1 else []
+        words += [f"reduce {plan.reduce_dtype}"] if plan.reduce_dtype != "fp32" else []
+        words += ["compile"] if self.compile else []
+        return ", ".join([*words, *(f"{name}={value}" for name, value in self.environment.items())])
+
+
+def variants(base: Variant, knobs: Sequence[Knob], refused: Refused) -> list[Variant]:
+    """The base first, then what one change makes of it, as far as it can be run."""
+    found = {plan_key(base.question): base}
+    for knob in knobs:
+        for make in _changes(base, knob):
+            try:
+                one = make()
+            except SpecError:
+                continue
+            if refused(one.job) is None:
+                found.setdefault(plan_key(one.question), one)
+    return list(found.values())
+
+
+def _changes(base: Variant, knob: Knob) -> Iterator[Callable[[], Variant]]:
+    plan = base.job.plan
+
+    def planned(**fields: Any) -> Callable[[], Variant]:
+        return lambda: replace(base, job=replace(base.job, plan=replace(plan, **fields)))
+
+    if knob == "micro_batch":
+        yield planned(micro_batch=2 * plan.micro_batch)
+        if plan.micro_batch > 1:
+            yield planned(micro_batch=plan.micro_batch // 2)
+    elif knob == "recompute":
+        for word in RECOMPUTED:
+            yield planned(recompute=word, recompute_frac=1.0, recompute_modules=())
+    elif knob == "prefetch":
+        for count in PREFETCH if plan.sharding in ("fsdp", "hsdp", "fsdp_no_reshard") else ():
+            yield planned(prefetch=count)
+    elif knob == "reduce_dtype":
+        for dtype in REDUCE_DTYPES:
+            yield planned(reduce_dtype=dtype)
+    elif knob == "precision":
+        for precision in TRAINED_PRECISIONS:
+            yield planned(precision=precision)
+    elif knob == "compile":
+        yield lambda: replace(base, compile=not base.compile, spread=COMPILE_SPREAD)
+    else:
+        for setting in NCCL:
+            joined = {**base.environment, **setting}
+            yield lambda joined=joined: replace(base, environment=joined, spread=NCCL_SPREAD)  # type: ignore[misc]
+
+
+def stage_of_knobs(found: Sequence[Variant], candidates: Candidates, planner: Planner, name: str) -> Stage:
+    """Candidates are variants of one plan."""
+    keys = tuple(plan_key(one.question) for one in found)
+    more: Floats = np.array([one.spread**2 for one in found])
+
+    def make(rows: Sequence[int], first: int) -> list[PlannedRun]:
+        asked = [
+            RequestedRun(
+                name=found[row].words,
+                series=keys[row],
+                model=found[row].job.model.name,
+                gpus=found[row].job.gpus,
+                question=found[row].question,
+                job=found[row].job,
+            )
+            for row in rows
+        ]
+        planned = planner(asked, first)
+        return [
+            one if one.train is None or not found[row].compile else replace(one, train=replace(one.train, compile=True))
+            for row, one in zip(rows, planned, strict=True)
+        ]
+
+    rate, memory = carried_spreads("throughput"), carried_spreads("memory")
+    return Stage(name=name, keys=keys, beliefs=Beliefs(candidates, rate, memory, more=more), make=make)

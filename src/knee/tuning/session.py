@@ -1,0 +1,184 @@
+"""One tuning from its first run to its answer: the plans, then the settings of the best one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from knee.export.job_file import job_file
+from knee.launch.sweep_folder import Sweep
+from knee.record.plan_words import plan_words
+from knee.specs.job import Job
+from knee.specs.profile import Profile
+from knee.specs.profile_parameters import applied
+from knee.sweeps.job_for_trainer import RunSettings
+from knee.tuning.candidates import moved
+from knee.tuning.knobs import Knob, Refused, Variant, stage_of_knobs, variants
+from knee.tuning.loop import Limits, Progressed, Stage, Start, run_stage
+from knee.tuning.next_run import Standing
+from knee.tuning.plan_stage import Planner, candidates_for, stage_of_plans
+from knee.tuning.searched_plans import SearchedPlans
+from knee.tuning.smaller_jobs import Smaller
+from knee.tuning.tuned_state import StepState, TunedState, candidate_states, later, run_states, step_states, write_state
+
+OnStep = Callable[[TunedState], None]
+MOST_SEARCHES = 2
+"""Times that the space is searched again with what the runs tell."""
+MOST_MORE = 48
+"""Plans at the head of such a search that become candidates, if they are none."""
+MOST_ROUNDS = 4
+"""Times that settings are varied around a new best run."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """What is tuned, and how."""
+
+    job: dict[str, Any]
+    """In plain names and numbers; a folder is continued only for the same."""
+    plans: SearchedPlans
+    settings: RunSettings
+    limits: Limits
+    planner: Planner
+    refused: Refused
+    start: Start
+    search: Callable[[Profile], SearchedPlans]
+    """The search of the space with another profile."""
+    smaller: Smaller = field(default_factory=Smaller)
+    knobs: tuple[Knob, ...] = ()
+    at_once: int = 1
+    on_step: OnStep = lambda _: None
+    words: dict[str, str] = field(default_factory=dict)
+    """Key of a candidate -> its words; of every stage so far."""
+    stages: dict[str, str] = field(default_factory=dict)
+    steps: dict[str, dict[int, StepState]] = field(default_factory=dict)
+    """Stage -> number of its runs -> what was known then."""
+    state: TunedState | None = None
+    stage: Stage | None = None
+    ended: TunedState | None = None
+    """How the last stage that is over stood."""
+    best: Variant | None = None
+    """At full size."""
+
+    def run(self, sweep: Sweep) -> Progressed:
+        """Run the stages one after another. The caller holds the folder's lock."""
+        done = self._plans(sweep)
+        for _ in range(MOST_SEARCHES):
+            if done.why not in ("within", "all") or not self._search_again(done):
+                break
+            done = self._plans(done.sweep)
+        at = done.standing.best
+        self.ended = self.state
+        self.best = None if at is None else Variant(job=self.plans.jobs[at])
+        if at is None or self.smaller != Smaller() or done.why not in ("within", "all"):
+            return done
+        base = Variant(job=self.plans.jobs[at])
+        for number in range(1, 1 + MOST_ROUNDS if self.knobs else 0):
+            found = variants(base, self.knobs, self.refused)
+            if len(found) < 2:
+                break
+            done = self._round(done.sweep, found, number)
+            best = done.standing.best
+            if done.why not in ("within", "all") or best is None or best == 0:
+                break
+            base = self.best = found[best]
+            self.ended = self.state
+        return done
+
+    def _plans(self, sweep: Sweep) -> Progressed:
+        self.stage = stage_of_plans(self.plans.jobs, self.settings, self.planner, self.smaller)
+        self.steps.pop(self.stage.name, None)
+        return self._stage(sweep, self.stage, [plan_words(job.plan) for job in self.plans.jobs])
+
+    def _search_again(self, done: Progressed) -> bool:
+        """Search with what the runs tell about the stack; whether there are plans that were no candidates before."""
+        assert self.stage is not None
+        beliefs, first = self.stage.beliefs, self.plans.jobs[0]
+        positions = beliefs.stack_positions(done.outcomes)
+        values = moved(first.cluster, first.profile, beliefs.candidates.parameters, positions)
+        _, profile = applied(first.cluster, first.profile, values)
+        known = {job.plan for job in self.plans.jobs}
+        found = [job for job in self.search(profile).jobs[:MOST_MORE] if job.plan not in known]
+        more = tuple(replace(job, profile=first.profile) for job in found)
+        self.plans = replace(self.plans, jobs=(*self.plans.jobs, *more))
+        return bool(more)
+
+    def _round(self, sweep: Sweep, found: Sequence[Variant], number: int) -> Progressed:
+        jobs: list[Job] = [one.job for one in found]
+        stage = stage_of_knobs(found, candidates_for(jobs, self.settings), self.planner, f"settings {number}")
+        return self._stage(sweep, stage, [one.words for one in found])
+
+    def _stage(self, sweep: Sweep, stage: Stage, words: Sequence[str]) -> Progressed:
+        fresh = {key: name for key, name in zip(stage.keys, words, strict=True) if key not in self.words}
+        self.words |= fresh
+        self.stages |= dict.fromkeys(fresh, stage.name)
+
+        def told(now: Progressed) -> None:
+            self.state = self.state_of(stage, words, now)
+            write_state(now.sweep.folder, self.state)
+            self.on_step(self.state)
+
+        done = run_stage(sweep, stage, self.limits, start=self.start, at_once=self.at_once, told=told)
+        self.state = self.state_of(stage, words, done)
+        write_state(done.sweep.folder, self.state)
+        return done
+
+    def state_of(self, stage: Stage, words: Sequence[str], now: Progressed) -> TunedState:
+        """All that is known."""
+        after, beliefs = now.standing, stage.beliefs
+        key = None if after.best is None else stage.keys[after.best]
+        best = next((run.id for run in now.made if run.plan == key and run.outcome), None)
+        full = None
+        if beliefs.goal:
+            rows = [run.outcome.plan for run in now.made if run.outcome is not None]
+            full = float(sum(beliefs.candidates.gpu_h[beliefs.goal + row] for row in rows))
+        before = self.ended
+        steps = step_states(stage, words, now, self.steps.setdefault(stage.name, {}))
+        candidates = candidate_states(stage, words, now)
+        if before is not None:
+            made = [run for run in now.made if run.outcome is not None and run.plan in stage.rows]
+            already = sum(self.stages[run.plan] != stage.name for run in made)
+            steps = (*before.steps, *later(steps, before.steps[-1], already))
+            candidates = (*before.candidates, *candidates[1:])
+        return TunedState(
+            job=self.job,
+            within_frac=self.limits.within_frac,
+            max_gpu_h=self.limits.max_gpu_h,
+            stage=stage.name,
+            # settings are soon all tried; what is left to gain is then that of the plans
+            why=now.why if before is None or now.why != "all" else before.why,
+            gpu_h=now.gpu_h,
+            best_run=best,
+            best_plan=None if after.best is None else words[after.best],
+            best_tokens_per_s_per_gpu=after.best_tokens_per_s_per_gpu,
+            expected_gain_frac=after.expected_gain_frac,
+            bound_frac=_bound(after, before),
+            next_plan=None if after.next is None or now.why else words[after.next],
+            space_plans=self.plans.space_plans,
+            candidate_plans=len(self.plans.jobs),
+            beyond_frac=self.plans.beyond_frac,
+            not_run=self.plans.not_run,
+            candidates=candidates,
+            runs=run_states(self.stages, self.words, now),
+            steps=steps,
+            full_gpu_h=full,
+            transfer_error_frac=self.smaller.error_frac(self.plans.jobs[0]) if beliefs.goal else None,
+        )
+
+    def best_job(self) -> str | None:
+        """The best plan at full size as a job file."""
+        return None if self.best is None else job_file(self.best.job)
+
+    def finish(self, notes: Sequence[str], profile_file: str | None) -> TunedState:
+        """The last state, with what is only known at the end."""
+        assert self.state is not None
+        self.state = replace(self.state, notes=tuple(notes), profile_file=profile_file)
+        return self.state
+
+
+def _bound(after: Standing, before: TunedState | None) -> float | None:
+    """Of settings, and of the plans before them: another plan may gain by the same settings."""
+    if before is None or before.bound_frac is None or after.bound_frac is None:
+        return after.bound_frac
+    return max(after.bound_frac, before.bound_frac)

@@ -1,0 +1,104 @@
+"""Runs that are smaller than the job: fewer replicas, or fewer layers; the same plan otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from math import log2
+
+import numpy as np
+
+from knee.arrays import Floats
+from knee.errors import InputError, SpecError, argument
+from knee.specs.job import Job
+from knee.trust.doubling_errors import doubling_band
+from knee.tuning.candidates import Candidates
+from knee.tuning.plan_covariance import Mechanisms
+
+LAYERS_FRAC = 0.02
+"""Standard deviation of the error that each halving of the layers adds (assumed)."""
+GPUS_FRAC = 0.03
+"""The same for each halving of the GPUs, where no published runs tell it (assumed)."""
+NORMAL = 1.645
+"""Standard deviations to the end of a band of 90%."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Smaller:
+    """What a run has of the job; None is all of it."""
+
+    gpus: int | None = None
+    layers: int | None = None
+
+    def of(self, job: Job) -> Job:
+        """The job as it is run; SpecError where its plan cannot be made smaller."""
+        if self.layers is not None:
+            job = replace(job, model=replace(job.model, layers=self.layers))
+        if self.gpus is None:
+            return job
+        if job.gpus % self.gpus:
+            raise SpecError(
+                f"{job.gpus:,} GPUs are not a multiple of {self.gpus:,}", code="does-not-divide", field="smaller"
+            )
+        times = job.gpus // self.gpus
+        fewer = np.gcd(times, job.plan.dp_replicate)
+        shards = times // fewer
+        if job.plan.dp_shard % shards or job.global_batch % times:
+            text = f"a plan without {times:,} times as many replicas or shards cannot run on {self.gpus:,} GPUs"
+            raise SpecError(text, code="does-not-divide", field="smaller")
+        plan = replace(
+            job.plan,
+            dp_replicate=int(job.plan.dp_replicate // fewer),
+            dp_shard=int(job.plan.dp_shard // shards),
+        )
+        return replace(job, plan=plan, gpus=self.gpus, global_batch=job.global_batch // times)
+
+    def check(self, *, gpus: int, layers: int) -> None:
+        """Refuse what is not smaller than the job."""
+        for name, unit, mine, most in (("gpus", "GPUs", self.gpus, gpus), ("layers", "layers", self.layers, layers)):
+            if mine is not None and not 1 <= mine <= most:
+                raise InputError(
+                    f"{argument(f'smaller_{name}')} is {mine}, but the job has {most:,} {unit}",
+                    hint=f"give a number between 1 and {most:,}",
+                    code="out-of-range",
+                    field=f"smaller_{name}",
+                )
+
+    def error_frac(self, job: Job) -> float:
+        """Standard deviation of a plan's log throughput at full size around what its smaller run tells.
+
+        Formula: sqrt(g^2 log2(N / n) + l^2 log2(L / k))
+        Where: N GPUs and L layers of the job, n and k of the run; g from pairs of published runs that differ in their
+            GPUs (trust/doubling_errors.py), l assumed
+        """
+        halvings = log2(job.gpus / (self.gpus or job.gpus))
+        cuts = log2(job.model.layers / (self.layers or job.model.layers))
+        return float(np.sqrt(_per_doubling() ** 2 * halvings + LAYERS_FRAC**2 * cuts))
+
+
+def _per_doubling() -> float:
+    band = doubling_band(covered_frac=0.9)
+    return GPUS_FRAC if band is None else float(np.log((1 + band.high_frac) / (1 + band.low_frac)) / 2 / NORMAL)
+
+
+def joined(small: Candidates, full: Candidates) -> Candidates:
+    """The plans as they are run, and after them the same plans at full size."""
+    # a plan with fewer replicas or layers is the same plan: its mechanisms are those at full size
+    m = {f.name: np.concatenate([getattr(full.mechanisms, f.name)] * 2) for f in fields(Mechanisms)}
+    return Candidates(
+        mechanisms=Mechanisms(**m),
+        tokens_per_s_per_gpu=np.concatenate([small.tokens_per_s_per_gpu, full.tokens_per_s_per_gpu]),
+        memory_bytes=np.concatenate([small.memory_bytes, full.memory_bytes]),
+        log_rate_draws=np.concatenate([small.log_rate_draws, full.log_rate_draws], axis=1),
+        log_memory_draws=np.concatenate([small.log_memory_draws, full.log_memory_draws], axis=1),
+        hbm_bytes=full.hbm_bytes,
+        gpu_h=np.concatenate([small.gpu_h, full.gpu_h]),
+        parameters=full.parameters,
+        positions=full.positions,
+    )
+
+
+def transfer_variance(jobs: Sequence[Job], smaller: Smaller) -> Floats:
+    """None for the runs; the error of the transfer for the plans at full size."""
+    own = smaller.error_frac(jobs[0]) ** 2
+    return np.concatenate([np.zeros(len(jobs)), np.full(len(jobs), own)])
