@@ -14,6 +14,7 @@ import pytest
 
 from knee.figures.labels import heading
 from knee.studies.study_file import Study, load_study, study_names
+from knee.studies.table_files import KINDS
 
 from .conftest import ALL
 
@@ -53,7 +54,7 @@ def tables(study: Page) -> list[Table]:
 def recorded(made: Made) -> dict[str, list[dict[str, str]]]:
     """Study -> its rows, in the tables beside the page."""
     found: dict[str, list[dict[str, str]]] = {name: [] for name in study_names()}
-    for name in ("runs", "bandwidths", "budgets", "hardware"):
+    for name in KINDS:
         for row in rows_of(made.folder / ALL / f"{name}.csv"):
             found[row["study"]].append(row)
     return found

@@ -11,21 +11,26 @@ from knee.files import csv_text, write_bytes, write_text
 from knee.studies.quantities import Row
 from knee.studies.run_study import Ran
 
-KINDS = {"runs": "plan", "bandwidths": "bus_bytes_per_s", "budgets": "loss", "hardware": "tdp_w"} | {
-    "long_runs": "run_days",
-    "exchanges": "gbit_per_s",
-    "walls": "knee_flop",
+KINDS: dict[str, tuple[str, ...]] = {
+    "runs": ("plan",),
+    "bandwidths": ("bus_bytes_per_s",),
+    "budgets": ("loss",),
+    "hardware": ("tdp_w",),
+    "long_runs": ("run_days", "cause_frac", "span"),
+    "exchanges": ("gbit_per_s", "within_frac"),
+    "walls": ("run_flop", "knee_flop"),
 }
-"""Table -> a column that only its rows have."""
-HEADER = b"study,series,kind,"
+"""Table -> columns of which only its rows have one."""
+FIRST = ("study", "series", "kind")
+HEADER = ",".join((*FIRST, "")).encode()
 """How each of them begins."""
 
 
 def write_tables(ran: Sequence[Ran], folder: Path) -> list[Path]:
     """Every table that has rows, in both forms; the files."""
     written = []
-    for name, mark in KINDS.items():
-        rows = [row for one in ran for row in one.rows if mark in row]
+    for name, marks in KINDS.items():
+        rows = [row for one in ran for row in one.rows if any(mark in row for mark in marks)]
         if rows:
             written += _write(folder / name, rows)
         else:
@@ -43,7 +48,7 @@ def _forget(stem: Path) -> None:
 
 def _write(stem: Path, rows: Sequence[Row]) -> list[Path]:
     """Every row with every column."""
-    columns = list(dict.fromkeys(column for row in rows for column in row))
+    columns = list(dict.fromkeys((*FIRST, *(column for row in rows for column in row))))
     path = stem.with_suffix(".csv")
     write_text(path, csv_text({column: row.get(column) for column in columns} for row in rows))
     if importlib.util.find_spec("pyarrow") is None:

@@ -46,6 +46,9 @@ BASES: dict[str, tuple[tuple[str, ...], ...]] = {
     "sweep status": (("s",),),
     "sweep cancel": (("s",),),
     "sweep retry": (("s", "--status", "oom"),),
+    "tune run": (("llama-tiny", "--cluster", "cpu", "--gpus", "2", "--out", "o", "--max-gpu-hours", "1e-9"),),
+    "tune status": (("s",),),
+    "weights": (("r", "--out", "w"),),
     "dryrun": (("llama-tiny", "--gpus", "2", "--local-batch", "1", "--seq-len", "32"),),
     "compare": (("a.json", "b.json"),),
     "trace": (("t.json", "--no-cache"), ("diff", "t.json", "t.json")),
@@ -65,6 +68,7 @@ BASES: dict[str, tuple[tuple[str, ...], ...]] = {
     "doctor": ((),),
 }
 OFTEN = {
+    "tune run": 0,  # it would train
     "simulate": 8,
     "train": 16,
     "sweep run": 3,
