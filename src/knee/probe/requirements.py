@@ -74,6 +74,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "study": (*EVERY, "vl-convert-python", "jinja2"),
     "report": (*EVERY, "vl-convert-python", "jinja2"),
     "sweep": (*EVERY, "tomli-w", "torch"),
+    "tune": (*EVERY, "tomli-w", "scipy", "torch"),
     "validate": EVERY,
     "calibrate": (*EVERY, "scipy"),
     "data prepare": ("numpy", "click", "rich", "tokenizers"),
