@@ -12,6 +12,7 @@ import click
 from knee.cli.options import job_options, plan_options
 from knee.cli.options.plan_options import option
 from knee.cli.options.sections import Sectioned, Word
+from knee.cli.options.space_options import space_limits
 from knee.cli.progress_bar import Patience
 from knee.errors import InputError
 from knee.specs.choices import OBJECTIVES, TARGETS
@@ -19,10 +20,7 @@ from knee.specs.plan import (
     COLLECTIVES,
     FP8_RECIPES,
     PRECISIONS,
-    RECOMPUTES,
     REDUCE_DTYPES,
-    SCHEDULES,
-    SHARDINGS,
     STATE_DTYPES,
     SYNC_DTYPES,
 )
@@ -91,46 +89,7 @@ from knee.specs.plan import (
     "is faster; default: flat.",
 )
 @plan_options.routed(section="Job")
-@option("--max-tp", section="Limits", type=int, metavar="N", help="Maximum tensor-parallel degree.")
-@option("--max-pp", section="Limits", type=int, metavar="N", help="Maximum number of pipeline stages.")
-@option("--max-cp", section="Limits", type=int, metavar="N", help="Maximum context-parallel degree.")
-@option("--max-ep", section="Limits", type=int, metavar="N", help="Maximum expert-parallel degree.")
-@option(
-    "--sharding",
-    section="Limits",
-    type=Word(SHARDINGS),
-    multiple=True,
-    help="Consider only this sharding. May be repeated.",
-)
-@option(
-    "--schedule",
-    section="Limits",
-    type=Word(SCHEDULES),
-    multiple=True,
-    help="Consider only this pipeline schedule. May be repeated.",
-)
-@option(
-    "--recompute",
-    section="Limits",
-    type=Word(RECOMPUTES),
-    multiple=True,
-    help="Consider only this recomputation policy. May be repeated.",
-)
-@option(
-    "--micro-batch",
-    section="Limits",
-    type=int,
-    multiple=True,
-    metavar="M",
-    help="Consider only this microbatch size. May be repeated.",
-)
-@option(
-    "--only",
-    section="Limits",
-    metavar="CONDITION",
-    help='Consider only plans that satisfy this condition, for example "pp == 1 and tp <= 8" '
-    "or \"sharding != 'zero1'\".",
-)
+@space_limits
 @option(
     "--objective",
     section="Output",

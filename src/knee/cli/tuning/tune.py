@@ -13,13 +13,14 @@ import click
 from knee.cli.options import job_options
 from knee.cli.options.plan_options import option
 from knee.cli.options.sections import Sectioned, Word
+from knee.cli.options.space_options import space_limits
 from knee.cli.options.sweep_options import program_words, site_options, take_site
 from knee.cli.progress_bar import Patience
 from knee.errors import InputError
 from knee.signals import BY_SIGNAL
 from knee.specs.choices import DEVICES, LAUNCHERS
 from knee.specs.defaults import TIMEOUT_S, TRACE_STEPS
-from knee.specs.plan import PRECISIONS, RECOMPUTES, REDUCE_DTYPES, SCHEDULES, SHARDINGS
+from knee.specs.plan import PRECISIONS, REDUCE_DTYPES
 
 if TYPE_CHECKING:
     from knee.launch.run_status import Status
@@ -75,45 +76,7 @@ def command(ctx: click.Context) -> None:
     type=Word(REDUCE_DTYPES),
     help="Data type of the gradient reduction; default: fp32.",
 )
-@option("--max-tp", section="Limits", type=int, metavar="N", help="Maximum tensor-parallel degree.")
-@option("--max-pp", section="Limits", type=int, metavar="N", help="Maximum number of pipeline stages.")
-@option("--max-cp", section="Limits", type=int, metavar="N", help="Maximum context-parallel degree.")
-@option("--max-ep", section="Limits", type=int, metavar="N", help="Maximum expert-parallel degree.")
-@option(
-    "--sharding",
-    section="Limits",
-    type=Word(SHARDINGS),
-    multiple=True,
-    help="Consider only this sharding. May be repeated.",
-)
-@option(
-    "--schedule",
-    section="Limits",
-    type=Word(SCHEDULES),
-    multiple=True,
-    help="Consider only this pipeline schedule. May be repeated.",
-)
-@option(
-    "--recompute",
-    section="Limits",
-    type=Word(RECOMPUTES),
-    multiple=True,
-    help="Consider only this recomputation policy. May be repeated.",
-)
-@option(
-    "--micro-batch",
-    section="Limits",
-    type=int,
-    multiple=True,
-    metavar="M",
-    help="Consider only this microbatch size. May be repeated.",
-)
-@option(
-    "--only",
-    section="Limits",
-    metavar="CONDITION",
-    help='Consider only plans that satisfy this condition, for example "pp == 1 and tp <= 8".',
-)
+@space_limits
 @option(
     "--out",
     section="Tuning",
