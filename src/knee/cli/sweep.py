@@ -13,11 +13,10 @@ from knee.cli import nearest, unknown_command
 from knee.cli.options import job_options
 from knee.cli.options.plan_options import option
 from knee.cli.options.sections import Sectioned, Word
-from knee.cli.options.sweep_options import program_words, site_options, take_site
+from knee.cli.options.sweep_options import program_words, run_options, site_options, take_site
 from knee.errors import InputError
 from knee.signals import BY_SIGNAL
-from knee.specs.choices import DEVICES, LAUNCHERS
-from knee.specs.defaults import TIMEOUT_S, TRACE_STEPS
+from knee.specs.choices import LAUNCHERS
 
 if TYPE_CHECKING:
     from knee.launch.run_status import Status
@@ -134,22 +133,7 @@ def command(ctx: click.Context) -> None:
     metavar="N",
     help="Number of steps per run; default: the default of `knee train`.",
 )
-@option("--warmup", section="Runs", type=int, metavar="N", help="Number of first steps that are not measured.")
-@option(
-    "--trace-steps",
-    section="Runs",
-    type=int,
-    default=TRACE_STEPS,
-    show_default=True,
-    metavar="N",
-    help="Number of steps to profile after the measured steps; 0 means none.",
-)
-@option(
-    "--device",
-    section="Runs",
-    type=Word(DEVICES),
-    help="Device to train on; default: the CPU if the cluster is a CPU, else the GPUs.",
-)
+@run_options
 @option(
     "--checkpoint-every",
     section="Runs",
@@ -158,23 +142,6 @@ def command(ctx: click.Context) -> None:
     show_default=True,
     metavar="N",
     help="Save a checkpoint every N steps. A run that is started again goes on from its newest one. 0 means none.",
-)
-@option(
-    "--timeout",
-    "timeout_s",
-    section="Runs",
-    type=float,
-    default=TIMEOUT_S,
-    show_default=True,
-    metavar="SECONDS",
-    help="Stop a run that makes no progress for this long.",
-)
-@option(
-    "--program",
-    section="Runs",
-    metavar="COMMAND",
-    help="Command to start instead of torchrun and knee's trainer. The run's folder is appended as its last argument, "
-    "and the command must write a record.json there. Relative paths start at the current folder.",
 )
 @site_options
 @job_options.as_json()

@@ -13,6 +13,8 @@ import click
 from knee.cli.options.plan_options import option
 from knee.cli.options.sections import Word
 from knee.errors import InputError
+from knee.specs.choices import DEVICES
+from knee.specs.defaults import TIMEOUT_S, TRACE_STEPS
 
 if TYPE_CHECKING:
     from knee.launch.site import Site
@@ -91,6 +93,48 @@ OPTIONS = (
         "puts on the PATH, else the current interpreter. In a container: the container's python3.",
     ),
 )
+
+
+_of_run = partial(option, section="Runs")
+RUN_OPTIONS = (
+    _of_run("--warmup", type=int, metavar="N", help="Number of first steps that are not measured."),
+    _of_run(
+        "--trace-steps",
+        type=int,
+        default=TRACE_STEPS,
+        show_default=True,
+        metavar="N",
+        help="Number of steps to profile after the measured steps; 0 means none.",
+    ),
+    _of_run(
+        "--device",
+        type=Word(DEVICES),
+        help="Device to train on; default: the CPU if the cluster is a CPU, else the GPUs.",
+    ),
+    _of_run(
+        "--timeout",
+        "timeout_s",
+        type=float,
+        default=TIMEOUT_S,
+        show_default=True,
+        metavar="SECONDS",
+        help="Stop a run that makes no progress for this long.",
+    ),
+    _of_run(
+        "--program",
+        metavar="COMMAND",
+        help="Command to start instead of torchrun and knee's trainer. The run's folder is appended as its last "
+        "argument, and the command must write a record.json there. Relative paths start at the current folder.",
+    ),
+)
+"""What the runs of sweeps and of tuning have in common."""
+
+
+def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a run, under their heading."""
+    for add in reversed(RUN_OPTIONS):
+        function = add(function)
+    return function
 
 
 def site_options(function: Callable[..., Any]) -> Callable[..., Any]:

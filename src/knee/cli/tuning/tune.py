@@ -14,12 +14,11 @@ from knee.cli.options import job_options
 from knee.cli.options.plan_options import option
 from knee.cli.options.sections import Sectioned, Word
 from knee.cli.options.space_options import space_limits
-from knee.cli.options.sweep_options import program_words, site_options, take_site
+from knee.cli.options.sweep_options import program_words, run_options, site_options, take_site
 from knee.cli.progress_bar import Patience
 from knee.errors import InputError
 from knee.signals import BY_SIGNAL
-from knee.specs.choices import DEVICES, LAUNCHERS
-from knee.specs.defaults import TIMEOUT_S, TRACE_STEPS
+from knee.specs.choices import LAUNCHERS
 from knee.specs.plan import PRECISIONS, REDUCE_DTYPES
 
 if TYPE_CHECKING:
@@ -150,34 +149,7 @@ def command(ctx: click.Context) -> None:
     "validate`, or `published` for the runs that knee ships.",
 )
 @option("--steps", section="Runs", type=int, metavar="N", help="Steps per run; default: 60 on GPUs, 30 on a CPU.")
-@option("--warmup", section="Runs", type=int, metavar="N", help="Number of first steps that are not measured.")
-@option(
-    "--trace-steps",
-    section="Runs",
-    type=int,
-    default=TRACE_STEPS,
-    show_default=True,
-    metavar="N",
-    help="Number of steps to profile after the measured steps; 0 means none.",
-)
-@option("--device", section="Runs", type=Word(DEVICES), help="Device to train on; default: as the cluster.")
-@option(
-    "--timeout",
-    "timeout_s",
-    section="Runs",
-    type=float,
-    default=TIMEOUT_S,
-    show_default=True,
-    metavar="SECONDS",
-    help="Stop a run that makes no progress for this long.",
-)
-@option(
-    "--program",
-    section="Runs",
-    metavar="COMMAND",
-    help="Command to start instead of torchrun and knee's trainer. The run's folder is appended as its last argument, "
-    "and the command must write a record.json there.",
-)
+@run_options
 @site_options
 @option("--html", section="Output", metavar="FILE", help="Also write an HTML page with the search in pictures.")
 @job_options.as_json()
