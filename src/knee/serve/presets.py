@@ -1,0 +1,78 @@
+"""States of the page for the paper's experiments, from the studies' own files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from knee.serve.address import address_of
+from knee.studies.study_file import Study, StudyGrid, load_study, study_names
+
+MOST_SERIES = 6
+"""Curves of one preset."""
+
+
+def presets() -> list[dict[str, Any]]:
+    """One for each study of the paper that has training steps."""
+    found = []
+    for name in study_names():
+        study = load_study(name)
+        state = state_of(study)
+        if state is not None:
+            found.append(
+                {
+                    "study": name,
+                    "title": study.title,
+                    "place": study.place,
+                    "question": study.question,
+                    "kind": study.kind,
+                    "state": state,
+                    "address": address_of(state),
+                }
+            )
+    return found
+
+
+def state_of(study: Study) -> dict[str, Any] | None:
+    """The study's grids as one state: curves over GPU counts, or the step of its first point."""
+    grids = [grid for grid in study.grid if grid.pick == "each" and not grid.tune]
+    if not grids:
+        return None
+    first = grids[0]
+    counts = _many(first.gpus)
+    state = _base(first)
+    if len(counts) == 1:
+        return {"view": "step", **state, "gpus": counts[0], **_first(first)}
+    curves = [curve for grid in grids if _many(grid.gpus) == counts for curve in _curves(grid, state)]
+    state = {"view": "scale", **state, "gpus": counts[len(counts) // 2], "counts": ",".join(map(str, counts))}
+    return state | ({"curves": curves[:MOST_SERIES]} if len(curves) > 1 else curves[0])
+
+
+def _base(grid: StudyGrid) -> dict[str, Any]:
+    """What all curves have: the first value of every list."""
+    state: dict[str, Any] = {name: _many(getattr(grid, name))[0] for name in ("model", "cluster", "profile", "seq_len")}
+    for name in ("local_batch", "global_batch"):
+        if getattr(grid, name) is not None:
+            state[name] = _many(getattr(grid, name))[0]
+    return state
+
+
+def _first(grid: StudyGrid) -> dict[str, Any]:
+    plan = {name: _many(value)[0] for name, value in grid.plan.items()}
+    return plan | ({"overrides": {key: _many(value)[0] for key, value in grid.set.items()}} if grid.set else {})
+
+
+def _curves(grid: StudyGrid, base: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every combination of its lists, as what it changes."""
+    axes = {name: _many(getattr(grid, name)) for name in ("model", "cluster", "profile", "seq_len")}
+    axes |= {name: _many(value) for name, value in grid.plan.items()}
+    for name in ("local_batch", "global_batch"):
+        if getattr(grid, name) is not None:
+            axes[name] = _many(getattr(grid, name))
+    curves: list[dict[str, Any]] = [{}]
+    for name, values in axes.items():
+        curves = [curve | ({} if base.get(name) == value else {name: value}) for curve in curves for value in values]
+    return curves
+
+
+def _many(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)

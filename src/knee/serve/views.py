@@ -1,0 +1,126 @@
+"""What the Step and the Scale view need, each in one answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import knee
+from knee.api.simulate import Simulation
+from knee.errors import InputError
+from knee.serve.published_points import points_like
+from knee.serve.questions import MOST_CURVES, arguments_of
+from knee.serve.step_lanes import lanes_of
+from knee.serve.written import command_of, python_of
+
+COUNTS = "8..2048"
+"""GPU counts of the Scale view where none are given."""
+OF_PAGE = ("view", "compare", "counts", "curves", "number", "points")
+"""What a state has beside the arguments of a function."""
+
+
+def step_view(body: Mapping[str, Any]) -> dict[str, Any]:
+    """One step: numbers, memory, lanes, collectives, power, cost and trust."""
+    asked = arguments_of({name: value for name, value in body.items() if name not in OF_PAGE})
+    answer = knee.simulate(**asked)
+    data = answer.to_dict()
+    trust, assumptions = data.pop("trust"), data.pop("assumptions")
+    return {
+        "measurement": data,
+        "memory": _memory(answer, trust),
+        "lanes": lanes_of(answer.job),
+        "collectives": data["comm_loads"],
+        "power": _power(answer),
+        "cost": _cost(answer, data.get("training")),
+        "trust": trust,
+        "assumptions": assumptions,
+        "command": command_of("simulate", asked),
+        "python": python_of("simulate", asked),
+    }
+
+
+def _memory(answer: Simulation, trust: Mapping[str, Any]) -> dict[str, Any]:
+    parts = answer.memory
+    assert parts is not None
+    names = [name for name in type(parts).__dataclass_fields__]
+    return {
+        "parts": [{"name": name.removesuffix("_bytes"), "bytes": getattr(parts, name)} for name in names],
+        "total_bytes": answer.memory_bytes,
+        "capacity_bytes": answer.job.cluster.gpu.hbm_bytes,
+        "fits": answer.fits,
+        "likely_fits": trust["fits"],
+        "low_frac": trust["memory_low_frac"],
+        "high_frac": trust["memory_high_frac"],
+    }
+
+
+def _power(answer: Simulation) -> dict[str, Any]:
+    gpu, watts = answer.job.cluster.gpu, answer.power_w_per_gpu
+    return {
+        "power_w_per_gpu": watts,
+        "power_w": None if watts is None else watts * answer.job.gpus,
+        "tdp_w": gpu.tdp_w,
+        "idle_w": gpu.idle_w,
+        "tokens_per_j": answer.tokens_per_j,
+        "energy_j_per_step": None if watts is None else watts * answer.job.gpus * answer.step_s,
+    }
+
+
+def _cost(answer: Simulation, training: Any) -> dict[str, Any]:
+    price = answer.job.cluster.usd_per_gpu_h
+    return {
+        "usd_per_gpu_h": price,
+        "usd_per_mtoken": answer.usd_per_mtoken,
+        "usd_per_h": None if price is None else price * answer.job.gpus,
+        "usd_per_step": None if price is None else price * answer.job.gpus * answer.step_s / 3600,
+        "training": training,
+    }
+
+
+def scale_view(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Curves over GPU counts, each with its knees, its band and published runs of its kind."""
+    state = {name: value for name, value in body.items() if name not in OF_PAGE}
+    counts = body.get("counts") or (state["gpus"] if isinstance(state.get("gpus"), (str, list)) else COUNTS)
+    curves = body.get("curves") or [{}]
+    if not isinstance(curves, list) or len(curves) > MOST_CURVES or not all(isinstance(one, dict) for one in curves):
+        text = f"curves must be a list of at most {MOST_CURVES} objects"
+        raise InputError(text, code="too-many", field="curves")
+    return {"counts": counts, "curves": [_curve(state | curve, counts, curve) for curve in curves]}
+
+
+def _curve(state: Mapping[str, Any], counts: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
+    asked = arguments_of(dict(state) | {"gpus": counts})
+    answer = knee.scale(**asked)
+    data = answer.to_dict()
+    job = answer.only.job
+    return {
+        "changes": dict(changes),
+        **data["curves"][0],
+        "scaling": data["scaling"],
+        "assumptions": data["assumptions"],
+        "published": points_like(job) if job is not None else [],
+        "command": command_of("scale", asked),
+        "python": python_of("scale", asked),
+    }
+
+
+def why(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The formulas, constants and sources behind a step; ``number`` names the line to start from."""
+    number = body.get("number")
+    asked = arguments_of({name: value for name, value in body.items() if name not in OF_PAGE})
+    lines = [
+        {key: getattr(line, key) for key in ("name", "value", "formula", "source", "depth")}
+        for line in knee.simulate(**asked).why()
+    ]
+    return {"number": number, "lines": lines if number is None else _below(lines, str(number))}
+
+
+def _below(lines: list[dict[str, Any]], number: str) -> list[dict[str, Any]]:
+    """The line of that name with those that explain it."""
+    at = next((i for i, line in enumerate(lines) if line["name"] == number), None)
+    if at is None:
+        names = ", ".join(line["name"] for line in lines if line["depth"] == 0)
+        raise InputError(f"number {number[:80]!r} is not explained", hint=f"use one of {names}", code="unknown-name", field="number")
+    depth = lines[at]["depth"]
+    end = next((i for i in range(at + 1, len(lines)) if lines[i]["depth"] <= depth), len(lines))
+    return lines[at:end]
