@@ -186,9 +186,16 @@ export class Question {
     return { local_batch: perGpu || String(Number(perStep) / gpus), global_batch: perStep || String(Math.max(1, Math.round(Number(perGpu) * gpus))) };
   }
 
+  /** Values of the catalogue that are changed: one box, as `name=value; name=value`. */
   overrideBox() {
+    const commit = (event) => {
+      const pairs = event.target.value.split(";").map((pair) => pair.split("=")).filter(([key, ...value]) => key.trim() && value.length)
+        .map(([key, ...value]) => [`set.${key.trim()}`, value.join("=").trim()]);
+      const before = Object.keys(this.state.values).filter((name) => name.startsWith("set.")).map((name) => [name, null]);
+      this.state.set(Object.fromEntries([...before, ...pairs]), { startedAt: changed(event) });
+    };
     const input = el("input", { type: "text", id: "control-overrides", name: "overrides", placeholder: "fabric.nic_bytes_per_s=200 Gbit/s",
-      onchange: (event) => this.state.set({ overrides: event.target.value || null }, { startedAt: changed(event) }) });
+      onchange: commit });
     this.overrideWrong = el("p", { class: "wrong", id: "control-overrides-wrong", hidden: true });
     return el("div", { class: "control wide-box" }, el("label", { for: "control-overrides" }, "name=value; name=value"), input, this.overrideWrong);
   }
@@ -207,7 +214,8 @@ export class Question {
     const staged = Number(this.state.get("pp") || plan?.pp || 1) > 1;
     for (const name of PIPELINE) if (this.controls.has(name)) this.controls.get(name).element.hidden = !staged && !this.state.isSet(name);
     const box = this.overrides.querySelector("input");
-    if (document.activeElement !== box) box.value = values.overrides ?? "";
+    const set = Object.entries(values).filter(([name]) => name.startsWith("set.")).map(([name, value]) => `${name.slice(4)}=${value}`);
+    if (document.activeElement !== box) box.value = set.join("; ");
     document.getElementById("plan-words").textContent = planWords(plan);
     document.getElementById("question-words").textContent = this.sentence();
   }

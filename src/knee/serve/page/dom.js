@@ -20,6 +20,10 @@ export const el = (tag, attributes = {}, ...children) => filled(document.createE
 export const svgEl = (tag, attributes = {}, ...children) =>
   filled(document.createElementNS(SVG, tag), attributes, children);
 
+let ids = 0;
+/** A name for an element that labels another; two views can be on the page at once. */
+export const uid = (word) => `${word}-${ids++}`;
+
 export const byId = (id) => document.getElementById(id);
 
 /** Size or place by script: the content security policy forbids style attributes in HTML, not these. */

@@ -117,17 +117,24 @@ export class State {
       if (text === "" || (control.group !== "job" && text === this.defaults[control.name])) continue;
       body[control.name] = this.typed(control.name, text);
     }
-    const overrides = overridesOf(values.overrides);
-    if (overrides) body.overrides = overrides;
-    return body;
+    return withOverrides(body, values);
+  }
+
+  /** The curves of the Scale view, each as what it changes in the question; [{}] where there is only the question. */
+  curves(values = this.values) {
+    if (values.curves === undefined) return [{}];
+    return values.curves.split("|").map((text) => {
+      const changes = this.parse(text), body = {};
+      for (const [name, value] of Object.entries(changes)) if (!name.startsWith("set.")) body[name] = this.typed(name, value);
+      return withOverrides(body, changes);
+    });
   }
 
   /** The limits of a budget, with the GPUs of the question as the most that may be used. */
   limits(values = this.values) {
     const body = { cluster: this.get("cluster", values), gpus: Number(this.get("gpus", values)) };
     for (const name of ["seq_len", "profile"]) if (this.isSet(name, values)) body[name] = this.typed(name, values[name]);
-    const overrides = overridesOf(values.overrides);
-    if (overrides) body.overrides = overrides;
+    withOverrides(body, values);
     for (const name of BUDGET) {
       const text = values[name];
       if (text !== undefined) body[name] = ["family", "law"].includes(name) ? text : Number(text);
@@ -142,8 +149,9 @@ export class State {
   }
 }
 
-/** "fabric.nic_bytes_per_s=200 Gbit/s; profile.launch_s=4 us" -> an object, or null. */
-export function overridesOf(text) {
-  const pairs = (text ?? "").split(";").map((pair) => pair.split("=").map((word) => word.trim())).filter(([key]) => key);
-  return pairs.length ? Object.fromEntries(pairs.map(([key, ...value]) => [key, value.join("=")])) : null;
+/** `set.fabric.nic_bytes_per_s=200 Gbit/s` of an address -> the question's overrides. */
+function withOverrides(body, values) {
+  const set = Object.entries(values).filter(([name]) => name.startsWith("set."));
+  if (set.length) body.overrides = Object.fromEntries(set.map(([name, value]) => [name.slice(4), value]));
+  return body;
 }
