@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -41,6 +41,17 @@ def simulate(job: Job, *, convention: str = DEFAULT_CONVENTION, assumptions: tup
     """Simulate one step of a job."""
     step = evaluate(job.model, job.cluster, job.profile, table_of([job]), convention=convention)
     return measurement_of(step, 0, job, convention=convention, assumptions=assumptions)
+
+
+def simulate_jobs(jobs: Sequence[Job], *, convention: str = DEFAULT_CONVENTION) -> list[Measurement]:
+    """One step of each job, in one call of the simulator where they are of one model, cluster and profile."""
+    if not jobs:
+        return []
+    first, *others = jobs
+    if any((job.model, job.cluster, job.profile) != (first.model, first.cluster, first.profile) for job in others):
+        return [simulate(job, convention=convention) for job in jobs]
+    step = evaluate(first.model, first.cluster, first.profile, table_of(jobs), convention=convention)
+    return [measurement_of(step, row, job, convention=convention) for row, job in enumerate(jobs)]
 
 
 def measurement_of(
