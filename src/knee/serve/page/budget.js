@@ -1,2 +1,227 @@
-import { el } from "./dom.js";
-export class BudgetView { constructor() { this.element = el("p", {}, "…"); } async ask() { return null; } show() { return {}; } }
+// The best model that a budget can train: sizes against tokens, curves of equal loss, and limits as lines that can be moved.
+
+import { Figure, key, plot } from "./charts.js";
+import { details, el, scroll, svgEl, table, uid } from "./dom.js";
+import { count, percent, plain, short, usd } from "./format.js";
+import { Search } from "./search.js";
+import { changed } from "./timing.js";
+
+const { Plot } = window;
+
+/** Limits in the order in which they are shown; `of(run)` is what a run takes of it. */
+const LIMITS = [
+  { name: "days", title: "days", unit: "days", of: (run) => run.days, colour: "var(--series-1)", dash: "6,3", show: (value) => `${plain(value)} days`, least: 0.1, most: 2000 },
+  { name: "usd", title: "dollars", unit: "USD", of: (run) => run.cost_usd, colour: "var(--series-2)", dash: "2,2", show: usd, least: 100, most: 1e11 },
+  { name: "mwh", title: "energy", unit: "MWh", of: (run) => run.energy_mwh, colour: "var(--series-3)", dash: "9,2,2,2", show: (value) => `${plain(value)} MWh`, least: 0.01, most: 1e8 },
+  { name: "tokens_max", title: "tokens of data", unit: "tokens", of: (run) => run.tokens, colour: "var(--series-4)", dash: "4,1", show: (value) => `${short(value)} tokens`, least: 1e8, most: 1e15 },
+];
+
+export class BudgetView {
+  patience = 0;
+
+  constructor(app, { pinned = false } = {}) {
+    Object.assign(this, { app, pinned, asked: null, kept: null, inputs: new Map() });
+    this.search = new Search(() => {});
+    this.tiles = el("div", { class: "tiles" });
+    this.sentences = el("div", { class: "sentences" });
+    this.map = new Figure({ title: "Model size against tokens", file: "knee-budget-map" });
+    this.map.element.classList.add("wide", "big");
+    this.sizes = new Figure({ title: "Loss by model size", file: "knee-budget-sizes" });
+    this.choices = el("section", { class: "card" });
+    this.marginal = el("section", { class: "card" });
+    this.gpus = el("section", { class: "card" });
+    this.assumptions = el("div", { class: "wide" });
+    this.grid = el("div", { class: "grid", hidden: true }, this.map.element, this.sizes.element, this.choices, this.gpus, this.marginal, this.assumptions);
+    this.element = el("div", { class: "view budget" }, pinned ? null : this.bench(), this.search.element, this.tiles, this.sentences, this.grid);
+  }
+
+  /** A box for every limit; empty is no limit. The GPUs of the question are the most that may be used. */
+  bench() {
+    const boxes = LIMITS.map((limit) => {
+      const id = uid(limit.name);
+      const input = el("input", { type: "number", id, min: limit.least, max: limit.most, step: "any", placeholder: "no limit", inputmode: "decimal",
+        onchange: (event) => this.app.state.set({ [limit.name]: event.target.value || null }, { startedAt: changed(event) }) });
+      this.inputs.set(limit.name, input);
+      return el("div", { class: "inline" }, el("label", { for: id }, `At most, ${limit.unit}`), input);
+    });
+    const law = uid("law");
+    this.law = el("select", { id: law, onchange: (event) => this.app.state.set({ law: event.target.value === this.app.catalog.laws[0] ? null : event.target.value }, { startedAt: changed(event) }) },
+      this.app.catalog.laws.map((name) => el("option", { value: name }, name)));
+    return el("div", { class: "bench" }, boxes, el("div", { class: "inline" }, el("label", { for: law }, "Scaling law"), this.law));
+  }
+
+  async ask(values, signal) {
+    const body = { kind: "budget", ...this.app.state.limits(values) }, text = JSON.stringify(body);
+    for (const [name, input] of this.inputs) if (document.activeElement !== input) input.value = body[name] ?? "";
+    if (this.law) this.law.value = body.law ?? this.app.catalog.laws[0];
+    if (text === this.asked) return this.kept;
+    if (this.kept) this.preview(body);
+    await new Promise((resolve) => setTimeout(resolve, this.asked === null ? 0 : 350));
+    if (signal.aborted) throw new DOMException("a newer question", "AbortError");
+    this.kept = await this.search.start(body, signal);
+    this.asked = text;
+    return this.kept;
+  }
+
+  close() {
+    this.search.cancel();
+  }
+
+  show(answer, values) {
+    const budget = answer.budget ?? answer, { best } = budget;
+    this.grid.hidden = false;
+    this.limits = budget.limits;
+    this.showTiles(budget);
+    this.sentences.replaceChildren(...budget.sentences.map((sentence) => el("p", {}, sentence)));
+    this.showMap(answer, budget, budget.limits);
+    this.showSizes(budget);
+    this.showChoices(budget);
+    this.showGpus(budget);
+    this.showMarginal(budget);
+    const notes = [...budget.assumptions, ...(budget.law.extrapolated ?? [])];
+    this.assumptions.replaceChildren(details(`Assumptions (${notes.length})`, el("ul", { class: "small" }, notes.map((sentence) => el("li", {}, sentence)))));
+    return { trust: best.trust, trustOf: "best run: ", command: answer.command, python: answer.python, says: budget.sentences[0] };
+  }
+
+  showTiles({ best, law }) {
+    const loss = best.bands?.both ? `${plain(best.bands.both[0])} to ${plain(best.bands.both[1])}` : "";
+    const tiles = [["parameters", short(best.params), `${best.layers} layers of ${count(best.hidden)}`], ["tokens", short(best.tokens), `${plain(best.tokens_per_param)} per parameter`],
+      ["loss", plain(best.loss, 4), `${loss}; law ${law.name}`], ["GPUs", count(best.gpus), best.plan_words], ["days", plain(best.days), `limited by ${best.binding}`],
+      ["cost", usd(best.cost_usd), `${count(best.gpu_hours)} GPU-hours`], ["energy", `${plain(best.energy_mwh)} MWh`, `${plain(best.co2e_kg / 1e3)} t CO2e`], ["MFU", percent(best.mfu_frac), `${percent(best.exposed_frac)} exposed`]];
+    this.tiles.replaceChildren(...tiles.map(([name, value, sub]) => el("div", { class: "tile" }, el("span", { class: "tile-name plain-name" }, name), el("strong", {}, value), el("span", { class: "small" }, sub))));
+  }
+
+  /** While a new search is about to run, the lines are already where they will be. */
+  preview(body) {
+    const answer = this.kept, budget = answer.budget ?? answer;
+    this.showMap(answer, budget, { ...budget.limits, ...Object.fromEntries(LIMITS.map(({ name }) => [name, body[name] ?? null])) });
+  }
+
+  showMap(answer, budget, limits) {
+    const { best, by_size: sizes, flop_counting: flop } = budget;
+    const runs = [...sizes, best].sort((a, b) => a.params - b.params);
+    const lines = LIMITS.filter(({ name }) => limits[name] !== null && limits[name] !== undefined).map((limit) => ({ ...limit, value: Number(limits[limit.name]),
+      points: runs.map((run) => ({ params: run.params, tokens: limit.name === "tokens_max" ? Number(limits.tokens_max) : (run.tokens * Number(limits[limit.name])) / limit.of(run) })) }));
+    const contours = answer.curves ?? [], really = flop.really;
+    const marks = [
+      { what: "best run", params: best.params, tokens: best.tokens, loss: best.loss, colour: "var(--good)", symbol: "star", r: 9 },
+      { what: "choice of FLOP counting", params: flop.all_params ?? flop.params, tokens: flop.tokens, loss: flop.loss, colour: "var(--bad)", symbol: "times", r: 7 },
+      really && { what: "what that choice really reaches", params: really.params, tokens: really.tokens, loss: really.loss, colour: "var(--bad)", symbol: "circle", r: 5 },
+    ].filter(Boolean);
+    this.map.update({
+      note: `Tokens that each size gets through within each limit, on up to ${count(budget.limits.gpus)} GPUs; grey curves have equal loss by ${budget.law.name}. `
+        + "Drag a line, or focus its handle and use the arrow keys, to change its limit.",
+      legend: [...lines.map((line) => key(`${line.title}: ${line.show(line.value)}`, line.colour, "line", line.dash)), key("best run", "var(--good)", "dot"),
+        key("choice of plain FLOP counting, and what it really reaches", "var(--bad)", "dot"), key("equal loss", "var(--ideal)", "line")],
+      draw: (width) => this.drawn(width, { lines, contours, marks, runs }),
+      caption: "Runs on the map",
+      columns: [{ title: "run", key: "what", show: (row) => row.what }, { title: "parameters", key: "params", number: true, show: (row) => short(row.params) },
+        { title: "tokens", key: "tokens", number: true, show: (row) => short(row.tokens) }, { title: "loss", key: "loss", number: true, show: (row) => plain(row.loss, 4) }],
+      rows: [...marks, ...sizes.map((run) => ({ what: `best at its size: ${run.model}`, params: run.params, tokens: run.tokens, loss: run.loss }))],
+    });
+  }
+
+  drawn(width, { lines, contours, marks, runs }) {
+    const all = [...lines.flatMap((line) => line.points), ...marks], narrow = width < 520;
+    const [x0, x1] = d3.extent(all, (p) => p.params), [y0, y1] = d3.extent(all, (p) => p.tokens);
+    const y = [y0 / 1.6, y1 * 1.6], x = [x0 / 1.15, x1 * 1.15];
+    const curves = contours.map((curve) => ({ ...curve, points: curve.points.map(([params, tokens]) => ({ params, tokens, loss: curve.loss })).filter((p) => p.params >= x[0] && p.params <= x[1] && p.tokens >= y[0] && p.tokens <= y[1]) })).filter((curve) => curve.points.length > 1);
+    const chart = plot(`Model size against tokens. ${marks.map((mark) => `${mark.what}: ${short(mark.params)} parameters, ${short(mark.tokens)} tokens, loss ${plain(mark.loss, 4)}`).join(". ")}. `
+      + `${lines.map((line) => `Limit: ${line.show(line.value)}`).join(". ")}.`, {
+      width, height: Math.round(Math.max(320, Math.min(500, width * 0.52))), marginLeft: narrow ? 44 : 56, marginBottom: 42, marginRight: narrow ? 16 : 60, marginTop: 28,
+      x: { type: "log", domain: x, label: "parameters →", tickFormat: (value) => short(value, 2), ticks: narrow ? 3 : 8 }, y: { type: "log", domain: y, label: "↑ tokens", tickFormat: (value) => short(value, 2), ticks: 5, grid: true },
+      marks: [
+        curves.map((curve) => Plot.line(curve.points, { x: "params", y: "tokens", stroke: "var(--ideal)", strokeWidth: 1.3, clip: true })),
+        Plot.text(curves.map((curve) => curve.points[curve.points.length - 1]), { x: "params", y: "tokens", text: (p) => plain(p.loss, 4), fill: "var(--muted)", textAnchor: "start", dx: 4 }),
+        lines.map((line) => Plot.line(line.points, { x: "params", y: "tokens", stroke: line.colour, strokeWidth: 2.4, strokeDasharray: line.dash })),
+        Plot.dot(runs, { x: "params", y: "tokens", fill: "var(--muted)", r: 2.5 }),
+        Plot.link(marks.length > 2 ? [marks.slice(1)] : [], { x1: (m) => m[0].params, y1: (m) => m[0].tokens, x2: (m) => m[1].params, y2: (m) => m[1].tokens, stroke: "var(--bad)", strokeDasharray: "2,2" }),
+        Plot.dot(marks, { x: "params", y: "tokens", fill: (m) => (m.symbol === "star" ? m.colour : "none"), stroke: "colour", strokeWidth: 2.5, symbol: "symbol", r: "r" }),
+        Plot.tip([...marks, ...runs.map((run) => ({ ...run, what: `best at its size: ${run.model}` }))], Plot.pointer({ x: "params", y: "tokens", maxRadius: 30, title: (p) => `${p.what}\n${short(p.params)} parameters, ${short(p.tokens)} tokens\nloss ${plain(p.loss, 4)}` })),
+      ].flat(),
+      color: { type: "identity" }, symbol: { type: "identity" }, r: { type: "identity" },
+    });
+    if (!this.pinned) {
+      chart.setAttribute("role", "group"); // its handles are controls
+      lines.forEach((line, i) => chart.append(this.handle(line, chart, x, i / Math.max(lines.length, 1))));
+    }
+    return chart;
+  }
+
+  /** A slider on a line: moving it up by some factor allows so many times the tokens, and so many times the limit. */
+  handle(line, chart, [x0, x1], shift) {
+    const [sx, sy] = [chart.scale("x"), chart.scale("y")], at = Math.exp(Math.log(x0) + (0.28 + 0.4 * shift) * Math.log(x1 / x0));
+    const right = line.points.findIndex((p) => p.params >= at), [a, b] = [line.points[Math.max(right - 1, 0)], line.points[Math.max(right, 0)]];
+    const share = a === b ? 0 : Math.log(at / a.params) / Math.log(b.params / a.params), tokens = a.tokens * (b.tokens / a.tokens) ** share;
+    const place = [sx.apply(at), sy.apply(tokens)], unitsPerPixel = (Math.log(sy.domain[1]) - Math.log(sy.domain[0])) / Math.abs(sy.range[1] - sy.range[0]);
+    const node = svgEl("g", { class: "handle", tabindex: 0, role: "slider", "aria-label": `Limit: ${line.title}`, "aria-valuemin": line.least, "aria-valuemax": line.most, "aria-valuenow": line.value,
+      "aria-valuetext": line.show(line.value), "data-limit": line.name, transform: `translate(${place.join(" ")})` },
+    svgEl("circle", { r: 16, fill: "transparent" }), svgEl("circle", { r: 8, fill: "var(--paper)", stroke: line.colour, "stroke-width": 3 }), svgEl("path", { d: "M-3 -2L0 -5L3 -2M-3 2L0 5L3 2", fill: "none", stroke: "var(--ink)" }));
+    const set = (value, event, gesture = null) => {
+      const kept = Math.min(line.most, Math.max(line.least, Number(value.toPrecision(3))));
+      this.app.state.set({ [line.name]: kept }, { startedAt: changed(event), gesture });
+      this.map.drawing.querySelector(`[data-limit="${line.name}"]`)?.focus();
+    };
+    node.addEventListener("keydown", (event) => {
+      const factor = { ArrowUp: 1.05, ArrowRight: 1.05, ArrowDown: 1 / 1.05, ArrowLeft: 1 / 1.05, PageUp: 2, PageDown: 0.5 }[event.key];
+      if (factor === undefined) return;
+      event.preventDefault();
+      set(line.value * factor, event);
+    });
+    node.addEventListener("pointerdown", (event) => {
+      event.preventDefault();
+      node.focus();
+      const from = event.clientY, gesture = uid("drag");
+      const move = (moved) => set(line.value * Math.exp((from - moved.clientY) * unitsPerPixel), moved, gesture);
+      const end = () => {
+        removeEventListener("pointermove", move);
+        this.app.state.endGesture();
+      };
+      addEventListener("pointermove", move);
+      addEventListener("pointerup", end, { once: true });
+      addEventListener("pointercancel", end, { once: true });
+    });
+    return node;
+  }
+
+  showSizes({ by_size: sizes, best, law }) {
+    const runs = [...sizes, best].sort((a, b) => a.params - b.params).filter((run, i, all) => !i || run.params !== all[i - 1].params);
+    const counted = sizes.filter((run) => run.counted_loss);
+    this.sizes.update({
+      note: `Loss of each size within the limits (${law.loss_of}).`,
+      legend: [key("with communication", "var(--series-0)", "line"), counted.length ? key("by plain FLOP counting", "var(--bad)", "line", "4,3") : null, key("best", "var(--good)", "dot")].filter(Boolean),
+      draw: (width) => plot(`Loss by model size: ${runs.map((run) => `${short(run.params)} ${plain(run.loss, 4)}`).join(", ")}.`, {
+        width, height: 280, marginLeft: 52, marginBottom: 40, x: { type: "log", label: "parameters →", tickFormat: (value) => short(value, 2), ticks: 5 }, y: { label: "↑ loss", grid: true, nice: true },
+        marks: [Plot.line(runs, { x: "params", y: "loss", stroke: "var(--series-0)", strokeWidth: 2 }), Plot.dot(runs, { x: "params", y: "loss", fill: "var(--series-0)", r: 3 }),
+          Plot.line(counted, { x: "params", y: "counted_loss", stroke: "var(--bad)", strokeDasharray: "4,3", strokeWidth: 1.8 }), Plot.dot([best], { x: "params", y: "loss", fill: "var(--good)", r: 6 }),
+          Plot.tip(runs, Plot.pointer({ x: "params", y: "loss", title: (run) => `${run.model}\nloss ${plain(run.loss, 4)}, ${short(run.tokens)} tokens\n${run.plan_words}` }))],
+      }),
+      caption: "Loss by model size",
+      columns: [{ title: "model", key: "model", show: (run) => run.model }, { title: "parameters", key: "params", number: true, show: (run) => short(run.params) }, { title: "tokens", key: "tokens", number: true, show: (run) => short(run.tokens) },
+        { title: "loss", key: "loss", number: true, show: (run) => plain(run.loss, 4) }, { title: "GPUs", key: "gpus", number: true, show: (run) => count(run.gpus) }, { title: "MFU", key: "mfu_frac", number: true, show: (run) => percent(run.mfu_frac) },
+        { title: "plan", key: "plan_words", show: (run) => run.plan_words }],
+      rows: runs,
+    });
+  }
+
+  showChoices({ best, flop_counting: flop }) {
+    const really = flop.really ?? {}, rows = [["parameters", best.params, flop.all_params ?? flop.params, really.params, short], ["tokens", best.tokens, flop.tokens, really.tokens, short], ["loss", best.loss, flop.loss, really.loss, (v) => plain(v, 4)],
+      ["GPUs", best.gpus, flop.gpus, really.gpus, count], ["days", best.days, flop.days, really.days, plain], ["cost", best.cost_usd, flop.cost_usd, really.cost_usd, usd], ["MFU", best.mfu_frac, flop.mfu_frac, really.mfu_frac, percent]];
+    this.choices.replaceChildren(el("h2", {}, "Against plain FLOP counting"), scroll("The best run beside plain FLOP counting", table(`FLOP counting assumes ${percent(flop.mfu_frac, 0)} MFU for every size`, [
+      { title: "what", show: ([name]) => name }, { title: "with communication", number: true, show: ([, value, , , show]) => show(value) }, { title: "counting FLOP", number: true, show: ([, , value, , show]) => show(value) },
+      { title: "what that really reaches", number: true, show: ([, , , value, show]) => (value === undefined ? "–" : show(value)) }], rows)),
+    flop.lost ? el("p", { class: "small" }, `Counting FLOP alone loses ${percent(flop.lost.budget_frac)} of the budget.`) : "");
+  }
+
+  showGpus({ by_gpus: runs, best }) {
+    this.gpus.replaceChildren(el("h2", {}, "By GPUs"), scroll("Best run by GPUs", table("The best run with each number of GPUs", [{ title: "GPUs", show: (run) => count(run.gpus) }, { title: "parameters", number: true, show: (run) => short(run.params) },
+      { title: "tokens", number: true, show: (run) => short(run.tokens) }, { title: "loss", number: true, show: (run) => plain(run.loss, 4) }, { title: "days", number: true, show: (run) => plain(run.days) }, { title: "cost", number: true, show: (run) => usd(run.cost_usd) }], runs,
+    { rowAttributes: (run) => (run.gpus === best.gpus ? { class: "marked" } : {}) })));
+  }
+
+  showMarginal({ marginal, law }) {
+    this.marginal.replaceChildren(el("h2", {}, "What one more unit is worth"), scroll("Worth of one more unit of each limit", table("Change of the loss", [{ title: "one more", show: (row) => row.what },
+      { title: "loss", number: true, show: (row) => (row.loss === null ? "–" : plain(row.loss, 3)) }, { title: "limits the run", show: (row) => (row.binds ? "yes" : "no") }, { title: "how", show: (row) => row.how }], marginal)),
+    el("p", { class: "small" }, `Law ${law.name}: ${law.source}.`));
+  }
+}

@@ -21,24 +21,22 @@ class Control {
     first.id = this.id;
     this.wrong = el("p", { class: "wrong", id: `${this.id}-wrong`, hidden: true });
     for (const input of this.inputs) this.listen(input);
-    const unit = el("span", { class: "unit" }, this.unitWords());
-    const label = el("label", { for: this.id, title: spec.help || undefined }, el("span", {}, spec.label), unit);
-    this.reset = el("button", { type: "button", class: "plain", hidden: true, "aria-label": `${spec.label}: let knee choose`,
-      onclick: (event) => state.set({ [spec.name]: null }, { startedAt: changed(event) }) }, "auto");
-    if (spec.kind === "switch") {
-      this.element = el("div", { class: "control switch" }, this.inputs, label, this.wrong);
-    } else {
-      if (spec.group === "plan") unit.replaceWith(this.reset);
-      this.element = el("div", { class: `control ${spec.kind === "words" ? "wide-box" : ""}` }, label, this.inputs, this.wrong);
-      if (spec.group === "plan") label.after(this.reset);
-    }
+    this.unit = el("span", { class: "unit" }, this.range());
+    const fallback = this.state.defaults[spec.name];
+    const reset = fallback === undefined ? "auto" : `reset to ${Number(fallback) ? count(Number(fallback)) : fallback}`;
+    this.reset = el("button", { type: "button", class: "plain", hidden: true, "aria-label": `${spec.label}: ${fallback === undefined ? "let knee choose" : reset}`,
+      onclick: (event) => state.set({ [spec.name]: null }, { startedAt: changed(event) }) }, reset);
+    const row = el("div", { class: "label-row" }, el("label", { for: this.id, title: spec.help || undefined }, spec.label), this.unit, this.reset);
+    const kind = { switch: "switch", words: "wide-box" }[spec.kind] ?? "";
+    this.element = el("div", { class: `control ${kind}` }, row, this.inputs, this.wrong);
   }
 
-  unitWords() {
-    const { unit, kind, least, most, group } = this.spec;
-    if (group === "plan" || kind === "choice" || kind === "switch") return "";
-    const range = least !== null && most !== null && this.spec.name !== "tokens" ? `${plain(least)} to ${short(most)}` : "";
-    return [range, unit].filter(Boolean).join(" ");
+  /** What a control takes: "1 to 1,000,000". */
+  range() {
+    const { unit, kind, least, most } = this.spec;
+    if (kind === "choice" || kind === "switch" || kind === "words" || least === null || most === null) return "";
+    const end = (value) => (value < 1 && value > 0 ? `1/${plain(1 / value)}` : value >= 1e9 ? short(value) : count(value));
+    return `${end(least)} to ${end(most)}${unit && !this.spec.label.toLowerCase().includes(unit.toLowerCase()) ? ` ${unit}` : ""}`;
   }
 
   made() {
@@ -107,8 +105,9 @@ class Control {
     const text = this.state.get(name, values);
     const auto = chosen?.[name];
     const [first] = this.inputs;
-    this.element.classList.toggle("changed", isSet && group === "plan");
+    this.element.classList.toggle("changed", isSet);
     this.reset.hidden = !isSet;
+    this.unit.hidden = isSet;
     if (kind === "choice") {
       if (group === "plan") first.options[0].textContent = auto ? `auto: ${auto}` : "auto";
       if (document.activeElement !== first || first.value !== text) first.value = text;

@@ -143,8 +143,8 @@ export class StepView {
         + (band ? ` Published runs: ${signed(memory.low_frac)} to ${signed(memory.high_frac)} around the prediction.` : ""),
       legend: rows.filter((row) => row.gib > 0.005 * total).map((row) => key(`${row.name} ${bytes(row.bytes)}`, row.colour)),
       draw: (width) => plot(`Memory: ${rows.map((row) => `${row.name} ${bytes(row.bytes)}`).join(", ")}; the GPU has ${bytes(memory.capacity_bytes)}.`, {
-        width, height: 92, marginLeft: 1, marginRight: 12, marginTop: 18, marginBottom: 30,
-        x: { domain: [0, Math.max(most, Math.min(band ? band[1] : 0, most * 1.35))], label: "GiB →", ticks: Math.max(3, Math.floor(width / 80)) },
+        width, height: 102, marginLeft: 1, marginRight: 12, marginTop: 18, marginBottom: 40,
+        x: { labelOffset: 36, domain: [0, Math.max(most, Math.min(band ? band[1] : 0, most * 1.35))], label: "GiB →", ticks: Math.max(3, Math.floor(width / 80)) },
         color: { type: "identity" },
         marks: [
           Plot.barX(rows, Plot.stackX({ x: "gib", fill: "colour", insetRight: 0.5, y: () => 0 })),
@@ -186,7 +186,7 @@ export class StepView {
       ? scroll("Communication of a step", table("Per step, mean over GPUs", [
         { title: "collective", show: (row) => words(row.collective) }, { title: "group", show: (row) => row.group },
         { title: "GPUs in group", number: true, show: (row) => count(row.group_size) }, { title: "calls", number: true, show: (row) => plain(row.calls) },
-        { title: "message", number: true, show: (row) => bytes(row.message_bytes) }, { title: "kernel time", number: true, show: (row) => seconds(row.load_s) },
+        { title: "message", number: true, show: (row) => (row.message_bytes ? bytes(row.message_bytes) : "–") }, { title: "kernel time", number: true, show: (row) => seconds(row.load_s) },
         ...(rows.some((row) => row.exposed_s !== undefined) ? [{ title: "exposed", number: true, show: (row) => seconds(row.exposed_s) }] : []),
         { title: "of the step", number: true, show: (row) => percent(row.load_s / step) }], rows))
       : el("p", {}, "This plan sends nothing between GPUs."));

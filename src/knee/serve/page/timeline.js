@@ -3,7 +3,7 @@
 import { el, svgEl, uid } from "./dom.js";
 import { seconds, words } from "./format.js";
 
-const LABELS = 118, ROW = 22, GAP = 10, AXIS = 22;
+const ROW = 22, GAP = 10, AXIS = 22;
 const KINDS = ["compute", "comm", "exposed"];
 
 /** Lanes of the answer as rows: one for each stage's compute, then its communication, whole or by collective. */
@@ -72,7 +72,7 @@ export class Timeline {
   draw() {
     this.width = this.plot.clientWidth;
     if (!this.width || !this.rows) return;
-    const narrow = this.width < 560, left = narrow ? 0 : LABELS, labelHeight = narrow ? 14 : 0;
+    const narrow = this.width < 560, left = narrow ? 0 : 30 + 6.4 * d3.max(this.rows, (row) => row.name.length), labelHeight = narrow ? 14 : 0;
     let y = AXIS;
     for (const row of this.rows) {
       y += (row.first && y > AXIS ? GAP : 2) + labelHeight;
@@ -116,7 +116,7 @@ export class Timeline {
 
   labels(row, narrow) {
     if (narrow) return [svgEl("text", { class: "row-label", x: 0, y: row.y - 3 }, row.title)];
-    const name = svgEl("text", { class: "row-label", x: LABELS - 8, y: row.y + ROW / 2 + 4, "text-anchor": "end" }, row.name);
+    const name = svgEl("text", { class: "row-label", x: this.left - 8, y: row.y + ROW / 2 + 4, "text-anchor": "end" }, row.name);
     return row.of ? [name, svgEl("text", { class: "row-stage", x: 0, y: row.y + ROW / 2 + 4 }, row.of.replace("stage ", ""))] : [name];
   }
 
