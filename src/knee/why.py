@@ -57,9 +57,15 @@ class _Chain:
         self.add(depth, key, value, source=f"{found.kind}: {found.text}" if found is not None else "")
 
 
-def explain(job: Job, sources: Mapping[str, Source], *, convention: str = DEFAULT_CONVENTION) -> list[WhyLine]:
-    """The whole chain, from tokens per second down to constants."""
-    w = evaluate(job.model, job.cluster, job.profile, table_of([job]), convention=convention)
+def explain(
+    job: Job,
+    sources: Mapping[str, Source],
+    *,
+    convention: str = DEFAULT_CONVENTION,
+    step: EvaluatedStep | None = None,
+) -> list[WhyLine]:
+    """The whole chain, from tokens per second down to constants, of a step that may have been evaluated already."""
+    w = step or evaluate(job.model, job.cluster, job.profile, table_of([job]), convention=convention)
     chain = _Chain(sources)
     _throughput(chain, job, w, convention)
     _compute(chain, job, w)

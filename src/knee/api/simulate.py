@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,8 @@ from knee.inputs.request import ClusterLike, ModelLike, Overrides, ProfileLike, 
 from knee.limits import LONGEST_TRACE_NS
 from knee.record.measurement import Measurement
 from knee.results.result import Result
-from knee.single import events_of
+from knee.simulator import EvaluatedStep
+from knee.single import evaluated, events_of, measurement_of
 from knee.single import simulate as simulate_job
 from knee.specs import Job
 from knee.specs.defaults import DEFAULT_CONVENTION, DEFAULT_GRID
@@ -45,6 +46,8 @@ class Simulation(Result, Measurement):
     overrides: tuple[tuple[str, str], ...] = ()
     training: dict[str, Any] | None = None
     """What training on ``tokens`` takes: days, GPU-hours, dollars, MWh and CO2e; None where no tokens were given."""
+    evaluated: EvaluatedStep = field(compare=False)
+    """Everything on the way to the answer: what ``why`` and drawings are made from."""
 
     def to_dict(self, *, why: bool = False) -> dict[str, Any]:
         """Plain data, as ``knee simulate --json`` prints it; with ``why``, it includes the lines of ``why()``."""
@@ -61,14 +64,14 @@ class Simulation(Result, Measurement):
     @property
     def measurement(self) -> Measurement:
         """Only the step, without job and trust."""
-        return Measurement(**{field.name: getattr(self, field.name) for field in fields(Measurement)})
+        return Measurement(**{one.name: getattr(self, one.name) for one in fields(Measurement)})
 
     @np.errstate(all="ignore")
     def why(self) -> list[WhyLine]:
         """The formulas, constants and sources behind the answer, one line each; ``depth`` is the indentation."""
         from knee.why import explain
 
-        return explain(self.job, self.request.sources, convention=self.flop_convention)
+        return explain(self.job, self.request.sources, convention=self.flop_convention, step=self.evaluated)
 
     @checked_arguments
     def write_trace(self, path: str | Path) -> list[Path]:
@@ -144,18 +147,21 @@ def simulate(
     sizes = {"gpus": gpus, "global_batch": global_batch, "local_batch": local_batch, "seq_len": seq_len}
     pairs = pairs_of(overrides)
     asked = request(model, cluster=cluster, profile=profile, sizes=sizes, plan=checked_plan(plan), overrides=pairs)
-    found = _finite(asked, flop_convention)
-    values = {field.name: getattr(found, field.name) for field in fields(Measurement)}
+    found, step = _finite(asked, flop_convention)
+    values = {one.name: getattr(found, one.name) for one in fields(Measurement)}
     trust, job = trust_of(asked.job, asked.given), asked.job
     training = None if whole_run is None else whole_run.answer(found, job.model, job.cluster, job.gpus, trust.band)
-    return Simulation(**values, job=job, trust=trust, request=asked, overrides=tuple(pairs), training=training)
+    return Simulation(
+        **values, job=job, trust=trust, request=asked, overrides=tuple(pairs), training=training, evaluated=step
+    )
 
 
-def _finite(asked: Request, convention: str) -> Measurement:
+def _finite(asked: Request, convention: str) -> tuple[Measurement, EvaluatedStep]:
     """The answer; values that no computer can multiply are refused in words."""
     try:
         with np.errstate(all="ignore"):
-            found = simulate_job(asked.job, convention=convention, assumptions=asked.assumptions)
+            step = evaluated(asked.job, convention)
+            found = measurement_of(step, 0, asked.job, convention=convention, assumptions=asked.assumptions)
         finite = found.step_s > 0 and _is_finite(found.as_json())
     except OverflowError:
         finite = False
@@ -165,7 +171,7 @@ def _finite(asked: Request, convention: str) -> Measurement:
             hint=f"check the values in {argument('overrides')}, in your files and in the options",
             code="not-finite",
         )
-    return found
+    return found, step
 
 
 def _is_finite(data: Any) -> bool:

@@ -28,7 +28,7 @@ def step_view(body: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "measurement": data,
         "memory": _memory(answer, trust),
-        "lanes": lanes_of(answer.job),
+        **lanes_of(answer.evaluated),
         "collectives": data["comm_loads"],
         "power": _power(answer),
         "cost": _cost(answer, data.get("training")),
