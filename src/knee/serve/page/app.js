@@ -3,6 +3,7 @@
 import { get, Latest } from "./api.js";
 import { Question } from "./controls.js";
 import { announce, byId, el } from "./dom.js";
+import { count } from "./format.js";
 import { State, VIEWS } from "./state.js";
 import { StepView } from "./step.js";
 import { ScaleView } from "./scale.js";
@@ -72,9 +73,13 @@ class App {
     return pane;
   }
 
+  /** A state in words: the job, and what the two states differ in. */
   paneWords(pane) {
-    const values = pane.values(), words = ["model", "cluster", "gpus"].map((name) => this.state.get(name, values));
-    return `${words[0]} on ${words[2]} GPUs of ${words[1]}`;
+    const values = pane.values(), [model, cluster, gpus] = ["model", "cluster", "gpus"].map((name) => this.state.get(name, values));
+    const pinned = this.state.pinned() ?? {}, skipped = ["view", "compare", "zoom", "metric", "model", "cluster", "gpus"];
+    const names = [...new Set([...Object.keys(pinned), ...Object.keys(this.state.values)])].filter((name) => !skipped.includes(name) && pinned[name] !== this.state.values[name]);
+    const different = names.map((name) => `${name} ${this.state.get(name, values) || "auto"}`);
+    return [`${model} on ${count(Number(gpus))} GPUs of ${cluster}`, ...different].join(", ");
   }
 
   ask(pane, startedAt) {

@@ -1,7 +1,8 @@
 // The best model that a budget can train: sizes against tokens, curves of equal loss, and limits as lines that can be moved.
 
+import { post } from "./api.js";
 import { Figure, key, plot } from "./charts.js";
-import { details, el, scroll, svgEl, table, uid } from "./dom.js";
+import { el, notes, scroll, svgEl, table, uid } from "./dom.js";
 import { count, percent, plain, short, usd } from "./format.js";
 import { Search } from "./search.js";
 import { changed } from "./timing.js";
@@ -51,36 +52,46 @@ export class BudgetView {
   }
 
   async ask(values, signal) {
-    const body = { kind: "budget", ...this.app.state.limits(values) }, text = JSON.stringify(body);
+    const limits = this.app.state.limits(values), body = { kind: "budget", ...limits }, text = JSON.stringify(body);
     for (const [name, input] of this.inputs) if (document.activeElement !== input) input.value = body[name] ?? "";
     if (this.law) this.law.value = body.law ?? this.app.catalog.laws[0];
     if (text === this.asked) return this.kept;
-    if (this.kept) this.preview(body);
-    await new Promise((resolve) => setTimeout(resolve, this.asked === null ? 0 : 350));
+    await this.preview(limits, signal);
+    await new Promise((resolve) => setTimeout(resolve, this.asked === null ? 0 : 350)); // while a line is dragged, nothing starts
     if (signal.aborted) throw new DOMException("a newer question", "AbortError");
     this.kept = await this.search.start(body, signal);
     this.asked = text;
     return this.kept;
   }
 
+  /** What plain FLOP counting says is known at once; the lines of the last search move with their limits. */
+  async preview(limits, signal) {
+    const quick = await post("/api/views/budget", limits, { signal });
+    const lines = this.kept ? this.lines(this.kept.limits, limits, this.kept.budget.limits) : this.lines(quick.limits, limits, limits);
+    this.grid.hidden = false;
+    if (!this.kept) for (const part of [this.sizes.element, this.choices, this.gpus, this.marginal]) part.hidden = true;
+    this.showMap({ lines, curves: this.kept?.equal_loss ?? quick.equal_loss, gpus: limits.gpus, law: quick.law.name, marks: [flopMark(quick.flop_counting)], runs: [] });
+  }
+
   close() {
     this.search.cancel();
   }
 
-  show(answer, values) {
-    const budget = answer.budget ?? answer, { best } = budget;
-    this.grid.hidden = false;
-    this.limits = budget.limits;
+  show({ budget, limits, equal_loss: curves, trust, command, python }) {
+    const { best, flop_counting: flop } = budget;
+    for (const part of [this.grid, this.sizes.element, this.choices, this.gpus, this.marginal]) part.hidden = false;
     this.showTiles(budget);
     this.sentences.replaceChildren(...budget.sentences.map((sentence) => el("p", {}, sentence)));
-    this.showMap(answer, budget, budget.limits);
+    const marks = [{ what: "best run", params: best.counted_params, tokens: best.tokens, loss: best.loss, colour: "var(--good)", symbol: "star", r: 9 }, flopMark(flop),
+      flop.really && { what: "what that choice really reaches", params: flop.really.counted_params, tokens: flop.really.tokens, loss: flop.really.loss, colour: "var(--bad)", symbol: "circle", r: 5 }].filter(Boolean);
+    const runs = budget.by_size.map((run) => ({ what: `best at its size: ${run.model}`, params: run.counted_params, tokens: run.tokens, loss: run.loss }));
+    this.showMap({ lines: this.lines(limits, budget.limits, budget.limits), curves, gpus: budget.limits.gpus, law: budget.law.name, marks, runs });
     this.showSizes(budget);
     this.showChoices(budget);
     this.showGpus(budget);
     this.showMarginal(budget);
-    const notes = [...budget.assumptions, ...(budget.law.extrapolated ?? [])];
-    this.assumptions.replaceChildren(details(`Assumptions (${notes.length})`, el("ul", { class: "small" }, notes.map((sentence) => el("li", {}, sentence)))));
-    return { trust: best.trust, trustOf: "best run: ", command: answer.command, python: answer.python, says: budget.sentences[0] };
+    notes(this.assumptions, "Assumptions", [...budget.assumptions, ...(budget.law.extrapolated ?? [])]);
+    return { trust, trustOf: "best run: ", command, python, says: budget.sentences[0] };
   }
 
   showTiles({ best, law }) {
@@ -91,37 +102,27 @@ export class BudgetView {
     this.tiles.replaceChildren(...tiles.map(([name, value, sub]) => el("div", { class: "tile" }, el("span", { class: "tile-name plain-name" }, name), el("strong", {}, value), el("span", { class: "small" }, sub))));
   }
 
-  /** While a new search is about to run, the lines are already where they will be. */
-  preview(body) {
-    const answer = this.kept, budget = answer.budget ?? answer;
-    this.showMap(answer, budget, { ...budget.limits, ...Object.fromEntries(LIMITS.map(({ name }) => [name, body[name] ?? null])) });
+  /** Lines of the limits; those of an answer for other limits are moved by what changed. */
+  lines(points, limits, answered) {
+    return LIMITS.filter(({ name }) => limits[name] && points[name] && answered[name]).map((limit) => ({ ...limit, value: Number(limits[limit.name]),
+      points: points[limit.name].map(([params, tokens]) => ({ params, tokens: (tokens * Number(limits[limit.name])) / Number(answered[limit.name]) })) }));
   }
 
-  showMap(answer, budget, limits) {
-    const { best, by_size: sizes, flop_counting: flop } = budget;
-    const runs = [...sizes, best].sort((a, b) => a.params - b.params);
-    const lines = LIMITS.filter(({ name }) => limits[name] !== null && limits[name] !== undefined).map((limit) => ({ ...limit, value: Number(limits[limit.name]),
-      points: runs.map((run) => ({ params: run.params, tokens: limit.name === "tokens_max" ? Number(limits.tokens_max) : (run.tokens * Number(limits[limit.name])) / limit.of(run) })) }));
-    const contours = answer.curves ?? [], really = flop.really;
-    const marks = [
-      { what: "best run", params: best.params, tokens: best.tokens, loss: best.loss, colour: "var(--good)", symbol: "star", r: 9 },
-      { what: "choice of FLOP counting", params: flop.all_params ?? flop.params, tokens: flop.tokens, loss: flop.loss, colour: "var(--bad)", symbol: "times", r: 7 },
-      really && { what: "what that choice really reaches", params: really.params, tokens: really.tokens, loss: really.loss, colour: "var(--bad)", symbol: "circle", r: 5 },
-    ].filter(Boolean);
+  showMap({ lines, curves, gpus, law, marks, runs }) {
     this.map.update({
-      note: `Tokens that each size gets through within each limit, on up to ${count(budget.limits.gpus)} GPUs; grey curves have equal loss by ${budget.law.name}. `
-        + "Drag a line, or focus its handle and use the arrow keys, to change its limit.",
+      note: `Tokens that each size gets through within each limit, on up to ${count(gpus)} GPUs; grey curves have equal loss by ${law}. `
+        + "Drag a line by its handle, or focus the handle and use the arrow keys, to change the limit.",
       legend: [...lines.map((line) => key(`${line.title}: ${line.show(line.value)}`, line.colour, "line", line.dash)), key("best run", "var(--good)", "dot"),
         key("choice of plain FLOP counting, and what it really reaches", "var(--bad)", "dot"), key("equal loss", "var(--ideal)", "line")],
-      draw: (width) => this.drawn(width, { lines, contours, marks, runs }),
+      draw: (width) => this.drawn(width, { lines, curves, marks, runs }),
       caption: "Runs on the map",
       columns: [{ title: "run", key: "what", show: (row) => row.what }, { title: "parameters", key: "params", number: true, show: (row) => short(row.params) },
         { title: "tokens", key: "tokens", number: true, show: (row) => short(row.tokens) }, { title: "loss", key: "loss", number: true, show: (row) => plain(row.loss, 4) }],
-      rows: [...marks, ...sizes.map((run) => ({ what: `best at its size: ${run.model}`, params: run.params, tokens: run.tokens, loss: run.loss }))],
+      rows: [...marks, ...runs],
     });
   }
 
-  drawn(width, { lines, contours, marks, runs }) {
+  drawn(width, { lines, curves: contours, marks, runs }) {
     const all = [...lines.flatMap((line) => line.points), ...marks], narrow = width < 520;
     const [x0, x1] = d3.extent(all, (p) => p.params), [y0, y1] = d3.extent(all, (p) => p.tokens);
     const y = [y0 / 1.6, y1 * 1.6], x = [x0 / 1.15, x1 * 1.15];
@@ -137,7 +138,7 @@ export class BudgetView {
         Plot.dot(runs, { x: "params", y: "tokens", fill: "var(--muted)", r: 2.5 }),
         Plot.link(marks.length > 2 ? [marks.slice(1)] : [], { x1: (m) => m[0].params, y1: (m) => m[0].tokens, x2: (m) => m[1].params, y2: (m) => m[1].tokens, stroke: "var(--bad)", strokeDasharray: "2,2" }),
         Plot.dot(marks, { x: "params", y: "tokens", fill: (m) => (m.symbol === "star" ? m.colour : "none"), stroke: "colour", strokeWidth: 2.5, symbol: "symbol", r: "r" }),
-        Plot.tip([...marks, ...runs.map((run) => ({ ...run, what: `best at its size: ${run.model}` }))], Plot.pointer({ x: "params", y: "tokens", maxRadius: 30, title: (p) => `${p.what}\n${short(p.params)} parameters, ${short(p.tokens)} tokens\nloss ${plain(p.loss, 4)}` })),
+        Plot.tip([...marks, ...runs], Plot.pointer({ x: "params", y: "tokens", maxRadius: 30, title: (p) => `${p.what}\n${short(p.params)} parameters, ${short(p.tokens)} tokens\nloss ${plain(p.loss, 4)}` })),
       ].flat(),
       color: { type: "identity" }, symbol: { type: "identity" }, r: { type: "identity" },
     });
@@ -224,4 +225,8 @@ export class BudgetView {
       { title: "loss", number: true, show: (row) => (row.loss === null ? "–" : plain(row.loss, 3)) }, { title: "limits the run", show: (row) => (row.binds ? "yes" : "no") }, { title: "how", show: (row) => row.how }], marginal)),
     el("p", { class: "small" }, `Law ${law.name}: ${law.source}.`));
   }
+}
+
+function flopMark(flop) {
+  return { what: "choice of plain FLOP counting", params: flop.params, tokens: flop.tokens, loss: flop.loss, colour: "var(--bad)", symbol: "times", r: 7 };
 }

@@ -14,6 +14,11 @@ const place = { documentElement: workshop.documentElement, defaultView: window }
 export function plot(label, options) {
   const svg = Plot.plot({ marginTop: 24, marginRight: 20, ...options, className: "plot", document: place });
   svg.querySelectorAll("style").forEach((style) => style.remove());
+  for (const part of svg.querySelectorAll("[aria-label]")) { // Plot labels groups, which have no role; the chart has a label as a whole
+    part.setAttribute("data-part", part.getAttribute("aria-label"));
+    part.removeAttribute("aria-label");
+  }
+  svg.querySelectorAll("[aria-description]").forEach((part) => part.removeAttribute("aria-description"));
   svg.setAttribute("role", "img");
   svg.setAttribute("aria-label", label);
   svg.removeAttribute("font-family");

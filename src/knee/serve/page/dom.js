@@ -20,6 +20,9 @@ export const el = (tag, attributes = {}, ...children) => filled(document.createE
 export const svgEl = (tag, attributes = {}, ...children) =>
   filled(document.createElementNS(SVG, tag), attributes, children);
 
+/** Replaces what an element holds; what is missing is left out. */
+export const fill = (element, ...children) => element.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined && child !== ""));
+
 let ids = 0;
 /** A name for an element that labels another; two views can be on the page at once. */
 export const uid = (word) => `${word}-${ids++}`;
@@ -51,6 +54,13 @@ export const scroll = (label, ...children) =>
 /** The values behind a chart, closed until asked for. */
 export function details(summary, ...children) {
   return el("details", {}, el("summary", {}, summary), ...children);
+}
+
+/** Sentences behind a summary; it stays open while they change. */
+export function notes(place, title, sentences) {
+  const fold = details(`${title} (${sentences.length})`, el("ul", { class: "small" }, sentences.map((sentence) => el("li", {}, sentence))));
+  fold.open = place.querySelector("details")?.open ?? false;
+  place.replaceChildren(fold);
 }
 
 let announced = 0;

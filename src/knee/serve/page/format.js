@@ -21,7 +21,7 @@ export const bytes = (value) => (value === 0 ? "0 GiB"
   : scaled(value, [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]]));
 export const count = (value) => (value === null || value === undefined ? "unknown" : digits(value, 0));
 export const percent = (frac, most = 1) => (frac === null || frac === undefined || !Number.isFinite(frac) ? "unknown"
-  : `${digits(100 * frac, Math.abs(frac) >= 0.1 ? most : Math.max(most, 1))}%`);
+  : frac > 0 && frac < 5e-4 ? "<0.1%" : `${digits(100 * frac, most)}%`);
 export const watts = (value) => (value === null || value === undefined ? "unknown" : `${digits(value, 0)} W`);
 export const usd = (value) => {
   if (value === null || value === undefined || !Number.isFinite(value)) return "unknown";

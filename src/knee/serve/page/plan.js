@@ -112,11 +112,11 @@ export class PlanView {
   /** The plan of a row becomes that of the question; fields at their default are left out of the address. */
   pick(row, event) {
     const patch = {};
-    for (const control of this.app.state.controls.values()) {
-      if (control.group !== "plan" || KEPT_BY_SEARCH.includes(control.name)) continue;
-      const value = row.plan[control.name], fallback = control.default;
-      const same = JSON.stringify(value) === JSON.stringify(fallback) && !["dp_shard", "micro_batch", "sharding"].includes(control.name);
-      patch[control.name] = value === undefined || value === null || same ? null : Array.isArray(value) ? value.join(",") : String(value);
+    for (const { name, group } of this.app.state.controls.values()) {
+      if (group !== "plan" || KEPT_BY_SEARCH.includes(name)) continue;
+      // knee would choose these itself, so they are always given
+      const value = row.options[name] ?? (["dp_shard", "dp_replicate", "micro_batch", "sharding"].includes(name) ? row.plan[name] : null);
+      patch[name] = value === null ? null : Array.isArray(value) ? value.join(",") : String(value);
     }
     this.app.state.set(patch, { startedAt: changed(event) });
   }

@@ -2,7 +2,7 @@
 
 import { post } from "./api.js";
 import { Figure, SERIES, key, plot } from "./charts.js";
-import { details, el, scroll, table, uid } from "./dom.js";
+import { el, notes, scroll, table, uid } from "./dom.js";
 import { count, percent, plain, planWords, seconds, short, usd, watts, words } from "./format.js";
 import { changed } from "./timing.js";
 import { badge } from "./trust.js";
@@ -95,7 +95,7 @@ export class ScaleView {
     this.showKnees(curves, metric);
     this.sentences.replaceChildren(...curves.map((curve) => el("p", {}, curves.length > 1 ? el("strong", {}, `${curve.name}: `) : null, curve.sentence)));
     const assumptions = [...new Set(answer.curves.flatMap((curve) => curve.assumptions))];
-    this.assumptions.replaceChildren(details(`Assumptions (${assumptions.length})`, el("ul", { class: "small" }, assumptions.map((sentence) => el("li", {}, sentence)))));
+    notes(this.assumptions, "Assumptions", assumptions);
     const usable = curves[0].points.filter((point) => point.usable);
     const last = usable[usable.length - 1];
     return { trust: last?.trust, trustOf: last ? `at ${count(last.gpus)} GPUs, ` : "", plan: usable.find((point) => String(point.gpus) === state.get("gpus", values))?.plan ?? usable[0]?.plan ?? null,
@@ -163,7 +163,7 @@ export class ScaleView {
     const svg = plot(label, {
       width, height, marginLeft: narrow ? 46 : 58, marginBottom: 40, marginTop: 30,
       x: { type: "log", base: 2, domain: [known[0] * 0.9, known[known.length - 1] * 1.1], ticks: narrow ? known.filter((_, i) => i % 2 === 0) : known, tickFormat: (value) => count(value), label: "GPUs →", grid: false },
-      y: { grid: true, zero: !metric.log && metric.name !== "power_w_per_gpu", type: metric.log ? "log" : "linear", label: `↑ ${metric.title}`, tickFormat: metric.tick ?? ",", nice: true, ticks: 6 },
+      y: { grid: true, zero: !metric.log && metric.name !== "power_w_per_gpu", type: metric.log ? "log" : "linear", label: `↑ ${metric.title}`, tickFormat: metric.tick ?? count, nice: true, ticks: 6 },
       marks: [
         knees.map(({ curve, knee }) => (knee.low_gpus && knee.high_gpus && curves.length === 1 ? Plot.rectX([knee], { x1: "low_gpus", x2: "high_gpus", fill: "var(--exposed)", fillOpacity: 0.08 }) : null)),
         metric.band ? Plot.areaY(points.filter((p) => p.low !== null), { x: "gpus", y1: "low", y2: "high", z: (p) => p.curve.i, fill: (p) => p.curve.colour, fillOpacity: curves.length > 1 ? 0.08 : 0.13 }) : null,

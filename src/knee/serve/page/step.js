@@ -2,7 +2,7 @@
 
 import { post } from "./api.js";
 import { Figure, key, plot } from "./charts.js";
-import { details, el, scroll, table } from "./dom.js";
+import { el, fill, notes, scroll, table } from "./dom.js";
 import { bytes, count, percent, plain, planWords, seconds, short, signed, usd, watts, words } from "./format.js";
 import { Timeline } from "./timeline.js";
 import { showWhy } from "./why.js";
@@ -22,7 +22,7 @@ function tilesOf({ measurement: m, memory, power, cost, trust }) {
   const training = m.training;
   return [
     { name: "tokens/s per GPU", value: plain(m.tokens_per_s_per_gpu, 4), sub: range(m.tokens_per_s_per_gpu), why: "tokens_per_s", raw: m.tokens_per_s_per_gpu },
-    { name: "step time", value: seconds(m.step_s), sub: `${short(m.tokens_per_s)} tokens/s in all`, why: "step_s", raw: m.step_s },
+    { name: "step time", value: seconds(m.step_s), sub: `${short(m.tokens_per_s)} tokens/s in all`, why: "step_s", raw: m.step_s, lower: true },
     { name: "MFU", value: percent(m.mfu_frac), sub: `${m.flop_convention} FLOP convention`, why: "mfu_frac", raw: m.mfu_frac },
     { name: "exposed communication", value: percent(m.exposed_comm_s / m.step_s), sub: `${seconds(m.exposed_comm_s)} of the step`, why: "communication",
       raw: m.exposed_comm_s / m.step_s, lower: true },
@@ -71,8 +71,7 @@ export class StepView {
     this.showMemory(answer.memory);
     this.showPower(answer);
     this.showCollectives(answer.collectives, m.step_s);
-    this.assumptions.replaceChildren(details(`Assumptions (${answer.assumptions.length})`,
-      el("ul", { class: "small" }, answer.assumptions.map((sentence) => el("li", {}, sentence)))));
+    notes(this.assumptions, "Assumptions", answer.assumptions);
     return { trust: answer.trust, plan: m.plan, command: answer.command, python: answer.python,
       says: `Step time ${seconds(m.step_s)}, ${count(m.tokens_per_s_per_gpu)} tokens per second per GPU, `
         + `${percent(m.exposed_comm_s / m.step_s)} exposed, memory ${answer.memory.fits ? "fits" : "does not fit"}.` };
@@ -80,6 +79,7 @@ export class StepView {
 
   showTiles(answer, values, other) {
     const before = other ? new Map(tilesOf(other).map((tile) => [tile.name, tile.raw])) : null;
+    this.tiles.classList.toggle("eight", tilesOf(answer).length === 8);
     this.tiles.replaceChildren(...tilesOf(answer).map((tile) => {
       const was = before?.get(tile.name), change = was ? tile.raw / was - 1 : null;
       const better = change === null || Math.abs(change) < 5e-4 ? "" : (change < 0) === Boolean(tile.lower) ? "better" : "worse";
@@ -108,49 +108,47 @@ export class StepView {
     });
   }
 
-  showLanes({ lanes, measurement: m }, values) {
+  showLanes({ lanes, lanes_note: note, end_s: end, measurement: m }, values) {
     const zoom = (values.zoom ?? "").match(/^([\d.]+)-([\d.]+)$/);
     const stages = new Set(lanes.map((lane) => lane.stage)).size;
-    const kernels = d3.sum(lanes, (lane) => lane.intervals.length);
+    const kernels = d3.sum(lanes, (lane) => d3.sum(lane.intervals, (interval) => interval[4]));
     this.timeline.element.hidden = !lanes.length;
-    this.timeline.update(lanes, m.step_s, zoom ? [Number(zoom[1]), Number(zoom[2])] : [0, 1]);
-    const rows = lanes.flatMap((lane) => lane.intervals.map(([start, end, name, exposed]) => ({ stage: lane.stage + 1, kind: lane.kind, group: lane.group, start_s: start,
-      end_s: end, name, exposed })));
-    const lane = new Map(lanes.map((one) => [`${one.stage} ${one.kind} ${one.group}`, one]));
-    Object.assign(this.lanes, {
-      columns: ["stage", "kind", "group", "start_s", "end_s", "name", "exposed"].map((name) => ({ title: name, key: name, show: (row) => String(row[name]) })), rows });
-    this.lanes.note.textContent = lanes.length
-      ? `${count(kernels)} stretches of one GPU${stages > 1 ? ` of each of ${stages} stages` : ""}; short neighbours are drawn as one.`
-      : "This step has too many kernels to draw: use fewer microbatches or layers.";
-    this.lanes.legend.replaceChildren(...(lanes.length ? [key("compute", "var(--compute)"), key("communication beside compute", "var(--comm)"),
-      key("exposed communication", "var(--exposed)")] : []));
-    const summary = [...lane.values()].map((one) => ({ stage: one.stage + 1, kind: words(one.kind), group: one.group, stretches: one.intervals.length,
-      busy: d3.sum(one.intervals, ([a, b]) => b - a), exposed: d3.sum(one.intervals, ([a, b, , alone]) => (alone ? b - a : 0)) }));
-    this.lanes.values.replaceChildren(scroll("Lanes of the timeline", table("Lanes of the timeline",
-      [{ title: "stage", show: (row) => String(row.stage) }, { title: "what", show: (row) => row.kind }, { title: "group", show: (row) => row.group || "–" },
-        { title: "stretches", number: true, show: (row) => count(row.stretches) }, { title: "time", number: true, show: (row) => seconds(row.busy) },
-        { title: "exposed", number: true, show: (row) => (row.kind === "compute" ? "–" : seconds(row.exposed)) }], summary)));
-    this.lanes.fill = () => {};
+    this.timeline.update(lanes, end ?? m.step_s, zoom ? [Number(zoom[1]), Number(zoom[2])] : [0, 1]);
+    const sentence = lanes.length ? `${count(kernels)} kernels of one GPU${stages > 1 ? ` of each of ${stages} stages` : ""}; short neighbours are drawn as one.` : `Not drawn: ${note}.`;
+    this.lanes.note.textContent = sentence;
+    fill(this.lanes.legend, lanes.length ? [key("compute", "var(--compute)"), key("communication beside compute", "var(--comm)"), key("exposed communication", "var(--exposed)")] : []);
+    // the file has every stretch, the page only the sum of each lane
+    this.lanes.columns = ["stage", "kind", "group", "start_s", "end_s", "name", "exposed_frac", "kernels"].map((name) => ({ title: name, key: name }));
+    this.lanes.rows = lanes.flatMap((lane) => lane.intervals.map(([start_s, end_s, name, exposed_frac, many]) => ({ stage: lane.stage + 1, kind: lane.kind, group: lane.group, start_s, end_s, name, exposed_frac, kernels: many })));
+    this.lanes.fill = () => this.lanes.table.open && fill(this.lanes.values, this.laneTable(lanes));
+    this.lanes.fill();
+  }
+
+  laneTable(lanes) {
+    const sums = lanes.map((lane) => ({ ...lane, kernels: d3.sum(lane.intervals, (one) => one[4]), busy: d3.sum(lane.intervals, ([a, b]) => b - a), exposed: d3.sum(lane.intervals, ([a, b, , frac]) => (b - a) * frac) }));
+    return scroll("Lanes of the timeline", table("Lanes of the timeline", [{ title: "stage", show: (row) => String(row.stage + 1) }, { title: "what", show: (row) => words(row.kind) },
+      { title: "group", show: (row) => (row.group ? `${row.group} ${count(row.group_size)}` : "–") }, { title: "kernels", number: true, show: (row) => count(row.kernels) },
+      { title: "time", number: true, show: (row) => seconds(row.busy) }, { title: "exposed", number: true, show: (row) => (row.kind === "compute" ? "–" : seconds(row.exposed)) }], sums));
   }
 
   showMemory(memory) {
     const rows = memory.parts.map((part, i) => ({ ...part, name: words(part.name), colour: `var(--part-${i})`, gib: part.bytes / 2 ** 30 }));
     const limit = memory.capacity_bytes / 2 ** 30, total = memory.total_bytes / 2 ** 30;
-    const most = Math.max(limit, total) * 1.08;
-    const band = memory.low_frac === null ? null : [total * (1 + memory.low_frac), total * (1 + memory.high_frac)];
+    const high = total * (1 + (memory.high_frac ?? 0)), most = Math.max(limit * 1.08, total * 1.08, Math.min(high * 1.02, limit * 1.4));
+    const band = memory.low_frac === null ? null : [total * (1 + memory.low_frac), Math.min(high, most)];
     this.memory.update({
       note: `${bytes(memory.total_bytes)} of ${bytes(memory.capacity_bytes)}: ${memory.fits ? "fits" : "does not fit"}.`
         + (band ? ` Published runs: ${signed(memory.low_frac)} to ${signed(memory.high_frac)} around the prediction.` : ""),
       legend: rows.filter((row) => row.gib > 0.005 * total).map((row) => key(`${row.name} ${bytes(row.bytes)}`, row.colour)),
       draw: (width) => plot(`Memory: ${rows.map((row) => `${row.name} ${bytes(row.bytes)}`).join(", ")}; the GPU has ${bytes(memory.capacity_bytes)}.`, {
         width, height: 102, marginLeft: 1, marginRight: 12, marginTop: 18, marginBottom: 40,
-        x: { labelOffset: 36, domain: [0, Math.max(most, Math.min(band ? band[1] : 0, most * 1.35))], label: "GiB →", ticks: Math.max(3, Math.floor(width / 80)) },
+        x: { labelOffset: 36, domain: [0, most], label: "GiB →", ticks: Math.max(3, Math.floor(width / 80)) },
         color: { type: "identity" },
         marks: [
           Plot.barX(rows, Plot.stackX({ x: "gib", fill: "colour", insetRight: 0.5, y: () => 0 })),
           band && Plot.ruleY([0], { x1: band[0], x2: band[1], stroke: "var(--ink)", strokeWidth: 1.5, marker: "tick" }),
           Plot.ruleX([limit], { stroke: memory.fits ? "var(--ink)" : "var(--bad)", strokeWidth: 2.5 }),
-          Plot.text([limit], { x: (value) => value, frameAnchor: "top", dy: -14, text: () => `limit ${plain(limit)} GiB`, fill: "var(--ink)", textAnchor: "end", dx: 2 }),
+          Plot.text([limit], { x: (value) => value, frameAnchor: "top", dy: -14, text: () => `limit ${plain(limit)} GiB`, fill: "var(--ink)", textAnchor: limit < most / 2 ? "start" : "end", dx: 2 }),
         ].filter(Boolean),
         y: { axis: null },
       }),
@@ -176,13 +174,13 @@ export class StepView {
       const failures = training.with_failures;
       if (failures?.days) lines.push(["with failures", `${plain(failures.days)} days`, `${plain(failures.interruptions)} interruptions, goodput ${percent(failures.goodput_frac)}`]);
     }
-    this.power.replaceChildren(el("h2", {}, "Power and cost"),
+    fill(this.power, el("h2", {}, "Power and cost"),
       el("dl", { class: "facts" }, lines.map(([name, value, note]) => el("div", {}, el("dt", {}, name), el("dd", {}, el("strong", {}, value), " ", el("span", { class: "small" }, note))))),
       training ? null : el("p", { class: "small" }, "Give training tokens under “Whole run” for days, dollars, MWh and failures."));
   }
 
   showCollectives(rows, step) {
-    this.collectives.replaceChildren(el("h2", {}, "Communication of a step"), rows.length
+    fill(this.collectives, el("h2", {}, "Communication of a step"), rows.length
       ? scroll("Communication of a step", table("Per step, mean over GPUs", [
         { title: "collective", show: (row) => words(row.collective) }, { title: "group", show: (row) => row.group },
         { title: "GPUs in group", number: true, show: (row) => count(row.group_size) }, { title: "calls", number: true, show: (row) => plain(row.calls) },

@@ -1,24 +1,28 @@
 // The kernels of one step in lanes, to zoom into by mouse, touch and keyboard.
 
 import { el, svgEl, uid } from "./dom.js";
-import { seconds, words } from "./format.js";
+import { count, seconds, words } from "./format.js";
 
 const ROW = 22, GAP = 10, AXIS = 22;
-const KINDS = ["compute", "comm", "exposed"];
+const KINDS = ["compute", "comm", "exposed"], COMPUTE = 0, COMM = 1, EXPOSED = 2;
 
-/** Lanes of the answer as rows: one for each stage's compute, then its communication, whole or by collective. */
+/** Lanes of the answer as rows: each stage's compute, then its communication as one row, or one row for each collective. */
 function rowsOf(lanes, byCollective) {
   const stages = d3.groups(lanes, (lane) => lane.stage);
   const rows = [];
   for (const [stage, own] of stages) {
     const of = stages.length > 1 ? `stage ${stage + 1}` : "";
-    const compute = own.filter((lane) => lane.kind === "compute"), comm = own.filter((lane) => lane.kind !== "compute");
-    const add = (name, from, first) => rows.push({ name, title: `${of ? `${of}, ` : ""}${name}`, of: first ? of : "", first,
-      spans: from.flatMap((lane) => lane.intervals.map(([start, end, what, exposed]) => ({ start, end, what, lane,
-        kind: lane.kind === "compute" ? 0 : exposed ? 2 : 1 }))).sort((a, b) => a.start - b.start) });
-    add("compute", compute, true);
-    if (!byCollective) add("communication", comm, false);
-    else for (const lane of comm) add(`${words(lane.kind)}${lane.group ? ` ${lane.group}` : ""}`, [lane], false);
+    const span = (lane, kind) => ([start, end, what, frac, kernels]) => ({ start, end, what, kernels, lane, kind: kind(frac) });
+    const add = (name, spans, first = false) => rows.push({ name, title: `${of ? `${of}, ` : ""}${name}`, of: first ? of : "", first, spans: spans.sort((a, b) => a.start - b.start) });
+    const compute = own.filter((lane) => lane.kind === "compute"), exposed = own.filter((lane) => lane.kind === "exposed");
+    const comm = own.filter((lane) => !compute.includes(lane) && !exposed.includes(lane));
+    const alone = exposed.flatMap((lane) => lane.intervals.map(span(lane, () => EXPOSED)));
+    add("compute", compute.flatMap((lane) => lane.intervals.map(span(lane, () => COMPUTE))), true);
+    if (!byCollective) add("communication", [...comm.flatMap((lane) => lane.intervals.map(span(lane, () => COMM))), ...alone]);
+    else {
+      for (const lane of comm) add(`${words(lane.kind)} ${lane.group}`, lane.intervals.map(span(lane, (frac) => (frac > 0.5 ? EXPOSED : COMM))));
+      if (alone.length) add("exposed", alone);
+    }
   }
   return rows;
 }
@@ -64,7 +68,7 @@ export class Timeline {
   arrange() {
     this.rows = rowsOf(this.lanes, this.shownByCollective());
     this.detail.setAttribute("aria-pressed", String(this.shownByCollective()));
-    const exposed = this.rows.some((row) => row.spans.some((span) => span.kind === 2));
+    const exposed = this.rows.some((row) => row.spans.some((span) => span.kind === EXPOSED));
     this.svg.setAttribute("aria-label", `Timeline of a step of ${seconds(this.total)}: ${this.rows.map((row) => row.title).join("; ")}. `
       + (exposed ? "Communication without compute is marked." : "No communication runs without compute."));
   }
@@ -72,7 +76,7 @@ export class Timeline {
   draw() {
     this.width = this.plot.clientWidth;
     if (!this.width || !this.rows) return;
-    const narrow = this.width < 560, left = narrow ? 0 : 30 + 6.4 * d3.max(this.rows, (row) => row.name.length), labelHeight = narrow ? 14 : 0;
+    const narrow = this.width < 560, left = narrow ? 0 : 30 + 6.4 * d3.max(this.rows, (row) => row.name.length), labelHeight = narrow ? 16 : 0;
     let y = AXIS;
     for (const row of this.rows) {
       y += (row.first && y > AXIS ? GAP : 2) + labelHeight;
@@ -106,16 +110,16 @@ export class Timeline {
     const scale = d3.scaleLinear([this.from * this.total, this.to * this.total], [this.left, this.left + this.inner]);
     const ticks = scale.ticks(Math.max(2, Math.floor(this.inner / 110)));
     const unit = this.total * (this.to - this.from) < 1e-3 ? [1e6, "µs"] : [1e3, "ms"];
-    return ticks.flatMap((tick) => {
-      const at = scale(tick), last = at > this.left + this.inner - 50;
-      return [svgEl("line", { class: "grid", x1: at, x2: at, y1: AXIS - 4, y2: height }),
+    return ticks.flatMap((tick, i) => {
+      const at = scale(tick), last = at > this.left + this.inner - 50, crowded = last && i > 0 && at - scale(ticks[i - 1]) < 120;
+      return crowded ? [svgEl("line", { class: "grid", x1: at, x2: at, y1: AXIS - 4, y2: height })] : [svgEl("line", { class: "grid", x1: at, x2: at, y1: AXIS - 4, y2: height }),
         svgEl("text", { class: "tick", x: last ? at - 3 : at + 3, y: 12, "text-anchor": last ? "end" : "start" },
           `${d3.format(",~r")(Number((tick * unit[0]).toPrecision(6)))} ${unit[1]}`)];
     });
   }
 
   labels(row, narrow) {
-    if (narrow) return [svgEl("text", { class: "row-label", x: 0, y: row.y - 3 }, row.title)];
+    if (narrow) return [svgEl("text", { class: "row-label", x: 0, y: row.y - 4 }, row.title)];
     const name = svgEl("text", { class: "row-label", x: this.left - 8, y: row.y + ROW / 2 + 4, "text-anchor": "end" }, row.name);
     return row.of ? [name, svgEl("text", { class: "row-stage", x: 0, y: row.y + ROW / 2 + 4 }, row.of.replace("stage ", ""))] : [name];
   }
@@ -148,9 +152,9 @@ export class Timeline {
 
   choose(row, span, centre = false) {
     this.chosen = { row, span };
-    const size = span.lane.bytes ? `, ${span.lane.bytes}` : "";
-    this.said.textContent = `${row.title}: ${words(span.what)}${size}, ${seconds(span.end - span.start)} at ${seconds(span.start)}`
-      + (span.kind === 2 ? ", exposed: no compute runs beside it" : "");
+    const many = span.kernels > 1 ? ` (${count(span.kernels)} kernels)` : "", group = span.lane.group ? ` of ${count(span.lane.group_size)} GPUs` : "";
+    this.said.textContent = `${row.title}: ${words(span.what)}${many}${group}, ${seconds(span.end - span.start)} at ${seconds(span.start)}`
+      + (span.kind === EXPOSED && row.name !== "exposed" ? ", exposed: no compute runs beside it" : "");
     const [start, long] = [span.start / this.total, (span.end - span.start) / this.total];
     if (centre) this.view(start - 2 * long, start + 3 * long);
     else {
@@ -161,7 +165,7 @@ export class Timeline {
   }
 
   turn(by) {
-    const all = this.rows.flatMap((row) => row.spans.filter((span) => span.kind === 2).map((span) => ({ row, span })))
+    const all = this.rows.flatMap((row) => row.spans.filter((span) => span.kind === EXPOSED).map((span) => ({ row, span })))
       .sort((a, b) => (b.span.end - b.span.start) - (a.span.end - a.span.start) || a.span.start - b.span.start);
     if (!all.length) {
       this.said.textContent = "No communication is exposed.";
