@@ -61,7 +61,7 @@ export class Figure {
     Object.assign(this, { draw, columns, rows, caption });
     this.note.textContent = note;
     this.legend.replaceChildren(...legend);
-    this.width = this.drawing.clientWidth;
+    this.width ||= this.drawing.clientWidth; // measuring makes the browser lay the page out; resized() hears of changes
     if (this.width > 0) this.drawing.replaceChildren(...[draw(this.width)].flat().filter(Boolean));
     if (this.table.open) this.fill();
   }

@@ -101,6 +101,9 @@ class Control {
   /** The state as the control shows it; `chosen` is what knee chose where nothing is set. */
   show(values, chosen) {
     const { name, kind, group } = this.spec;
+    const drawn = `${values[name]} ${chosen?.[name]} ${values.global_batch}`;
+    if (drawn === this.drawn && kind !== "words") return; // most controls stay as they are
+    this.drawn = drawn;
     const isSet = this.state.isSet(name, values) && values[name] !== this.state.defaults[name];
     const text = this.state.get(name, values);
     const auto = chosen?.[name];

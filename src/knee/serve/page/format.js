@@ -1,6 +1,7 @@
 // Numbers as people read them. Everything from the server is in base SI units; words with units are made here.
 
-const digits = (value, most) => value.toLocaleString("en", { maximumFractionDigits: most });
+const formats = Array.from({ length: 21 }, (_, most) => new Intl.NumberFormat("en", { maximumFractionDigits: most })); // making one takes long
+const digits = (value, most) => formats[Math.min(20, most)].format(value);
 
 /** Three significant digits, with thousands separators: 8,034 or 12.7 or 0.102. */
 export function plain(value, significant = 3) {

@@ -36,7 +36,7 @@ export class PlanView {
     this.counts = el("p", { class: "small" });
     this.front = new Figure({ title: "Speed against memory", file: "knee-plan-front" });
     this.heat = new Figure({ title: "Tensor against pipeline parallelism", file: "knee-plan-heat" });
-    this.sensitivity = new Figure({ title: "What the best plan waits for", file: "knee-plan-sensitivity" });
+    this.sensitivity = new Figure({ title: "Sensitivity of the best plan", file: "knee-plan-sensitivity" });
     this.sensitivity.element.classList.add("wide");
     this.ranking = el("section", { class: "card wide ranking" });
     this.grid = el("div", { class: "grid", hidden: true }, this.ranking, this.front.element, this.heat.element, this.sensitivity.element);
@@ -204,7 +204,7 @@ export class PlanView {
     this.sensitivity.element.hidden = !parts.length;
     const rows = [...parts].sort((a, b) => b.better_frac - a.better_frac);
     this.sensitivity.update({
-      note: "Change of tokens/s with 25% more and 25% less of each resource, with the plan chosen anew.",
+      note: "Change of tokens/s with 25% more and 25% less of each resource; the plan is optimised again each time.",
       draw: (width) => plot(`Sensitivity: ${rows.map((row) => `${row.title} ${signed(row.better_frac)}`).join(", ")}.`, {
         width, height: 34 * rows.length + 46, marginLeft: Math.min(150, width * 0.36), marginBottom: 34,
         x: { tickFormat: "+.0%", label: null, grid: true, nice: true }, y: { domain: rows.map((row) => row.title), label: null },

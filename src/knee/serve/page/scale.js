@@ -163,7 +163,7 @@ export class ScaleView {
     const svg = plot(label, {
       width, height, marginLeft: narrow ? 46 : 58, marginBottom: 40, marginTop: 30,
       x: { type: "log", base: 2, domain: [known[0] * 0.9, known[known.length - 1] * 1.1], ticks: narrow ? known.filter((_, i) => i % 2 === 0) : known, tickFormat: (value) => count(value), label: "GPUs →", grid: false },
-      y: { grid: true, zero: !metric.log && metric.name !== "power_w_per_gpu", type: metric.log ? "log" : "linear", label: `↑ ${metric.title}`, tickFormat: metric.tick ?? count, nice: true, ticks: 6 },
+      y: { grid: true, zero: !metric.log && metric.name !== "power_w_per_gpu", type: metric.log ? "log" : "linear", label: `↑ ${metric.title}`, tickFormat: metric.tick ?? (narrow ? "~s" : count), nice: true, ticks: 6 },
       marks: [
         knees.map(({ curve, knee }) => (knee.low_gpus && knee.high_gpus && curves.length === 1 ? Plot.rectX([knee], { x1: "low_gpus", x2: "high_gpus", fill: "var(--exposed)", fillOpacity: 0.08 }) : null)),
         metric.band ? Plot.areaY(points.filter((p) => p.low !== null), { x: "gpus", y1: "low", y2: "high", z: (p) => p.curve.i, fill: (p) => p.curve.colour, fillOpacity: curves.length > 1 ? 0.08 : 0.13 }) : null,

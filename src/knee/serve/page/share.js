@@ -35,6 +35,7 @@ export class Sharing {
   }
 
   open() {
+    this.app.state.flush();
     const { last, state } = this.app, view = state.get("view");
     const offer = (title, what, act) => el("button", { type: "button", onclick: act }, title, el("small", {}, what));
     const said = el("p", { class: "small", role: "status" });

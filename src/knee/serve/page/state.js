@@ -22,7 +22,11 @@ export class State {
     this.listener = listener;
     this.gesture = null;
     this.values = this.parse(location.search);
+    this.due = null;
+    addEventListener("pagehide", () => this.flush());
     addEventListener("popstate", () => {
+      if (this.due) clearTimeout(this.due.timer);
+      this.due = null;
       this.gesture = null;
       this.values = this.parse(location.search);
       this.listener({ startedAt: performance.now(), names: null });
@@ -67,7 +71,8 @@ export class State {
    * browser's history, so that Back undoes what a person did and not each pixel of it.
    */
   set(patch, { startedAt = performance.now(), gesture = null, quiet = false } = {}) {
-    const before = this.query();
+    const before = this.query(), continues = quiet || (gesture !== null && gesture === this.gesture);
+    if (!continues) this.flush();
     const next = { ...this.values };
     for (const [name, value] of Object.entries(patch)) {
       if (value === null || value === "" || String(value) === this.defaults[name]) delete next[name];
@@ -77,10 +82,24 @@ export class State {
     if ("global_batch" in patch && patch.global_batch !== null) delete next.local_batch;
     this.values = next;
     if (this.query() === before) return;
-    const replaces = quiet || (gesture !== null && gesture === this.gesture);
-    history[replaces ? "replaceState" : "pushState"](null, "", this.address());
+    this.record(continues ? "replaceState" : "pushState");
     if (!quiet) this.gesture = gesture;
     this.listener({ startedAt, names: Object.keys(patch), quiet });
+  }
+
+  /**
+   * The address follows the state a moment later: writing it takes milliseconds that charts need, and browsers refuse
+   * more than some hundred changes a minute.
+   */
+  record(how) {
+    this.due ??= { how, timer: setTimeout(() => this.flush(), 200) };
+  }
+
+  flush() {
+    if (!this.due) return;
+    clearTimeout(this.due.timer);
+    history[this.due.how](null, "", this.address());
+    this.due = null;
   }
 
   /** A control was released: the next change is another entry of the history. */
@@ -91,6 +110,7 @@ export class State {
   /** Everything anew, such as a preset; the view stays unless the new state names one. */
   replaceAll(query) {
     const view = this.get("view");
+    this.flush();
     this.gesture = null;
     this.values = { ...(view === "step" ? {} : { view }), ...this.parse(query) };
     history.pushState(null, "", this.address());

@@ -50,7 +50,7 @@ export class Timeline {
       "Drag to zoom into a part. Keys: + and − zoom, arrows move, n goes to the next longest exposed part, 0 shows the whole step.");
     this.element = el("div", { class: "timeline" }, this.tools, this.plot, this.said, this.help);
     this.listen();
-    new ResizeObserver(() => requestAnimationFrame(() => this.plot.clientWidth !== this.width && this.draw())).observe(this.plot);
+    new ResizeObserver(() => requestAnimationFrame(() => this.resized())).observe(this.plot);
   }
 
   shownByCollective() {
@@ -65,6 +65,12 @@ export class Timeline {
     this.draw();
   }
 
+  resized() {
+    if (this.plot.clientWidth === this.width) return;
+    this.width = this.plot.clientWidth;
+    this.draw();
+  }
+
   arrange() {
     this.rows = rowsOf(this.lanes, this.shownByCollective());
     this.detail.setAttribute("aria-pressed", String(this.shownByCollective()));
@@ -74,7 +80,7 @@ export class Timeline {
   }
 
   draw() {
-    this.width = this.plot.clientWidth;
+    this.width ||= this.plot.clientWidth;
     if (!this.width || !this.rows) return;
     const narrow = this.width < 560, left = narrow ? 0 : 30 + 6.4 * d3.max(this.rows, (row) => row.name.length), labelHeight = narrow ? 16 : 0;
     let y = AXIS;
