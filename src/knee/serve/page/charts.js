@@ -8,7 +8,7 @@ const { Plot } = window;
 // Plot writes a <style> element into each chart, which the content security policy forbids. Charts are therefore made in a
 // document that is never shown, lose that element there, and move into the page; page.css has the same rules.
 const workshop = document.implementation.createHTMLDocument("");
-const place = { documentElement: workshop.documentElement, defaultView: window };
+const place = { documentElement: workshop.documentElement, defaultView: window, createTextNode: (text) => document.createTextNode(text) };
 
 /** Plot.plot with the page's type and colours; `label` is what a screen reader says. */
 export function plot(label, options) {
@@ -40,7 +40,7 @@ const seen = new ResizeObserver((entries) => requestAnimationFrame(() => {
 export class Figure {
   /** `file` names downloads: knee-step-memory.svg. */
   constructor({ id, title, file, level = "h2", tools = [] }) {
-    this.file = file;
+    Object.assign(this, { file, title });
     this.note = el("p", { class: "small" });
     this.drawing = el("div", { class: "drawing" });
     this.drawing.figure = this;
@@ -80,7 +80,8 @@ export class Figure {
 
   saveSvg() {
     const svg = this.drawing.querySelector("svg");
-    if (svg) save(`${this.file}.svg`, "image/svg+xml", svgOf(svg));
+    const legend = [...this.legend.children].map((entry) => ({ words: entry.textContent, colour: getComputedStyle(entry.firstChild).getPropertyValue("--swatch").trim() }));
+    if (svg) save(`${this.file}.svg`, "image/svg+xml", svgOf(svg, this.title, legend));
   }
 
   saveCsv() {

@@ -1,6 +1,6 @@
 // Downloads that the page makes itself, and the clipboard.
 
-import { announce, el } from "./dom.js";
+import { announce, el, svgEl } from "./dom.js";
 
 const PAINTED = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-opacity", "stroke-linecap", "stroke-linejoin", "opacity",
   "font-family", "font-size", "font-weight", "text-anchor", "dominant-baseline", "paint-order", "visibility", "vector-effect"];
@@ -28,8 +28,11 @@ export function csvOf(columns, rows) {
   return [named, ...rows.map((row) => columns.map((column) => raw(column, row)))].map((line) => line.map(cell).join(",")).join("\n") + "\n";
 }
 
-/** A chart as a file of its own: every colour and font that the page's style gives it is written into it. */
-export function svgOf(svg) {
+/**
+ * A chart as a file of its own: every colour and font that the page's style gives it is written into it, and its title and
+ * legend, which the page has beside it, are drawn above it.
+ */
+export function svgOf(svg, title = "", legend = []) {
   const copy = svg.cloneNode(true);
   const from = [svg, ...svg.querySelectorAll("*")], to = [copy, ...copy.querySelectorAll("*")];
   from.forEach((element, i) => {
@@ -39,18 +42,26 @@ export function svgOf(svg) {
       const own = element.hasAttribute(name) || !parent || value !== parent.getPropertyValue(name);
       if (value && own) to[i].setAttribute(name, value);
     }
-    for (const name of ["style", "class", "tabindex"]) to[i].removeAttribute(name);
+    for (const name of ["style", "class", "tabindex", "role", "aria-describedby"]) to[i].removeAttribute(name);
   });
-  const box = svg.getBoundingClientRect();
+  const { width, height } = svg.getBoundingClientRect(), ink = getComputedStyle(document.body).color;
+  const text = (words, x, y, more = {}) => svgEl("text", { x, y, fill: ink, "font-size": 12, "text-anchor": "start", ...more }, words);
+  const above = [text(title, 0, 0, { "font-size": 15, "font-weight": 600 })];
+  let x = 0, y = 20;
+  for (const { words, colour } of legend) {
+    const wide = 30 + 6.6 * words.length;
+    if (x + wide > width && x > 0) [x, y] = [0, y + 18];
+    above.push(svgEl("rect", { x, y: y - 9, width: 14, height: 10, fill: colour }), text(words, x + 20, y));
+    x += wide;
+  }
+  const top = y + 28, pad = 16;
+  above.forEach((element) => element.setAttribute("transform", `translate(0 ${-top + 8})`));
   copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
-  if (!copy.hasAttribute("viewBox")) copy.setAttribute("viewBox", `0 0 ${Math.round(box.width)} ${Math.round(box.height)}`);
-  copy.setAttribute("width", Math.round(box.width));
-  copy.setAttribute("height", Math.round(box.height));
-  const ground = document.createElementNS("http://www.w3.org/2000/svg", "rect");
-  ground.setAttribute("width", "100%");
-  ground.setAttribute("height", "100%");
-  ground.setAttribute("fill", getComputedStyle(document.body).backgroundColor);
-  copy.prepend(ground);
+  copy.setAttribute("viewBox", `${-pad} ${-top - pad} ${Math.ceil(width) + 2 * pad} ${Math.ceil(height) + top + 2 * pad}`);
+  copy.setAttribute("width", Math.ceil(width) + 2 * pad);
+  copy.setAttribute("height", Math.ceil(height) + top + 2 * pad);
+  copy.prepend(svgEl("rect", { x: -pad, y: -top - pad, width: "200%", height: "200%", fill: getComputedStyle(document.body).backgroundColor }));
+  copy.append(...above);
   return new XMLSerializer().serializeToString(copy);
 }
 

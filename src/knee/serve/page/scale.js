@@ -2,7 +2,7 @@
 
 import { post } from "./api.js";
 import { Figure, SERIES, key, plot } from "./charts.js";
-import { el, notes, scroll, table, uid } from "./dom.js";
+import { el, fill, notes, scroll, table, uid } from "./dom.js";
 import { count, percent, plain, planWords, seconds, short, usd, watts, words } from "./format.js";
 import { changed } from "./timing.js";
 import { badge } from "./trust.js";
@@ -36,8 +36,7 @@ export class ScaleView {
     this.sentences = el("div", { class: "sentences" });
     this.knees = el("section", { class: "card wide" });
     this.assumptions = el("div", { class: "wide" });
-    this.element = el("div", { class: "view scale" }, el("div", { class: "bench" }, this.metric, pinned ? null : this.countBox()), this.curves,
-      pinned ? null : this.adder(), this.sentences, el("div", { class: "grid" }, this.chart.element, this.knees, this.assumptions));
+    this.element = el("div", { class: "view scale" }, el("div", { class: "bench" }, this.metric), pinned ? null : el("div", { class: "bench" }, this.countBox(), this.adder()), this.curves, this.sentences, el("div", { class: "grid" }, this.chart.element, this.knees, this.assumptions));
   }
 
   countBox() {
@@ -93,7 +92,7 @@ export class ScaleView {
     this.showChips(curves, values);
     this.showChart(curves, metric, values);
     this.showKnees(curves, metric);
-    this.sentences.replaceChildren(...curves.map((curve) => el("p", {}, curves.length > 1 ? el("strong", {}, `${curve.name}: `) : null, curve.sentence)));
+    fill(this.sentences, curves.length === 1 ? el("p", {}, curves[0].sentence) : null);
     const assumptions = [...new Set(answer.curves.flatMap((curve) => curve.assumptions))];
     notes(this.assumptions, "Assumptions", assumptions);
     const usable = curves[0].points.filter((point) => point.usable);
@@ -174,10 +173,11 @@ export class ScaleView {
         Plot.dot(points, { x: "gpus", y: "value", fill: (p) => p.curve.colour, r: 3 }),
         here.length ? Plot.dot(here, { x: "gpus", y: "value", stroke: (p) => p.curve.colour, fill: "var(--paper)", strokeWidth: 2.5, r: 5.5 }) : null,
         knees.map(({ curve, knee }) => Plot.ruleX([knee.gpus], { stroke: curves.length > 1 ? curve.colour : "var(--exposed)", strokeWidth: 2, strokeDasharray: knee.open ? "3,3" : undefined, strokeOpacity: 0.9 })),
-        knees.slice(0, 1).map(({ knee }) => Plot.text([knee], { x: "gpus", frameAnchor: "top", dy: -14, text: () => kneeWords(knee), fill: "var(--bad)", fontWeight: 600,
+        curves.length > 1 ? knees.filter(({ knee }) => !knee.open).map(({ curve, knee }, i) => Plot.text([knee], { x: "gpus", frameAnchor: "top", dy: 6 + 15 * i, dx: -5, text: () => `${curve.name}: ${kneeWords(knee)}`, fill: curve.colour, fontWeight: 600, textAnchor: "end" })) : null,
+        (curves.length > 1 ? [] : knees).map(({ knee }) => Plot.text([knee], { x: "gpus", frameAnchor: "top", dy: -14, text: () => kneeWords(knee), fill: "var(--bad)", fontWeight: 600,
           textAnchor: Math.log2(knee.gpus / known[0]) > 0.6 * Math.log2(known[known.length - 1] / known[0]) ? "end" : Math.log2(knee.gpus / known[0]) < 0.25 * Math.log2(known[known.length - 1] / known[0]) ? "start" : "middle" })),
         unusable.length ? Plot.text(unusable, { x: "gpus", frameAnchor: "bottom", dy: -6, text: () => "✕", fill: "var(--bad)" }) : null,
-        Plot.tip(tipped, Plot.pointer({ x: "gpus", y: "value", title: (p) => tipWords(p, metric), maxRadius: 30 })),
+        Plot.tip(tipped, Plot.pointer({ x: "gpus", y: "value", title: (p) => tipWords(p, metric), maxRadius: 120 })),
       ].flat(2).filter(Boolean),
       color: { type: "identity" },
     });
@@ -190,7 +190,8 @@ export class ScaleView {
   showKnees(curves, metric) {
     const goals = ["throughput", "energy", "cost"];
     const rows = curves.flatMap((curve) => goals.filter((goal) => curve.knees?.[goal]).map((goal) => ({ curve, goal, knee: curve.knees[goal], failing: curve.knees_with_failures?.[goal] })));
-    this.knees.replaceChildren(el("h2", {}, "Where adding GPUs stops paying off"), rows.length ? scroll("Knees", table("The knee by goal", [
+    const sentences = curves.length > 1 ? el("ul", {}, curves.map((curve) => el("li", {}, el("strong", {}, `${curve.name}: `), curve.sentence))) : null;
+    fill(this.knees, el("h2", {}, "Where adding GPUs stops paying off"), sentences, rows.length ? scroll("Knees", table("The knee by goal", [
       ...(curves.length > 1 ? [{ title: "curve", show: (row) => row.curve.name }] : []), { title: "goal", show: (row) => row.goal },
       { title: "knee", number: true, show: (row) => atLeast(row.knee) }, { title: "range", show: (row) => rangeWords(row.knee) },
       { title: "with failures", number: true, show: (row) => (row.failing ? atLeast(row.failing) : "–") }, { title: "means", show: (row) => row.knee.words }], rows,

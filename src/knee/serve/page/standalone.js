@@ -2,7 +2,7 @@
 
 import { planWords } from "./format.js";
 
-const LEFT_OUT = ".tools, .adder, .search, button.plain[aria-label^='Remove'], .timeline-box, .timeline-tools, input, datalist, select, .segments, .bench";
+const LEFT_OUT = ".tools, .adder, .search, button.plain[aria-label^='Remove'], .timeline-box, .timeline-tools, input, datalist, select, .segments, .bench, .help";
 
 /** Rules of the page's own style sheets, in one piece. */
 function style() {

@@ -46,7 +46,7 @@ export class Timeline {
       button("+", () => this.zoom(0.5), "Zoom in"), button("−", () => this.zoom(2), "Zoom out"),
       button("◀", () => this.pan(-0.3), "Earlier"), button("▶", () => this.pan(0.3), "Later"), button("Whole step", () => this.view(0, 1)),
       button("Next exposed", () => this.turn(1), "Next longest exposed communication"), this.detail);
-    this.help = el("p", { class: "small", id: help },
+    this.help = el("p", { class: "small help", id: help },
       "Drag to zoom into a part. Keys: + and − zoom, arrows move, n goes to the next longest exposed part, 0 shows the whole step.");
     this.element = el("div", { class: "timeline" }, this.tools, this.plot, this.said, this.help);
     this.listen();
