@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,12 +22,13 @@ from knee.inputs.request import (
 )
 from knee.limits import MOST_LISTED_PLANS
 from knee.progress import Progress, silent
-from knee.results.plan_result import PlanSearch
+from knee.results.plan_result import METRICS, PlanSearch, RankedPlan, ranked_plan
 from knee.search.nearest_plan import no_plan, nothing_fits
 from knee.search.plan_filter import NUMBERS, WORDS
-from knee.search.plan_search import RANKED, SearchResult, search
+from knee.search.plan_search import RANKED, SearchResult, score, search
 from knee.search.robust import robust
 from knee.search.space import Space, whole_table
+from knee.simulator import Results
 from knee.specs import Plan
 from knee.specs.choices import Objective
 from knee.specs.defaults import DEFAULT_GRID
@@ -88,6 +90,7 @@ def plan(
     grid: str = DEFAULT_GRID,
     pue: float | None = None,
     progress: Progress | None = None,
+    on_better: Callable[[RankedPlan], None] | None = None,
 ) -> PlanSearch:
     """Find the best parallel plan among all valid plans.
 
@@ -95,7 +98,8 @@ def plan(
     replaces the rest. ``dispatcher``, ``ep_overlap``, ``routing``, ``imbalance`` and ``capacity_factor`` say how tokens
     reach the experts of all plans. ``sharding``, ``schedule``, ``recompute`` and ``micro_batch`` list the values to
     consider; ``only`` is a condition such as ``"pp == 1 and tp <= 8"``. ``progress`` is called with the current
-    activity and the share that is done; an exception that it raises ends the search.
+    activity and the share that is done; an exception that it raises ends the search. ``on_better`` is called with each
+    plan that is better than all before it, while the search runs.
 
     If ``tokens`` is given, ``training`` has the cost of the whole run, as in ``knee.simulate``.
 
@@ -157,10 +161,29 @@ def plan(
         keep=max(top, RANKED),
         front=True,
         progress=progress or silent,
+        watch=None if on_better is None else _tell_better(on_better, objective, parts.cluster.gpu.hbm_bytes),
     )
     if not len(found):
         raise _none_fits(found, space, only)
     return PlanSearch(found=found, drawn=robust(found), top=min(top, len(found)), whole_run=whole_run)
+
+
+def _tell_better(
+    on_better: Callable[[RankedPlan], None], objective: Objective, hbm_bytes: float
+) -> Callable[[PlanTable, Results], None]:
+    """Hears of all simulated plans, and tells of the best where it is another."""
+    best = -math.inf
+
+    def watch(table: PlanTable, results: Results) -> None:
+        nonlocal best
+        scores = score(results, objective)
+        row = int(np.argmax(scores))
+        if scores[row] > best:
+            best = float(scores[row])
+            values = {name: float(getattr(results, name)[row]) for name in METRICS}
+            on_better(ranked_plan(table.plan(row), values, hbm_bytes))
+
+    return watch
 
 
 def _none_fits(found: SearchResult, space: Space, only: str | None) -> DoesNotFit:

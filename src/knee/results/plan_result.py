@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -75,6 +76,31 @@ class RankedPlan(Result):
     def to_dict(self) -> dict[str, Any]:
         """Plain data; the name of each key ends in its unit."""
         return asdict(self)
+
+
+def ranked_plan(
+    plan: Plan,
+    values: Mapping[str, float | None],
+    hbm_bytes: float,
+    rank: int | None = None,
+    shares: Sequence[float | None] = (None, None, None),
+) -> RankedPlan:
+    """A plan with its metrics; what is not finite is not known."""
+    finite: dict[str, Any] = {
+        name: value if value is not None and math.isfinite(value) else None for name, value in values.items()
+    }
+    good, fits, worst = shares
+    return RankedPlan(
+        rank=rank,
+        plan=plan,
+        **finite,
+        exposed_frac=finite["exposed_comm_s"] / finite["step_s"],
+        bubble_frac=finite["bubble_s"] / finite["step_s"],
+        headroom_bytes=hbm_bytes - finite["memory_bytes"],
+        good_frac=good,
+        fits_frac=fits,
+        worst_frac=worst,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,21 +186,11 @@ class PlanSearch(Result):
         values = {name: float(getattr(self.found.results, name)[row]) for name in METRICS}
         drawn = (self.drawn.good_frac, self.drawn.fits_frac, self.drawn.worst_frac)
         shares = [float(share[row]) if row < len(share) else None for share in drawn]
-        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        return self._ranked(row, self.found.table.plan(row), finite, *shares)
+        return self._ranked(row, self.found.table.plan(row), values, *shares)
 
     def _ranked(self, row: int | None, plan: Plan, values: dict[str, Any], *shares: float | None) -> RankedPlan:
-        good, fits, worst = shares or (None, None, None)
-        return RankedPlan(
-            rank=None if row is None else row + 1,
-            plan=plan,
-            **values,
-            exposed_frac=values["exposed_comm_s"] / values["step_s"],
-            bubble_frac=values["bubble_s"] / values["step_s"],
-            headroom_bytes=self.found.cluster.gpu.hbm_bytes - values["memory_bytes"],
-            good_frac=good,
-            fits_frac=fits,
-            worst_frac=worst,
+        return ranked_plan(
+            plan, values, self.found.cluster.gpu.hbm_bytes, None if row is None else row + 1, shares or (None, None, None)
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,76 +1,150 @@
-"""The ASGI application: its routes."""
+"""The ASGI application: its routes, and nothing else. It imports no simulator: processes answer."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Mount, Route
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-import knee
-from knee.errors import KneeError
-from knee.serve.controls import catalog
-from knee.serve.questions import arguments_of
-from knee.serve.views import scale_view, step_view, why
+from knee.serve.answering import ClientLeft, Desk, desks
+from knee.serve.files_given import FilesGiven
+from knee.serve.security import COOKIE, Door, Refusal, Wall, client_of
+from knee.serve.serve_limits import ServeLimits
+from knee.serve.study_files import StudyFiles
 
 PAGE = Path(__file__).parent / "page"
-Answer = Callable[[Mapping[str, Any]], dict[str, Any]]
+QUICK = ("simulate", "scale", "why", "views/step", "views/scale", "views/budget", "catalog_entry", "toml")
+SLOW = ("plan", "budget", "validate")
+CLIENT_LEFT = 499
+"""What nobody reads."""
 
 
-def make_app() -> Starlette:
-    """All routes."""
-    threads = ThreadPoolExecutor(2)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """What a server serves, and to whom."""
 
-    async def answered(answer: Answer, body: Mapping[str, Any]) -> Response:
+    door: Door = field(default_factory=lambda: Door(host="127.0.0.1"))
+    limits: ServeLimits = field(default_factory=ServeLimits)
+    records: Path | None = None
+    """Folder whose records can be opened."""
+    study: Path | None = None
+    """Folder of `knee study run`."""
+
+
+def make_app(options: ServeOptions) -> Starlette:
+    """All routes behind the wall."""
+    quick, slow = desks(options.limits)
+    kept: dict[str, bytes] = {}
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        app.state.desks = (quick, slow)
+        quick.pool.warm()
+        slow.pool.warm()
         try:
-            data = await asyncio.get_running_loop().run_in_executor(threads, answer, body)
-        except KneeError as error:
-            return failed(error)
-        return JSONResponse(data)
+            yield
+        finally:
+            await asyncio.gather(quick.pool.close(), slow.pool.close())
 
-    def post(path: str, answer: Answer) -> Route:
+    async def asked(request: Request, desk: Desk, name: str, body: bytes) -> Response:
+        client = client_of(request.scope, dict(request.headers))
+        try:
+            found = await desk.answer(client, lambda: _left(request), name, body)
+        except ClientLeft:
+            return Response(status_code=CLIENT_LEFT)
+        media = "application/toml" if name == "toml" and found.status == 200 else "application/json"
+        return Response(found.data, found.status, media_type=media)
+
+    def post(name: str, desk: Desk) -> Route:
         async def endpoint(request: Request) -> Response:
-            try:
-                body = json.loads(await request.body() or b"{}")
-            except ValueError:
-                return JSONResponse({"error": {"code": "not-json", "message": "the body is not JSON"}}, 400)
-            return await answered(answer, body)
+            return await asked(request, desk, name, await request.body())
 
-        return Route(path, endpoint, methods=["POST"])
+        return Route(f"/api/{name}", endpoint, methods=["POST"])
 
-    async def get_catalog(_: Request) -> Response:
-        return await answered(lambda _: catalog(), {})
+    def get(name: str, path: str) -> Route:
+        async def endpoint(request: Request) -> Response:
+            if name not in kept:
+                found = await asked(request, quick, name, b"{}")
+                if found.status_code != 200:
+                    return found
+                kept[name] = bytes(found.body)
+            return Response(kept[name], media_type="application/json")
 
-    functions = {name: getattr(knee, name) for name in ("simulate", "scale", "plan", "budget")}
-    return Starlette(
-        routes=[
-            Route("/api/catalog", get_catalog),
-            post("/api/views/step", step_view),
-            post("/api/views/scale", scale_view),
-            post("/api/why", why),
-            *(post(f"/api/{name}", _plain(function)) for name, function in functions.items()),
-            Mount("/", StaticFiles(directory=PAGE, html=True)),
-        ]
-    )
+        return Route(path, endpoint)
+
+    async def search(request: Request) -> Response:
+        body = await request.body()
+        ticket = slow.join(client_of(request.scope, dict(request.headers)))
+        return StreamingResponse(slow.search(ticket, body), media_type="text/event-stream")
+
+    async def session(request: Request) -> Response:
+        """The token as a cookie, for pages that a script does not ask for; the wall has seen the token."""
+        await request.body()
+        response = JSONResponse({"session": options.door.token is not None})
+        if options.door.token is not None:
+            response.set_cookie(COOKIE, options.door.token, httponly=True, samesite="strict", path="/")
+        return response
+
+    async def status(_: Request) -> Response:
+        return JSONResponse(
+            {
+                "answering": len(quick.queue.working),
+                "waiting": quick.queue.waiting,
+                "searching": len(slow.queue.working),
+                "searches_waiting": slow.queue.waiting,
+                "records": options.records is not None,
+                "study": options.study is not None,
+            }
+        )
+
+    files = FilesGiven(options.records, asked, quick)
+    routes: list[BaseRoute] = [
+        get("openapi", "/api/openapi.json"),
+        get("catalog", "/api/catalog"),
+        Route("/api/status", status),
+        Route("/api/session", session, methods=["POST"]),
+        Route("/api/searches", search, methods=["POST"]),
+        *(post(name, quick) for name in QUICK),
+        *(post(name, slow) for name in SLOW),
+        *files.routes(),
+        *([Mount("/study", StudyFiles(directory=options.study, html=True))] if options.study else []),
+        Mount("/", StaticFiles(directory=PAGE, html=True)),
+    ]
+    wall = Middleware(Wall, door=options.door, limits=options.limits)
+    handlers: dict[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
+        HTTPException: _http_error,
+        Refusal: _refused,
+    }
+    return Starlette(routes=routes, middleware=[wall], lifespan=lifespan, exception_handlers=handlers)
 
 
-def _plain(function: Callable[..., Any]) -> Answer:
-    def answer(body: Mapping[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = function(**arguments_of(body)).to_dict()
-        return found
-
-    return answer
+async def _left(request: Request) -> None:
+    """Returns when the client has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
-def failed(error: KneeError) -> Response:
-    """An error of knee as JSON."""
-    data = {"code": error.code, "message": error.message, "field": error.field, "hint": error.hint}
-    return JSONResponse({"error": data}, 422)
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, Refusal)
+    return Response(error.body, error.status, headers=error.headers)
+
+
+WORDS = {404: ("not-found", "there is no such address"), 405: ("wrong-method", "this address takes another method")}
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code, message = WORDS.get(error.status_code, ("http", error.detail))
+    refusal = Refusal(error.status_code, code, message, hint="GET /api/openapi.json lists all addresses")
+    return Response(refusal.body, refusal.status, headers={**refusal.headers, **(error.headers or {})})

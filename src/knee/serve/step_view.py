@@ -1,4 +1,4 @@
-"""What the Step and the Scale view need, each in one answer."""
+"""What the Step view needs in one answer, and why each number is what it is."""
 
 from __future__ import annotations
 
@@ -8,20 +8,13 @@ from typing import Any
 import knee
 from knee.api.simulate import Simulation
 from knee.errors import InputError
-from knee.serve.published_points import points_like
-from knee.serve.questions import MOST_CURVES, arguments_of
+from knee.serve.questions import asked_of
 from knee.serve.step_lanes import lanes_of
 from knee.serve.written import command_of, python_of
 
-COUNTS = "8..2048"
-"""GPU counts of the Scale view where none are given."""
-OF_PAGE = ("view", "compare", "counts", "curves", "number", "points")
-"""What a state has beside the arguments of a function."""
-
-
 def step_view(body: Mapping[str, Any]) -> dict[str, Any]:
     """One step: numbers, memory, lanes, collectives, power, cost and trust."""
-    asked = arguments_of({name: value for name, value in body.items() if name not in OF_PAGE})
+    asked = asked_of(body, "simulate")
     answer = knee.simulate(**asked)
     data = answer.to_dict()
     trust, assumptions = data.pop("trust"), data.pop("assumptions")
@@ -77,37 +70,10 @@ def _cost(answer: Simulation, training: Any) -> dict[str, Any]:
     }
 
 
-def scale_view(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Curves over GPU counts, each with its knees, its band and published runs of its kind."""
-    state = {name: value for name, value in body.items() if name not in OF_PAGE}
-    counts = body.get("counts") or (state["gpus"] if isinstance(state.get("gpus"), (str, list)) else COUNTS)
-    curves = body.get("curves") or [{}]
-    if not isinstance(curves, list) or len(curves) > MOST_CURVES or not all(isinstance(one, dict) for one in curves):
-        text = f"curves must be a list of at most {MOST_CURVES} objects"
-        raise InputError(text, code="too-many", field="curves")
-    return {"counts": counts, "curves": [_curve(state | curve, counts, curve) for curve in curves]}
-
-
-def _curve(state: Mapping[str, Any], counts: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
-    asked = arguments_of(dict(state) | {"gpus": counts})
-    answer = knee.scale(**asked)
-    data = answer.to_dict()
-    job = answer.only.job
-    return {
-        "changes": dict(changes),
-        **data["curves"][0],
-        "scaling": data["scaling"],
-        "assumptions": data["assumptions"],
-        "published": points_like(job) if job is not None else [],
-        "command": command_of("scale", asked),
-        "python": python_of("scale", asked),
-    }
-
-
 def why(body: Mapping[str, Any]) -> dict[str, Any]:
     """The formulas, constants and sources behind a step; ``number`` names the line to start from."""
     number = body.get("number")
-    asked = arguments_of({name: value for name, value in body.items() if name not in OF_PAGE})
+    asked = asked_of(body, "simulate")
     lines = [
         {key: getattr(line, key) for key in ("name", "value", "formula", "source", "depth")}
         for line in knee.simulate(**asked).why()
