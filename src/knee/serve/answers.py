@@ -11,8 +11,11 @@ import msgspec
 
 import knee
 from knee.errors import InputError, KneeError, MissingExtra
+from knee.export.formats import export
 from knee.serve.controls import catalog
-from knee.serve.questions import arguments_of
+from knee.serve.dropped import read
+from knee.serve.openapi import openapi
+from knee.serve.questions import arguments_of, asked_of
 from knee.serve.budget_view import budget_view
 from knee.serve.scale_view import scale_view
 from knee.serve.search_answers import search
@@ -20,8 +23,6 @@ from knee.serve.step_view import step_view, why
 
 Tell = Callable[[bytes], None]
 Body = Mapping[str, Any]
-DEEPEST = 64
-"""Tables inside tables of a body."""
 BUG = {
     "code": "bug",
     "message": "this question meets a bug in knee",
@@ -40,6 +41,21 @@ def plain(name: str) -> Callable[[Body], Any]:
     return answered
 
 
+def toml_file(body: Body) -> bytes:
+    """The job of a state as a file."""
+    return export(knee.simulate(**asked_of(body, "simulate")).job, "knee").encode()
+
+
+def catalog_entry(body: Body) -> Any:
+    """Every value of an entry of the catalogue, with its source."""
+    name, kind = body.get("name"), body.get("kind")
+    known = {entry.name for entry in knee.catalog_entries().entries}
+    if not isinstance(name, str) or name not in known:
+        text = f"nothing named {str(name)[:80]!r} is in the catalogue"
+        raise InputError(text, hint="GET /api/catalog lists all names", code="unknown-name", field="name")
+    return knee.catalog_entry(name, kind=kind).to_dict()
+
+
 QUICK: dict[str, Callable[[Body], Any]] = {
     "catalog": lambda _: catalog(),
     "simulate": plain("simulate"),
@@ -48,11 +64,16 @@ QUICK: dict[str, Callable[[Body], Any]] = {
     "views/step": step_view,
     "views/scale": scale_view,
     "views/budget": budget_view,
+    "toml": toml_file,
+    "read": read,
+    "openapi": lambda _: openapi(),
+    "catalog_entry": catalog_entry,
 }
 """Answers within milliseconds."""
 SLOW: dict[str, Callable[[Body], Any]] = {
     "plan": plain("plan"),
     "budget": plain("budget"),
+    "validate": lambda _: knee.validate().to_dict(),
 }
 """Answers that wait in the queue of searches."""
 
@@ -63,7 +84,8 @@ def answer(name: str, body: bytes, tell: Tell) -> tuple[int, bytes]:
         asked = _parsed(body)
         if name == "search":
             return 200, encoder.encode(search(asked, lambda event: tell(encoder.encode(event))))
-        return 200, encoder.encode((QUICK | SLOW)[name](asked))
+        found = (QUICK | SLOW)[name](asked)
+        return 200, found if isinstance(found, bytes) else encoder.encode(found)
     except KneeError as error:
         return status_of(error), encoder.encode({"error": error_data(error)})
     except (MemoryError, RecursionError):

@@ -182,11 +182,15 @@ class ProcessPool:
             await asyncio.wait_for(process.process.wait(), 5)
         self.warm()
 
-    async def close(self) -> None:
-        """End all of them at once."""
+    def kill(self) -> None:
+        """End all of them, for good."""
         self._closed = True
         for task in list(self._tasks):
             task.cancel()
         for process in list(self.all):
             process.kill()
+
+    async def close(self) -> None:
+        """End all of them, and wait until they have."""
+        self.kill()
         await asyncio.gather(*(process.process.wait() for process in self.all), return_exceptions=True)
