@@ -15,7 +15,10 @@ async function refused(response) {
 
 // with --host the server asks for a token; the address brings it once, in its fragment, which is never sent
 const token = new URLSearchParams(location.hash.slice(1)).get("token") ?? sessionStorage.getItem("knee-token");
-if (token) sessionStorage.setItem("knee-token", token);
+if (token) {
+  sessionStorage.setItem("knee-token", token);
+  history.replaceState(null, "", location.pathname + location.search);
+}
 const headers = (more = {}) => (token ? { ...more, Authorization: `Bearer ${token}` } : more);
 
 export async function get(path, options = {}) {
@@ -23,6 +26,9 @@ export async function get(path, options = {}) {
   if (!response.ok) throw await refused(response);
   return response.json();
 }
+
+/** Links to pages, such as the study's, cannot send the token: a cookie does. */
+export const startSession = () => (token ? sent("/api/session", {}) : null);
 
 async function sent(path, body, { signal, type = "application/json" } = {}) {
   const response = await fetch(path, {

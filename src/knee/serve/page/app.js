@@ -1,6 +1,6 @@
 // The page: reads the catalogue, keeps the state, and asks and draws the view that is open.
 
-import { get, Latest } from "./api.js";
+import { get, Latest, startSession } from "./api.js";
 import { Question } from "./controls.js";
 import { announce, byId, el } from "./dom.js";
 import { count } from "./format.js";
@@ -163,6 +163,7 @@ class App {
 }
 
 try {
+  await startSession();
   window.knee_app = new App(await get("/api/catalog"));
 } catch (error) {
   byId("panel").replaceChildren(el("p", {}, error.message), el("p", { class: "small" }, error.hint ?? ""));

@@ -2,7 +2,7 @@
 
 import { post } from "./api.js";
 import { Figure, key, plot } from "./charts.js";
-import { el, notes, scroll, svgEl, table, uid } from "./dom.js";
+import { el, fill, notes, scroll, svgEl, table, uid } from "./dom.js";
 import { count, percent, plain, short, usd } from "./format.js";
 import { Search } from "./search.js";
 import { changed } from "./timing.js";
@@ -43,7 +43,7 @@ export class BudgetView {
       const input = el("input", { type: "number", id, min: limit.least, max: limit.most, step: "any", placeholder: "no limit", inputmode: "decimal",
         onchange: (event) => this.app.state.set({ [limit.name]: event.target.value || null }, { startedAt: changed(event) }) });
       this.inputs.set(limit.name, input);
-      return el("div", { class: "inline" }, el("label", { for: id }, `At most, ${limit.unit}`), input);
+      return el("div", { class: "inline" }, el("label", { for: id }, `${limit.unit} at most`), input);
     });
     const law = uid("law");
     this.law = el("select", { id: law, onchange: (event) => this.app.state.set({ law: event.target.value === this.app.catalog.laws[0] ? null : event.target.value }, { startedAt: changed(event) }) },
@@ -81,7 +81,8 @@ export class BudgetView {
     const { best, flop_counting: flop } = budget;
     for (const part of [this.grid, this.sizes.element, this.choices, this.gpus, this.marginal]) part.hidden = false;
     this.showTiles(budget);
-    this.sentences.replaceChildren(...budget.sentences.map((sentence) => el("p", {}, sentence)));
+    const [first, ...others] = budget.sentences;
+    fill(this.sentences, el("p", {}, first), el("ul", { class: "small" }, others.map((sentence) => el("li", {}, sentence))));
     const marks = [{ what: "best run", params: best.counted_params, tokens: best.tokens, loss: best.loss, colour: "var(--good)", symbol: "star", r: 9 }, flopMark(flop),
       flop.really && { what: "what that choice really reaches", params: flop.really.counted_params, tokens: flop.really.tokens, loss: flop.really.loss, colour: "var(--bad)", symbol: "circle", r: 5 }].filter(Boolean);
     const runs = budget.by_size.map((run) => ({ what: `best at its size: ${run.model}`, params: run.counted_params, tokens: run.tokens, loss: run.loss }));
@@ -99,6 +100,7 @@ export class BudgetView {
     const tiles = [["parameters", short(best.params), `${best.layers} layers of ${count(best.hidden)}`], ["tokens", short(best.tokens), `${plain(best.tokens_per_param)} per parameter`],
       ["loss", plain(best.loss, 4), `${loss}; law ${law.name}`], ["GPUs", count(best.gpus), best.plan_words], ["days", plain(best.days), `limited by ${best.binding}`],
       ["cost", usd(best.cost_usd), `${count(best.gpu_hours)} GPU-hours`], ["energy", `${plain(best.energy_mwh)} MWh`, `${plain(best.co2e_kg / 1e3)} t CO2e`], ["MFU", percent(best.mfu_frac), `${percent(best.exposed_frac)} exposed`]];
+    this.tiles.classList.add("eight");
     this.tiles.replaceChildren(...tiles.map(([name, value, sub]) => el("div", { class: "tile" }, el("span", { class: "tile-name plain-name" }, name), el("strong", {}, value), el("span", { class: "small" }, sub))));
   }
 
@@ -222,10 +224,12 @@ export class BudgetView {
 
   showMarginal({ marginal, law }) {
     this.marginal.replaceChildren(el("h2", {}, "What one more unit is worth"), scroll("Worth of one more unit of each limit", table("Change of the loss", [{ title: "one more", show: (row) => row.what },
-      { title: "loss", number: true, show: (row) => (row.loss === null ? "–" : plain(row.loss, 3)) }, { title: "limits the run", show: (row) => (row.binds ? "yes" : "no") }, { title: "how", show: (row) => row.how }], marginal)),
+      { title: "loss", number: true, show: (row) => (row.loss === null ? "–" : tiny(row.loss)) }, { title: "limits the run", show: (row) => (row.binds ? "yes" : "no") }, { title: "how", show: (row) => row.how }], marginal)),
     el("p", { class: "small" }, `Law ${law.name}: ${law.source}.`));
   }
 }
+
+const tiny = (value) => (value !== 0 && Math.abs(value) < 1e-4 ? value.toExponential(1) : plain(value)).replace("-", "−");
 
 function flopMark(flop) {
   return { what: "choice of plain FLOP counting", params: flop.params, tokens: flop.tokens, loss: flop.loss, colour: "var(--bad)", symbol: "times", r: 7 };

@@ -160,12 +160,15 @@ export class Question {
     const rest = plan.filter((name) => !FIRST.includes(name));
     this.batch = this.batchSwitch();
     this.overrides = this.overrideBox();
+    this.note = el("p", { class: "small", hidden: true });
     this.more = el("details", { class: "more" }, el("summary", {}, "More of the plan"), el("div", {}, of(...rest)));
     this.run = el("details", { class: "more" }, el("summary", {}, "Whole run"), el("div", {}, of("tokens", "grid", "pue")));
     form.append(
-      el("fieldset", {}, el("legend", {}, "Job"), of("model", "cluster", "gpus"), this.batch, of("local_batch", "global_batch", "seq_len", "profile")),
+      el("fieldset", {}, el("legend", {}, "Job"), this.note, of("model", "cluster", "gpus"), this.batch, of("local_batch", "global_batch", "seq_len", "profile")),
       el("fieldset", {}, el("legend", {}, "Plan"), el("p", { class: "small", id: "plan-words" }), of(...FIRST.filter((name) => plan.includes(name)))),
       el("div", {}, this.more, this.run, el("details", { class: "more" }, el("summary", {}, "Change a value of the catalogue"), this.overrides)));
+    // a budget chooses the model, the batch and the plan
+    for (const part of [...of("model", "local_batch", "global_batch"), this.batch, this.more, this.run, form.querySelectorAll("fieldset")[1]]) part.classList.add("not-in-budget");
     form.addEventListener("submit", (event) => event.preventDefault());
   }
 
@@ -207,7 +210,11 @@ export class Question {
     this.chosen = plan;
     const { values } = this.state;
     for (const control of this.controls.values()) control.show(values, plan);
-    const strong = this.state.isSet("global_batch");
+    const strong = this.state.isSet("global_batch"), view = this.state.get("view");
+    this.form.dataset.view = view;
+    this.note.textContent = { budget: "A budget chooses the model, the batch and the plan itself.",
+      plan: "The search chooses the plan; the fields below are those of the other views." }[view] ?? "";
+    this.note.hidden = !this.note.textContent;
     [this.perGpu.checked, this.perStep.checked] = [!strong, strong];
     this.controls.get("local_batch").element.hidden = strong;
     this.controls.get("global_batch").element.hidden = !strong;

@@ -1,8 +1,8 @@
 // Files that a person opens or drops: records, tables of runs, the files of a sweep, traces. They are read by the server on
 // this machine, held beside their simulation, and forgotten when the page is closed.
 
-import { post } from "./api.js";
-import { announce, byId, el, scroll, table } from "./dom.js";
+import { get, post } from "./api.js";
+import { announce, byId, el, fill, scroll, table } from "./dom.js";
 import { bytes, count, percent, plain, seconds } from "./format.js";
 
 const MOST_FILES = 200;
@@ -12,7 +12,7 @@ export class Files {
     this.app = app;
     this.place = byId("dropped");
     const veil = byId("veil"), picker = byId("files");
-    byId("open-files").addEventListener("click", () => picker.click());
+    byId("open-files").addEventListener("click", () => this.offer(picker));
     picker.addEventListener("change", () => {
       this.read([...picker.files].map((file) => ({ file, path: file.webkitRelativePath || file.name })));
       picker.value = "";
@@ -38,6 +38,36 @@ export class Files {
     });
   }
 
+  /** Where the server was given a folder of records or a study, they can be opened too. */
+  async offer(picker) {
+    const { records, study } = await get("/api/status");
+    if (!records && !study) {
+      picker.click();
+      return;
+    }
+    const found = records ? (await get("/api/records")).records : [];
+    const open = async (name) => {
+      try {
+        this.show([{ path: name, ...(await get(`/api/records/${name.split("/").map(encodeURIComponent).join("/")}`)) }], [], 0);
+      } catch (error) {
+        this.show([], [{ path: name, message: [error.message, error.hint].filter(Boolean).join(" ") }], 0);
+      }
+    };
+    this.place.hidden = false;
+    fill(this.place, this.heading("Open files"), el("p", { class: "inline" }, el("button", { type: "button", onclick: () => picker.click() }, "Choose files on this computer"),
+      study ? el("a", { href: "/study/" }, "Page of the study") : null), found.length ? el("h3", {}, `Records of the server's folder (${count(found.length)})`) : null,
+    found.length ? el("ul", { class: "records" }, found.map(({ name, bytes: size }) => el("li", {}, el("button", { type: "button", class: "plain", onclick: () => open(name) }, name), ` ${bytes(size)}`))) : null);
+    this.place.querySelector("button").focus();
+  }
+
+  heading(title) {
+    const close = () => {
+      this.place.hidden = true;
+      byId("open-files").focus();
+    };
+    return el("div", { class: "heading" }, el("h2", {}, title), el("button", { type: "button", onclick: close }, "Close"));
+  }
+
   async read(files) {
     if (!files.length) return;
     const some = files.slice(0, MOST_FILES), shown = [], failed = [];
@@ -56,13 +86,13 @@ export class Files {
   show(shown, failed, left) {
     const rows = shown.flatMap((one) => (one.rows ?? []).map((row) => ({ file: one.path, ...row })));
     const traces = shown.filter((one) => one.kind === "trace");
-    this.place.replaceChildren(
-      el("div", { class: "heading" }, el("h2", {}, "Your files"), el("button", { type: "button", onclick: () => { this.place.hidden = true; byId("open-files").focus(); } }, "Close")),
-      rows.length ? scroll("Measured beside simulated", table("Measured beside simulated", COLUMNS.filter((column) => column.always || rows.some((row) => column.of(row) !== undefined && column.of(row) !== null)), rows)) : "",
+    const notes = [...shown.flatMap((one) => one.notes ?? []), ...rows.filter((row) => row.note).map((row) => `${row.name ?? row.file}: ${row.note}`)];
+    fill(this.place, this.heading("Your files"), rows.length ? scroll("Measured beside simulated", table("Measured beside simulated", COLUMNS.filter((column) => column.always || rows.some((row) => column.of(row) !== undefined && column.of(row) !== null)), rows)) : "",
       rows.some((row) => row.state) ? el("div", { class: "inline" }, rows.filter((row) => row.state).slice(0, 6).map((row) => el("button", { type: "button",
-        onclick: () => this.app.state.replaceAll(row.state) }, `Open ${row.file.split("/").pop()} as a question`))) : "",
+        onclick: () => this.app.state.replaceAll(row.state) }, `Open ${(row.name ?? row.file).split("/").pop()} as a question`))) : "",
       ...traces.map((one) => this.trace(one)),
       failed.length ? el("ul", {}, failed.map(({ path, message }) => el("li", {}, el("strong", {}, path), `: ${message}`))) : "",
+      notes.length ? el("ul", { class: "small" }, notes.slice(0, 20).map((note) => el("li", {}, note))) : "",
       left > 0 ? el("p", { class: "small" }, `${count(left)} more files were left out.`) : "");
     announce(`${count(shown.length)} files were read, ${count(failed.length)} could not be read.`);
   }

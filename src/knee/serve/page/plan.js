@@ -151,14 +151,14 @@ export class PlanView {
     const onFront = all.filter((row) => row.onFront).sort((a, b) => a.gib - b.gib), is = this.current(values);
     this.front.update({
       note: "Plans on the front are beaten by no other in speed, energy and free memory at once. Choose a point to use its plan.",
-      legend: [key("on the front", "var(--compute)", "dot"), key("other plans of the ranking", "var(--idle)", "dot")],
+      legend: [key("on the front", "var(--series-2)", "dot"), key("other plans of the ranking", "var(--edge)", "box")],
       draw: (width) => {
         const svg = plot(`${count(all.length)} plans by memory and tokens per second per GPU; ${count(onFront.length)} are on the front.`, {
           width, height: 300, marginLeft: 52, marginBottom: 40,
           x: { label: "memory per GPU (GiB) →", nice: true, grid: true }, y: { label: "↑ tokens/s per GPU", tickFormat: "~s", nice: true, grid: true },
-          marks: [Plot.line(onFront, { x: "gib", y: "tokens_per_s_per_gpu", stroke: "var(--compute)", strokeOpacity: 0.35 }),
-            Plot.dot(all, { x: "gib", y: "tokens_per_s_per_gpu", fill: (row) => (row.onFront ? "var(--compute)" : "var(--idle)"), r: (row) => (row.onFront ? 5 : 4), symbol: (row) => (row.onFront ? "circle" : "square") }),
-            Plot.dot(all.filter(is), { x: "gib", y: "tokens_per_s_per_gpu", stroke: "var(--exposed)", strokeWidth: 2.5, r: 8 }),
+          marks: [Plot.line(onFront, { x: "gib", y: "tokens_per_s_per_gpu", stroke: "var(--series-2)", strokeOpacity: 0.4 }),
+            Plot.dot(all, { x: "gib", y: "tokens_per_s_per_gpu", fill: (row) => (row.onFront ? "var(--series-2)" : "var(--edge)"), r: (row) => (row.onFront ? 5 : 4), symbol: (row) => (row.onFront ? "circle" : "square") }),
+            Plot.dot(all.filter(is), { x: "gib", y: "tokens_per_s_per_gpu", stroke: "var(--ink)", strokeWidth: 2, r: 9 }),
             Plot.tip(all, Plot.pointer({ x: "gib", y: "tokens_per_s_per_gpu", title: (row) => `${planWords(row.plan)}\n${count(row.tokens_per_s_per_gpu)} tokens/s per GPU, ${bytes(row.memory_bytes)}\n${plain(row.tokens_per_j)} tokens per joule` }))],
           color: { type: "identity" }, r: { type: "identity" }, symbol: { type: "identity" },
         });
@@ -179,7 +179,7 @@ export class PlanView {
     const tps = [...new Set(cells.map((cell) => cell.tp))].sort((a, b) => a - b), pps = [...new Set(cells.map((cell) => cell.pp))].sort((a, b) => a - b);
     this.heat.element.hidden = !cells.length;
     this.heat.update({
-      note: "Tokens/s per GPU of the best plan with each pair of degrees. An empty cell has no plan that fits.",
+      note: "Tokens/s per GPU of the best plan with each pair of degrees. Choose a cell to use its plan.",
       draw: (width) => {
         const svg = plot(`Best tokens per second per GPU by tensor and pipeline parallelism: ${known.map((cell) => `tp ${cell.tp} pp ${cell.pp} ${count(cell.value)}`).join(", ")}.`, {
           width, height: Math.max(180, 54 * pps.length + 60), marginLeft: 46, marginBottom: 40, padding: 0.04,
@@ -208,10 +208,10 @@ export class PlanView {
       draw: (width) => plot(`Sensitivity: ${rows.map((row) => `${row.title} ${signed(row.better_frac)}`).join(", ")}.`, {
         width, height: 34 * rows.length + 46, marginLeft: Math.min(150, width * 0.36), marginBottom: 34,
         x: { tickFormat: "+.0%", label: null, grid: true, nice: true }, y: { domain: rows.map((row) => row.title), label: null },
-        marks: [Plot.barX(rows, { x: "better_frac", y: "title", fill: "var(--compute)", insetTop: 4, insetBottom: 4 }), Plot.barX(rows, { x: "worse_frac", y: "title", fill: "var(--exposed)", insetTop: 4, insetBottom: 4 }),
+        marks: [Plot.barX(rows, { x: "better_frac", y: "title", fill: "var(--bar)", insetTop: 4, insetBottom: 4 }), Plot.barX(rows, { x: "worse_frac", y: "title", fill: "var(--series-1)", insetTop: 4, insetBottom: 4 }),
           Plot.ruleX([0], { stroke: "var(--ink)" })],
       }),
-      legend: [key("25% more", "var(--compute)"), key("25% less", "var(--exposed)")],
+      legend: [key("25% more", "var(--bar)"), key("25% less", "var(--series-1)")],
       caption: "Sensitivity of the best plan",
       columns: [{ title: "resource", key: "title", show: (row) => row.title }, { title: "25% more", key: "better_frac", number: true, show: (row) => percent(row.better_frac) },
         { title: "25% less", key: "worse_frac", number: true, show: (row) => percent(row.worse_frac) }],
