@@ -32,7 +32,9 @@ export const startSession = () => (token ? sent("/api/session", {}) : null);
 
 async function sent(path, body, { signal, type = "application/json" } = {}) {
   const response = await fetch(path, {
-    method: "POST", signal, headers: headers({ "Content-Type": type }),
+    method: "POST",
+    signal,
+    headers: headers({ "Content-Type": type }),
     body: type === "application/json" ? JSON.stringify(body) : body,
   });
   if (!response.ok) throw await refused(response);
@@ -57,7 +59,12 @@ export class Latest {
     if (!this.running) return this.next();
     const { started, controller } = this.running;
     const left = this.patience - (performance.now() - started);
-    setTimeout(() => { if (this.running?.controller === controller && this.waiting) controller.abort(); }, Math.max(0, left));
+    setTimeout(
+      () => {
+        if (this.running?.controller === controller && this.waiting) controller.abort();
+      },
+      Math.max(0, left),
+    );
     return undefined;
   }
 
@@ -93,9 +100,18 @@ export async function events(path, body, heard, signal) {
     const blocks = text.split(/\r?\n\r?\n/);
     text = blocks.pop();
     for (const block of blocks) {
-      const fields = block.split(/\r?\n/).map((line) => line.match(/^(event|data): ?(.*)$/)).filter(Boolean);
-      const name = fields.filter((field) => field[1] === "event").map((field) => field[2]).join("");
-      const data = fields.filter((field) => field[1] === "data").map((field) => field[2]).join("\n");
+      const fields = block
+        .split(/\r?\n/)
+        .map((line) => line.match(/^(event|data): ?(.*)$/))
+        .filter(Boolean);
+      const name = fields
+        .filter((field) => field[1] === "event")
+        .map((field) => field[2])
+        .join("");
+      const data = fields
+        .filter((field) => field[1] === "data")
+        .map((field) => field[2])
+        .join("\n");
       if (name && data) heard(name, JSON.parse(data));
     }
   }

@@ -27,7 +27,8 @@ class App {
     this.files = new Files(this);
     this.prepareTabs();
     this.prepareFold();
-    byId("about").textContent = `knee ${catalog.version}. Everything is computed on this machine; the page loads nothing from other hosts.`;
+    byId("about").textContent =
+      `knee ${catalog.version}. Everything is computed on this machine; the page loads nothing from other hosts.`;
     this.open(performance.now());
   }
 
@@ -62,22 +63,41 @@ class App {
   /** A view for the page's state, or for the pinned one. */
   pane(pinned) {
     const view = new VIEW[this.view](this, { pinned: Boolean(pinned) });
-    const pane = { view, pinned, answer: null, values: () => (pinned ? { ...pinned, view: this.view } : this.state.values) };
-    pane.latest = new Latest(({ values, startedAt }, signal) => this.answer(pane, values, startedAt, signal), view.patience);
-    pane.close = () => { pane.latest.stop(); view.close?.(); };
+    const pane = {
+      view,
+      pinned,
+      answer: null,
+      values: () => (pinned ? { ...pinned, view: this.view } : this.state.values),
+    };
+    pane.latest = new Latest(
+      ({ values, startedAt }, signal) => this.answer(pane, values, startedAt, signal),
+      view.patience,
+    );
+    pane.close = () => {
+      pane.latest.stop();
+      view.close?.();
+    };
     const compared = this.state.pinned() !== null;
     pane.element = compared
-      ? el("section", { class: "pane", "aria-label": pinned ? "State A" : "State B" },
-        el("h2", { class: "pane-title" }, el("span", { class: "letter" }, pinned ? "A" : "B"), this.paneWords(pane)), view.element)
+      ? el(
+          "section",
+          { class: "pane", "aria-label": pinned ? "State A" : "State B" },
+          el("h2", { class: "pane-title" }, el("span", { class: "letter" }, pinned ? "A" : "B"), this.paneWords(pane)),
+          view.element,
+        )
       : el("div", {}, view.element);
     return pane;
   }
 
   /** A state in words: the job, and what the two states differ in. */
   paneWords(pane) {
-    const values = pane.values(), [model, cluster, gpus] = ["model", "cluster", "gpus"].map((name) => this.state.get(name, values));
-    const pinned = this.state.pinned() ?? {}, skipped = ["view", "compare", "zoom", "metric", "model", "cluster", "gpus"];
-    const names = [...new Set([...Object.keys(pinned), ...Object.keys(this.state.values)])].filter((name) => !skipped.includes(name) && pinned[name] !== this.state.values[name]);
+    const values = pane.values(),
+      [model, cluster, gpus] = ["model", "cluster", "gpus"].map((name) => this.state.get(name, values));
+    const pinned = this.state.pinned() ?? {},
+      skipped = ["view", "compare", "zoom", "metric", "model", "cluster", "gpus"];
+    const names = [...new Set([...Object.keys(pinned), ...Object.keys(this.state.values)])].filter(
+      (name) => !skipped.includes(name) && pinned[name] !== this.state.values[name],
+    );
     const different = names.map((name) => `${name} ${this.state.get(name, values) || "auto"}`);
     return [`${model} on ${count(Number(gpus))} GPUs of ${cluster}`, ...different].join(", ");
   }
@@ -131,16 +151,28 @@ class App {
     this.failing = pane;
     pane.element.classList.add("stale");
     const busy = error.status === 429 || error.status === 503;
-    const message = error.status === undefined ? "The server does not answer. Is `knee serve` still running?" : error.message;
-    byId("problem").replaceChildren(el("p", {}, el("strong", {}, message.charAt(0).toUpperCase() + message.slice(1)), error.hint ? ` ${error.hint}` : ""),
-      busy || error.status === undefined ? el("button", { type: "button", onclick: () => this.ask(pane, performance.now()) }, "Try again") : "");
+    const message =
+      error.status === undefined ? "The server does not answer. Is `knee serve` still running?" : error.message;
+    byId("problem").replaceChildren(
+      el(
+        "p",
+        {},
+        el("strong", {}, message.charAt(0).toUpperCase() + message.slice(1)),
+        error.hint ? ` ${error.hint}` : "",
+      ),
+      busy || error.status === undefined
+        ? el("button", { type: "button", onclick: () => this.ask(pane, performance.now()) }, "Try again")
+        : "",
+    );
     if (!pane.pinned) this.question.problem(error);
   }
 
   prepareTabs() {
     const tabs = [...byId("tabs").children];
     for (const tab of tabs) {
-      tab.addEventListener("click", (event) => this.state.set({ view: tab.dataset.view }, { startedAt: event.timeStamp }));
+      tab.addEventListener("click", (event) =>
+        this.state.set({ view: tab.dataset.view }, { startedAt: event.timeStamp }),
+      );
       tab.addEventListener("keydown", (event) => {
         const at = VIEWS.indexOf(tab.dataset.view);
         const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: tabs.length - 1 }[event.key];
@@ -155,8 +187,11 @@ class App {
 
   /** The question is beside the answer on wide screens, and folded above it on narrow ones. */
   prepareFold() {
-    const wide = matchMedia("(min-width: 64.01rem)"), fold = byId("question-fold");
-    const fit = () => { fold.open = wide.matches; };
+    const wide = matchMedia("(min-width: 64.01rem)"),
+      fold = byId("question-fold");
+    const fit = () => {
+      fold.open = wide.matches;
+    };
     wide.addEventListener("change", fit);
     fit();
   }

@@ -8,13 +8,18 @@ const { Plot } = window;
 // Plot writes a <style> element into each chart, which the content security policy forbids. Charts are therefore made in a
 // document that is never shown, lose that element there, and move into the page; page.css has the same rules.
 const workshop = document.implementation.createHTMLDocument("");
-const place = { documentElement: workshop.documentElement, defaultView: window, createTextNode: (text) => document.createTextNode(text) };
+const place = {
+  documentElement: workshop.documentElement,
+  defaultView: window,
+  createTextNode: (text) => document.createTextNode(text),
+};
 
 /** Plot.plot with the page's type and colours; `label` is what a screen reader says. */
 export function plot(label, options) {
   const svg = Plot.plot({ marginTop: 24, marginRight: 20, ...options, className: "plot", document: place });
   svg.querySelectorAll("style").forEach((style) => style.remove());
-  for (const part of svg.querySelectorAll("[aria-label]")) { // Plot labels groups, which have no role; the chart has a label as a whole
+  for (const part of svg.querySelectorAll("[aria-label]")) {
+    // Plot labels groups, which have no role; the chart has a label as a whole
     part.setAttribute("data-part", part.getAttribute("aria-label"));
     part.removeAttribute("aria-label");
   }
@@ -28,14 +33,20 @@ export function plot(label, options) {
 
 /** Colours and dashes of curves, as in knee's figures: told apart without colour too. */
 export const SERIES = [
-  { colour: "var(--series-0)", dash: undefined }, { colour: "var(--series-1)", dash: "6,3" }, { colour: "var(--series-2)", dash: "2,2" },
-  { colour: "var(--series-3)", dash: "9,2,2,2" }, { colour: "var(--series-4)", dash: "4,1" }, { colour: "var(--series-5)", dash: "12,3" },
+  { colour: "var(--series-0)", dash: undefined },
+  { colour: "var(--series-1)", dash: "6,3" },
+  { colour: "var(--series-2)", dash: "2,2" },
+  { colour: "var(--series-3)", dash: "9,2,2,2" },
+  { colour: "var(--series-4)", dash: "4,1" },
+  { colour: "var(--series-5)", dash: "12,3" },
 ];
 
 /** Resizes are seen once for all charts, and drawn at most once a frame. */
-const seen = new ResizeObserver((entries) => requestAnimationFrame(() => {
-  for (const { target } of entries) target.figure?.resized();
-}));
+const seen = new ResizeObserver((entries) =>
+  requestAnimationFrame(() => {
+    for (const { target } of entries) target.figure?.resized();
+  }),
+);
 
 export class Figure {
   /** `file` names downloads: knee-step-memory.svg. */
@@ -48,11 +59,23 @@ export class Figure {
     this.table = details("Values as a table", this.values);
     this.table.addEventListener("toggle", () => this.fill());
     this.legend = el("div", { class: "legend" });
-    const button = (words, what, act) => el("button", { type: "button", class: "plain", "aria-label": `${title}: ${what}`, onclick: act }, words);
-    this.tools = el("div", { class: "tools" }, tools,
-      button("SVG", "download as SVG", () => this.saveSvg()), button("CSV", "download the values as CSV", () => this.saveCsv()));
-    this.element = el("figure", { id, class: "chart" },
-      el("figcaption", {}, el("div", { class: "heading" }, el(level, {}, title), this.tools), this.note), this.legend, this.drawing, this.table);
+    const button = (words, what, act) =>
+      el("button", { type: "button", class: "plain", "aria-label": `${title}: ${what}`, onclick: act }, words);
+    this.tools = el(
+      "div",
+      { class: "tools" },
+      tools,
+      button("SVG", "download as SVG", () => this.saveSvg()),
+      button("CSV", "download the values as CSV", () => this.saveCsv()),
+    );
+    this.element = el(
+      "figure",
+      { id, class: "chart" },
+      el("figcaption", {}, el("div", { class: "heading" }, el(level, {}, title), this.tools), this.note),
+      this.legend,
+      this.drawing,
+      this.table,
+    );
     seen.observe(this.drawing);
   }
 
@@ -80,7 +103,10 @@ export class Figure {
 
   saveSvg() {
     const svg = this.drawing.querySelector("svg");
-    const legend = [...this.legend.children].map((entry) => ({ words: entry.textContent, colour: getComputedStyle(entry.firstChild).getPropertyValue("--swatch").trim() }));
+    const legend = [...this.legend.children].map((entry) => ({
+      words: entry.textContent,
+      colour: getComputedStyle(entry.firstChild).getPropertyValue("--swatch").trim(),
+    }));
     if (svg) save(`${this.file}.svg`, "image/svg+xml", svgOf(svg, this.title, legend));
   }
 

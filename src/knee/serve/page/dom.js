@@ -21,7 +21,8 @@ export const svgEl = (tag, attributes = {}, ...children) =>
   filled(document.createElementNS(SVG, tag), attributes, children);
 
 /** Replaces what an element holds; what is missing is left out. */
-export const fill = (element, ...children) => element.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined && child !== ""));
+export const fill = (element, ...children) =>
+  element.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined && child !== ""));
 
 let ids = 0;
 /** A name for an element that labels another; two views can be on the page at once. */
@@ -37,19 +38,48 @@ export function styled(element, styles) {
 
 /** A table with a caption; columns are {key, title, number, show(row), sort(row)}. */
 export function table(caption, columns, rows, { rowAttributes = () => ({}), head = (column) => column.title } = {}) {
-  const cell = (column, row, first) => el(first ? "th" : "td",
-    { class: column.number ? "number" : undefined, scope: first ? "row" : undefined }, column.show(row));
-  return el("table", {},
+  const cell = (column, row, first) =>
+    el(
+      first ? "th" : "td",
+      { class: column.number ? "number" : undefined, scope: first ? "row" : undefined },
+      column.show(row),
+    );
+  return el(
+    "table",
+    {},
     el("caption", {}, caption),
-    el("thead", {}, el("tr", {}, columns.map((column) =>
-      el("th", { scope: "col", class: column.number ? "number" : undefined, "aria-sort": column.sorted }, head(column))))),
-    el("tbody", {}, rows.map((row) =>
-      el("tr", rowAttributes(row), columns.map((column, i) => cell(column, row, i === 0))))));
+    el(
+      "thead",
+      {},
+      el(
+        "tr",
+        {},
+        columns.map((column) =>
+          el(
+            "th",
+            { scope: "col", class: column.number ? "number" : undefined, "aria-sort": column.sorted },
+            head(column),
+          ),
+        ),
+      ),
+    ),
+    el(
+      "tbody",
+      {},
+      rows.map((row) =>
+        el(
+          "tr",
+          rowAttributes(row),
+          columns.map((column, i) => cell(column, row, i === 0)),
+        ),
+      ),
+    ),
+  );
 }
 
 /** A part that scrolls sideways by keyboard too. */
 export const scroll = (label, ...children) =>
-  el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, ...children);
+  el("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": label }, ...children);
 
 /** The values behind a chart, closed until asked for. */
 export function details(summary, ...children) {
@@ -58,7 +88,14 @@ export function details(summary, ...children) {
 
 /** Sentences behind a summary; it stays open while they change. */
 export function notes(place, title, sentences) {
-  const fold = details(`${title} (${sentences.length})`, el("ul", { class: "small" }, sentences.map((sentence) => el("li", {}, sentence))));
+  const fold = details(
+    `${title} (${sentences.length})`,
+    el(
+      "ul",
+      { class: "small" },
+      sentences.map((sentence) => el("li", {}, sentence)),
+    ),
+  );
   fold.open = place.querySelector("details")?.open ?? false;
   place.replaceChildren(fold);
 }
@@ -67,5 +104,7 @@ let announced = 0;
 /** Says something to screen readers; the last of many in a short time. */
 export function announce(words) {
   clearTimeout(announced);
-  announced = setTimeout(() => { byId("said").textContent = words; }, 400);
+  announced = setTimeout(() => {
+    byId("said").textContent = words;
+  }, 400);
 }

@@ -2,8 +2,25 @@
 
 import { announce, el, svgEl } from "./dom.js";
 
-const PAINTED = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-opacity", "stroke-linecap", "stroke-linejoin", "opacity",
-  "font-family", "font-size", "font-weight", "text-anchor", "dominant-baseline", "paint-order", "visibility", "vector-effect"];
+const PAINTED = [
+  "fill",
+  "fill-opacity",
+  "stroke",
+  "stroke-width",
+  "stroke-dasharray",
+  "stroke-opacity",
+  "stroke-linecap",
+  "stroke-linejoin",
+  "opacity",
+  "font-family",
+  "font-size",
+  "font-weight",
+  "text-anchor",
+  "dominant-baseline",
+  "paint-order",
+  "visibility",
+  "vector-effect",
+];
 
 /** Offers text as a file. */
 export function save(name, type, text) {
@@ -25,7 +42,11 @@ const cell = (value) => {
 export function csvOf(columns, rows) {
   const named = columns.map((column) => column.key ?? column.title);
   const raw = (column, row) => (column.raw ? column.raw(row) : row[column.key]);
-  return [named, ...rows.map((row) => columns.map((column) => raw(column, row)))].map((line) => line.map(cell).join(",")).join("\n") + "\n";
+  return (
+    [named, ...rows.map((row) => columns.map((column) => raw(column, row)))]
+      .map((line) => line.map(cell).join(","))
+      .join("\n") + "\n"
+  );
 }
 
 /**
@@ -34,9 +55,11 @@ export function csvOf(columns, rows) {
  */
 export function svgOf(svg, title = "", legend = []) {
   const copy = svg.cloneNode(true);
-  const from = [svg, ...svg.querySelectorAll("*")], to = [copy, ...copy.querySelectorAll("*")];
+  const from = [svg, ...svg.querySelectorAll("*")],
+    to = [copy, ...copy.querySelectorAll("*")];
   from.forEach((element, i) => {
-    const style = getComputedStyle(element), parent = i ? getComputedStyle(element.parentElement) : null;
+    const style = getComputedStyle(element),
+      parent = i ? getComputedStyle(element.parentElement) : null;
     for (const name of PAINTED) {
       const value = style.getPropertyValue(name);
       const own = element.hasAttribute(name) || !parent || value !== parent.getPropertyValue(name);
@@ -44,23 +67,38 @@ export function svgOf(svg, title = "", legend = []) {
     }
     for (const name of ["style", "class", "tabindex", "role", "aria-describedby"]) to[i].removeAttribute(name);
   });
-  const { width, height } = svg.getBoundingClientRect(), ink = getComputedStyle(document.body).color;
-  const text = (words, x, y, more = {}) => svgEl("text", { x, y, fill: ink, "font-size": 12, "text-anchor": "start", ...more }, words);
+  const { width, height } = svg.getBoundingClientRect(),
+    ink = getComputedStyle(document.body).color;
+  const text = (words, x, y, more = {}) =>
+    svgEl("text", { x, y, fill: ink, "font-size": 12, "text-anchor": "start", ...more }, words);
   const above = [text(title, 0, 0, { "font-size": 15, "font-weight": 600 })];
-  let x = 0, y = 20;
+  let x = 0,
+    y = 20;
   for (const { words, colour } of legend) {
     const wide = 30 + 6.6 * words.length;
     if (x + wide > width && x > 0) [x, y] = [0, y + 18];
     above.push(svgEl("rect", { x, y: y - 9, width: 14, height: 10, fill: colour }), text(words, x + 20, y));
     x += wide;
   }
-  const top = y + 28, pad = 16;
+  const top = y + 28,
+    pad = 16;
   above.forEach((element) => element.setAttribute("transform", `translate(0 ${-top + 8})`));
   copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
-  copy.setAttribute("viewBox", `${-pad} ${-top - pad} ${Math.ceil(width) + 2 * pad} ${Math.ceil(height) + top + 2 * pad}`);
+  copy.setAttribute(
+    "viewBox",
+    `${-pad} ${-top - pad} ${Math.ceil(width) + 2 * pad} ${Math.ceil(height) + top + 2 * pad}`,
+  );
   copy.setAttribute("width", Math.ceil(width) + 2 * pad);
   copy.setAttribute("height", Math.ceil(height) + top + 2 * pad);
-  copy.prepend(svgEl("rect", { x: -pad, y: -top - pad, width: "200%", height: "200%", fill: getComputedStyle(document.body).backgroundColor }));
+  copy.prepend(
+    svgEl("rect", {
+      x: -pad,
+      y: -top - pad,
+      width: "200%",
+      height: "200%",
+      fill: getComputedStyle(document.body).backgroundColor,
+    }),
+  );
   copy.append(...above);
   return new XMLSerializer().serializeToString(copy);
 }

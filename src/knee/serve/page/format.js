@@ -17,12 +17,31 @@ const scaled = (value, scales, significant = 3) => {
   return `${plain(value / factor, significant)} ${unit}`;
 };
 
-export const seconds = (value) => (value === 0 ? "0 s" : scaled(value, [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]]));
-export const bytes = (value) => (value === 0 ? "0 GiB"
-  : scaled(value, [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]]));
+export const seconds = (value) =>
+  value === 0
+    ? "0 s"
+    : scaled(value, [
+        [1, "s"],
+        [1e-3, "ms"],
+        [1e-6, "µs"],
+        [1e-9, "ns"],
+      ]);
+export const bytes = (value) =>
+  value === 0
+    ? "0 GiB"
+    : scaled(value, [
+        [2 ** 30, "GiB"],
+        [2 ** 20, "MiB"],
+        [2 ** 10, "KiB"],
+        [1, "B"],
+      ]);
 export const count = (value) => (value === null || value === undefined ? "unknown" : digits(value, 0));
-export const percent = (frac, most = 1) => (frac === null || frac === undefined || !Number.isFinite(frac) ? "unknown"
-  : frac > 0 && frac < 5e-4 ? "<0.1%" : `${digits(100 * frac, most)}%`);
+export const percent = (frac, most = 1) =>
+  frac === null || frac === undefined || !Number.isFinite(frac)
+    ? "unknown"
+    : frac > 0 && frac < 5e-4
+      ? "<0.1%"
+      : `${digits(100 * frac, most)}%`;
 export const watts = (value) => (value === null || value === undefined ? "unknown" : `${digits(value, 0)} W`);
 export const usd = (value) => {
   if (value === null || value === undefined || !Number.isFinite(value)) return "unknown";
@@ -32,7 +51,12 @@ export const usd = (value) => {
 /** 6.74B, 1.4T: parameters and tokens. */
 export function short(value, significant = 3) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "unknown";
-  const [factor, unit] = [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]].find(([least]) => value >= least) ?? [1, ""];
+  const [factor, unit] = [
+    [1e12, "T"],
+    [1e9, "B"],
+    [1e6, "M"],
+    [1e3, "k"],
+  ].find(([least]) => value >= least) ?? [1, ""];
   return `${plain(value / factor, significant)}${unit}`;
 }
 
@@ -48,7 +72,8 @@ export const words = (name) => String(name).replaceAll("_", " ");
 /** A plan in the words of the command line, without what is at its default. */
 export function planWords(plan) {
   if (!plan) return "";
-  const degrees = ["dp_replicate", "dp_shard", "tp", "pp", "cp", "ep", "etp"].filter((axis) => plan[axis] > 1)
+  const degrees = ["dp_replicate", "dp_shard", "tp", "pp", "cp", "ep", "etp"]
+    .filter((axis) => plan[axis] > 1)
     .map((axis) => `${axis} ${count(plan[axis])}`);
   const more = [];
   if (plan.pp > 1) more.push(words(plan.schedule) + (plan.virtual_stages > 1 ? ` × ${plan.virtual_stages}` : ""));

@@ -25,21 +25,30 @@ export class Search {
 
   async start(body, signal) {
     this.cancel();
-    const controller = this.controller = new AbortController();
+    const controller = (this.controller = new AbortController());
     signal?.addEventListener("abort", () => controller.abort());
     this.element.hidden = false;
     this.bar.removeAttribute("value");
     this.words.textContent = "Starting.";
     let done = null;
     try {
-      await events("/api/searches", body, (name, data) => {
-        if (name === "queued") this.words.textContent = data.ahead ? `Waiting: ${count(data.ahead)} searches are ahead.` : "Waiting for a free process.";
-        if (name === "progress") this.progress(data);
-        if (name === "error") throw Object.assign(new Error(data.error.message), { status: 422, ...data.error });
-        if (name === "done") done = data;
-        this.heard(name, data);
-      }, controller.signal);
-      if (done === null) throw Object.assign(new Error("the search ended without an answer"), { status: 500, hint: "Search again." });
+      await events(
+        "/api/searches",
+        body,
+        (name, data) => {
+          if (name === "queued")
+            this.words.textContent = data.ahead
+              ? `Waiting: ${count(data.ahead)} searches are ahead.`
+              : "Waiting for a free process.";
+          if (name === "progress") this.progress(data);
+          if (name === "error") throw Object.assign(new Error(data.error.message), { status: 422, ...data.error });
+          if (name === "done") done = data;
+          this.heard(name, data);
+        },
+        controller.signal,
+      );
+      if (done === null)
+        throw Object.assign(new Error("the search ended without an answer"), { status: 500, hint: "Search again." });
       return done;
     } finally {
       if (this.controller === controller) {
@@ -54,6 +63,12 @@ export class Search {
       this.bar.max = total;
       this.bar.value = done;
     }
-    this.words.textContent = [what, total ? `${plain((100 * done) / total, 2)}%` : "", seconds !== undefined ? `${plain(seconds, 2)} s` : ""].filter(Boolean).join(", ");
+    this.words.textContent = [
+      what,
+      total ? `${plain((100 * done) / total, 2)}%` : "",
+      seconds !== undefined ? `${plain(seconds, 2)} s` : "",
+    ]
+      .filter(Boolean)
+      .join(", ");
   }
 }

@@ -2,28 +2,36 @@
 
 import { planWords } from "./format.js";
 
-const LEFT_OUT = ".tools, .adder, .search, button.plain[aria-label^='Remove'], .timeline-box, .timeline-tools, input, datalist, select, .segments, .bench, .help";
+const LEFT_OUT =
+  ".tools, .adder, .search, button.plain[aria-label^='Remove'], .timeline-box, .timeline-tools, input, datalist, select, .segments, .bench, .help";
 
 /** Rules of the page's own style sheets, in one piece. */
 function style() {
-  return [...document.styleSheets].filter((sheet) => sheet.href?.startsWith(location.origin)).flatMap((sheet) => [...sheet.cssRules].map((rule) => rule.cssText)).join("\n");
+  return [...document.styleSheets]
+    .filter((sheet) => sheet.href?.startsWith(location.origin))
+    .flatMap((sheet) => [...sheet.cssRules].map((rule) => rule.cssText))
+    .join("\n");
 }
 
-const escaped = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;").replaceAll('"', "&quot;");
+const escaped = (text) =>
+  text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;").replaceAll('"', "&quot;");
 
 export async function standalone(app) {
   const folds = [...document.querySelectorAll("#panel details")].filter((fold) => !fold.open);
-  for (const fold of folds) { // their tables are made when they open
+  for (const fold of folds) {
+    // their tables are made when they open
     fold.open = true;
     fold.querySelector(":scope > div")?.closest("figure")?.querySelector(".drawing")?.figure?.fill();
   }
   await new Promise((resolve) => requestAnimationFrame(resolve));
-  const copy = document.getElementById("panel").cloneNode(true), trust = document.getElementById("trust").cloneNode(true);
+  const copy = document.getElementById("panel").cloneNode(true),
+    trust = document.getElementById("trust").cloneNode(true);
   for (const fold of folds) fold.open = false;
   for (const part of [copy, trust]) {
     part.querySelectorAll(LEFT_OUT).forEach((element) => element.remove());
     part.querySelectorAll("details").forEach((fold) => fold.setAttribute("open", ""));
-    part.querySelectorAll("button").forEach((button) => { // numbers and plans stay, what they did does not
+    part.querySelectorAll("button").forEach((button) => {
+      // numbers and plans stay, what they did does not
       const plain = document.createElement(button.classList.contains("tile") ? "div" : "span");
       plain.className = button.className;
       plain.append(...button.childNodes);
@@ -33,7 +41,8 @@ export async function standalone(app) {
     part.querySelectorAll("[hidden]").forEach((element) => element.remove());
   }
   for (const name of ["role", "aria-labelledby", "tabindex"]) copy.removeAttribute(name);
-  const { command, python } = app.last ?? {}, title = document.title;
+  const { command, python } = app.last ?? {},
+    title = document.title;
   return `<!doctype html>
 <html lang="en">
 <head>

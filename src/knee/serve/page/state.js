@@ -4,11 +4,31 @@
 export const VIEWS = ["step", "scale", "plan", "budget"];
 
 /** Fields of a plan that a search takes as given; it chooses all others. */
-export const KEPT_BY_SEARCH = ["precision", "fp8_recipe", "reduce_dtype", "state_dtype", "sync_every", "sync_fragments", "sync_dtype",
-  "collectives", "dispatcher", "ep_overlap", "routing", "imbalance", "capacity_factor", "recompute_modules"];
+export const KEPT_BY_SEARCH = [
+  "precision",
+  "fp8_recipe",
+  "reduce_dtype",
+  "state_dtype",
+  "sync_every",
+  "sync_fragments",
+  "sync_dtype",
+  "collectives",
+  "dispatcher",
+  "ep_overlap",
+  "routing",
+  "imbalance",
+  "capacity_factor",
+  "recompute_modules",
+];
 
 /** State of the page alone: never part of a question. */
-const PAGE = { view: "step", metric: "tokens_per_s_per_gpu", counts: "8..2048", objective: "tokens_per_s", colour: "tokens_per_s_per_gpu" };
+const PAGE = {
+  view: "step",
+  metric: "tokens_per_s_per_gpu",
+  counts: "8..2048",
+  objective: "tokens_per_s",
+  colour: "tokens_per_s_per_gpu",
+};
 const BUDGET = ["days", "usd", "mwh", "tokens_max", "family", "law"];
 
 export class State {
@@ -54,7 +74,8 @@ export class State {
   query(values = this.values) {
     const order = ["view", "model", "cluster", "gpus", "local_batch", "global_batch"];
     const place = (name) => (order.includes(name) ? order.indexOf(name) : order.length);
-    const names = Object.keys(values).filter((name) => values[name] !== this.defaults[name])
+    const names = Object.keys(values)
+      .filter((name) => values[name] !== this.defaults[name])
       .sort((a, b) => place(a) - place(b) || a.localeCompare(b));
     const text = new URLSearchParams(names.map((name) => [name, values[name]])).toString();
     // a slash, a comma or a colon need no escape in a query, and people read addresses
@@ -71,7 +92,8 @@ export class State {
    * browser's history, so that Back undoes what a person did and not each pixel of it.
    */
   set(patch, { startedAt = performance.now(), gesture = null, quiet = false } = {}) {
-    const before = this.query(), continues = quiet || (gesture !== null && gesture === this.gesture);
+    const before = this.query(),
+      continues = quiet || (gesture !== null && gesture === this.gesture);
     if (!continues) this.flush();
     const next = { ...this.values };
     for (const [name, value] of Object.entries(patch)) {
@@ -144,8 +166,10 @@ export class State {
   curves(values = this.values) {
     if (values.curves === undefined) return [{}];
     return values.curves.split("|").map((text) => {
-      const changes = this.parse(text), body = {};
-      for (const [name, value] of Object.entries(changes)) if (!name.startsWith("set.")) body[name] = this.typed(name, value);
+      const changes = this.parse(text),
+        body = {};
+      for (const [name, value] of Object.entries(changes))
+        if (!name.startsWith("set.")) body[name] = this.typed(name, value);
       return withOverrides(body, changes);
     });
   }
@@ -153,7 +177,8 @@ export class State {
   /** The limits of a budget, with the GPUs of the question as the most that may be used. */
   limits(values = this.values) {
     const body = { cluster: this.get("cluster", values), gpus: Number(this.get("gpus", values)) };
-    for (const name of ["seq_len", "profile"]) if (this.isSet(name, values)) body[name] = this.typed(name, values[name]);
+    for (const name of ["seq_len", "profile"])
+      if (this.isSet(name, values)) body[name] = this.typed(name, values[name]);
     withOverrides(body, values);
     for (const name of BUDGET) {
       const text = values[name];

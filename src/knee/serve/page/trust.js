@@ -28,16 +28,37 @@ export function showTrust(strip, trust, what = "") {
   }
   const wasOpen = strip.querySelector("details")?.open ?? false;
   const basis = trust.basis_runs
-    ? `by the errors on ${count(trust.basis_runs)} published runs of ${count(trust.sources)} sources` : "";
+    ? `by the errors on ${count(trust.basis_runs)} published runs of ${count(trust.sources)} sources`
+    : "";
   const near = [`${count(trust.runs ?? 0)} published runs are like this job in every size`];
   if (trust.kind_runs) near.push(`${count(trust.kind_runs)} are of its kind`);
   const reasons = trust.reasons ?? [];
   const title = trust.label === "extrapolated" ? "What is extrapolated" : "What it stands on";
-  const more = el("details", {}, el("summary", {}, `${title}${reasons.length ? ` (${reasons.length})` : ""}`),
-    el("ul", {}, reasons.map((reason) => el("li", {}, reason)), el("li", {}, `${near.join("; ")}. The range of errors comes from runs that were not used for fitting.`),
-      trust.memory_runs ? el("li", {}, `Memory: ${percent(trust.covered_frac, 0)} of ${count(trust.memory_runs)} published runs lie between `
-        + `${signed(trust.memory_low_frac)} and ${signed(trust.memory_high_frac)} around the prediction.`) : null));
+  const more = el(
+    "details",
+    {},
+    el("summary", {}, `${title}${reasons.length ? ` (${reasons.length})` : ""}`),
+    el(
+      "ul",
+      {},
+      reasons.map((reason) => el("li", {}, reason)),
+      el("li", {}, `${near.join("; ")}. The range of errors comes from runs that were not used for fitting.`),
+      trust.memory_runs
+        ? el(
+            "li",
+            {},
+            `Memory: ${percent(trust.covered_frac, 0)} of ${count(trust.memory_runs)} published runs lie between ` +
+              `${signed(trust.memory_low_frac)} and ${signed(trust.memory_high_frac)} around the prediction.`,
+          )
+        : null,
+    ),
+  );
   more.open = wasOpen;
-  strip.replaceChildren(badge(trust.label), el("span", {}, `${what}${MEANING[trust.label] ?? ""}`), el("span", {}, bandWords(trust)),
-    el("span", { class: "small" }, basis), more);
+  strip.replaceChildren(
+    badge(trust.label),
+    el("span", {}, `${what}${MEANING[trust.label] ?? ""}`),
+    el("span", {}, bandWords(trust)),
+    el("span", { class: "small" }, basis),
+    more,
+  );
 }
