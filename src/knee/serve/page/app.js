@@ -72,6 +72,7 @@ class App {
     pane.latest = new Latest(
       ({ values, startedAt }, signal) => this.answer(pane, values, startedAt, signal),
       view.patience,
+      () => this.panel.setAttribute("aria-busy", String(this.panes.some((one) => one.latest.running))),
     );
     pane.close = () => {
       pane.latest.stop();
@@ -105,6 +106,7 @@ class App {
   ask(pane, startedAt) {
     const title = pane.element.querySelector(".pane-title");
     if (title) title.lastChild.textContent = this.paneWords(pane);
+    this.panel.setAttribute("aria-busy", "true");
     pane.latest.run({ values: pane.values(), startedAt });
   }
 
