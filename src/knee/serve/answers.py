@@ -1,105 +1,55 @@
-"""What a process can be asked: every answer by its name, and what is made of errors."""
+"""In a process: a question's name and body -> status and JSON, and what is made of errors."""
 
 from __future__ import annotations
 
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 import msgspec
 
-import knee
 from knee.errors import InputError, KneeError, MissingExtra
-from knee.export.formats import export
-from knee.serve.controls import catalog
-from knee.serve.dropped import read
-from knee.serve.openapi import openapi
-from knee.serve.questions import arguments_of, asked_of
-from knee.serve.budget_view import budget_view
-from knee.serve.scale_view import scale_view
-from knee.serve.search_answers import search
-from knee.serve.step_view import step_view, why
+from knee.serve.answer_places import PLACES
 
 Tell = Callable[[bytes], None]
-Body = Mapping[str, Any]
 BUG = {
     "code": "bug",
     "message": "this question meets a bug in knee",
     "field": None,
     "hint": "the server's terminal shows the traceback; please report it with your question",
 }
+TOO_LARGE = {
+    "code": "too-large",
+    "message": "the question needs too much memory",
+    "field": None,
+    "hint": "ask for less, or use the command line",
+}
+QUESTION = {"model": "llama2-7b", "cluster": "dgx-h100", "gpus": 64, "local_batch": 2}
+"""What a process is warmed up with."""
 encoder = msgspec.json.Encoder(enc_hook=str)  # notes are texts with a code
 
 
-def plain(name: str) -> Callable[[Body], Any]:
-    """A function of ``import knee``, whose keyword arguments are the body."""
-
-    def answered(body: Body) -> Any:
-        return getattr(knee, name)(**arguments_of(body)).to_dict()
-
-    return answered
-
-
-def toml_file(body: Body) -> bytes:
-    """The job of a state as a file."""
-    return export(knee.simulate(**asked_of(body, "simulate")).job, "knee").encode()
-
-
-def catalog_entry(body: Body) -> Any:
-    """Every value of an entry of the catalogue, with its source."""
-    name, kind = body.get("name"), body.get("kind")
-    known = {entry.name for entry in knee.catalog_entries().entries}
-    if not isinstance(name, str) or name not in known:
-        text = f"nothing named {str(name)[:80]!r} is in the catalogue"
-        raise InputError(text, hint="GET /api/catalog lists all names", code="unknown-name", field="name")
-    return knee.catalog_entry(name, kind=kind).to_dict()
-
-
-QUICK: dict[str, Callable[[Body], Any]] = {
-    "catalog": lambda _: catalog(),
-    "simulate": plain("simulate"),
-    "scale": plain("scale"),
-    "why": why,
-    "views/step": step_view,
-    "views/scale": scale_view,
-    "views/budget": budget_view,
-    "toml": toml_file,
-    "read": read,
-    "openapi": lambda _: openapi(),
-    "catalog_entry": catalog_entry,
-}
-"""Answers within milliseconds."""
-SLOW: dict[str, Callable[[Body], Any]] = {
-    "plan": plain("plan"),
-    "budget": plain("budget"),
-    "validate": lambda _: knee.validate().to_dict(),
-}
-"""Answers that wait in the queue of searches."""
-
-
 def answer(name: str, body: bytes, tell: Tell) -> tuple[int, bytes]:
-    """Status and JSON."""
+    """Status and JSON, or what else the answer is."""
     try:
         asked = _parsed(body)
         if name == "search":
+            from knee.serve.search_answers import search
+
             return 200, encoder.encode(search(asked, lambda event: tell(encoder.encode(event))))
-        found = (QUICK | SLOW)[name](asked)
+        module, _, function = PLACES[name].partition(":")
+        found = getattr(import_module(f"knee.serve.{module}"), function)(asked)
         return 200, found if isinstance(found, bytes) else encoder.encode(found)
     except KneeError as error:
-        return status_of(error), encoder.encode({"error": error_data(error)})
+        data = {"code": error.code, "message": error.message, "field": error.field, "hint": error.hint}
+        return status_of(error), encoder.encode({"error": data})
     except (MemoryError, RecursionError):
-        hint = "ask for less, or use the command line"
-        found = {"code": "too-large", "message": "the question needs too much memory", "field": None, "hint": hint}
-        return 422, encoder.encode({"error": found})
+        return 422, encoder.encode({"error": TOO_LARGE})
     except Exception:
         traceback.print_exc(file=sys.stderr)
         return 500, encoder.encode({"error": BUG})
-
-
-def error_data(error: KneeError) -> dict[str, Any]:
-    """An error's own fields."""
-    return {"code": error.code, "message": error.message, "field": error.field, "hint": error.hint}
 
 
 def status_of(error: KneeError) -> int:
@@ -115,7 +65,7 @@ class NotAnObject(InputError):
     code = "not-json"
 
 
-def _parsed(body: bytes) -> Body:
+def _parsed(body: bytes) -> Mapping[str, Any]:
     try:
         found = msgspec.json.decode(body or b"{}")
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -125,8 +75,13 @@ def _parsed(body: bytes) -> Body:
     return found
 
 
-def warm_up() -> None:
+def warm_up(role: str) -> None:
     """Import and load what the first question would wait for."""
-    question = {"model": "llama2-7b", "cluster": "dgx-h100", "gpus": 64, "local_batch": 2}
-    step_view(question)
-    scale_view(question)
+    if role == "search":
+        import_module("knee.serve.search_answers")
+        return
+    from knee.serve.scale_view import scale_view
+    from knee.serve.step_view import step_view
+
+    step_view(QUESTION)
+    scale_view(QUESTION)

@@ -1,7 +1,7 @@
-"""What the Budget view needs: curves of equal loss, what each limit affords, and the run that plain FLOP counting takes.
+"""What the Budget view needs: curves of equal loss, what each limit affords, and the choice of plain FLOP counting.
 
-The quick part is closed formulas: a scaling law, and GPUs x peak x an assumed MFU x time. The search adds the run that a
-simulated cluster affords, and the same limits with its throughput.
+The quick part is closed formulas: a scaling law, and GPUs x peak x an assumed MFU x time. The search adds the run that
+a simulated cluster affords, and the same limits with its throughput.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ def budget_done(answer: Budget, asked: Mapping[str, Any]) -> dict[str, Any]:
         "budget": data,
         "law": _law_data(law),
         "equal_loss": _curves(law, best.counted, best.tokens, _sizes(best.counted)),
-        "limits": _afforded(answer, sorted({run.counted: run for run in (*answer.sizes, best)}.values(), key=lambda run: run.counted)),
+        "limits": _afforded(
+            answer, sorted({run.counted: run for run in (*answer.sizes, best)}.values(), key=lambda run: run.counted)
+        ),
         "trust": data["best"]["trust"],
         "command": command_of("budget", asked),
         "python": python_of("budget", asked),
@@ -141,5 +143,3 @@ def _text(asked: Mapping[str, Any], name: str, default: str) -> str:
     if not isinstance(value, str):
         raise InputError(f"{name} must be a text", code="wrong-type", field=name)
     return value
-
-

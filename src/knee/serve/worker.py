@@ -35,7 +35,7 @@ def main() -> None:
     threading.Thread(target=_listen, args=(sys.stdin.buffer, questions), daemon=True).start()
     from knee.serve.answers import answer, warm_up
 
-    warm_up()
+    warm_up(role)
     output.write(frame(READY))
     while True:
         name, _, body = questions.get().partition(b"\0")
