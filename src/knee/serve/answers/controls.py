@@ -11,7 +11,7 @@ import knee
 from knee.budgets.model_family import family_names
 from knee.budgets.scaling_laws import law_names
 from knee.energy.carbon import grid_names
-from knee.serve.presets import presets
+from knee.serve.answers.presets import presets
 from knee.specs.catalog import entry_names
 from knee.specs.defaults import DEFAULT_GRID, DEFAULT_PROFILE, DEFAULT_SEQ_LEN
 from knee.specs.load import load_cluster, load_model, load_profile

@@ -15,8 +15,8 @@ from knee.record.measurement import Measurement
 from knee.results.plan_result import RankedPlan
 from knee.search.knee import Knee
 from knee.search.scaling_curve import Return
-from knee.serve.controls import Control
-from knee.serve.questions import KINDS, MOST_CURVES, parameters
+from knee.serve.answers.controls import Control
+from knee.serve.answers.questions import KINDS, MOST_CURVES, parameters
 from knee.specs.catalog import entry_names
 from knee.specs.plan import Plan
 from knee.specs.user_files.field_words import descriptions

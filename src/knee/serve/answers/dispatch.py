@@ -36,11 +36,11 @@ def answer(name: str, body: bytes, tell: Tell) -> tuple[int, bytes]:
     try:
         asked = _parsed(body)
         if name == "search":
-            from knee.serve.search_answers import search
+            from knee.serve.answers.search_answers import search
 
             return 200, encoder.encode(search(asked, lambda event: tell(encoder.encode(event))))
         module, _, function = PLACES[name].partition(":")
-        found = getattr(import_module(f"knee.serve.{module}"), function)(asked)
+        found = getattr(import_module(f"knee.serve.answers.{module}"), function)(asked)
         return 200, found if isinstance(found, bytes) else encoder.encode(found)
     except KneeError as error:
         data = {"code": error.code, "message": error.message, "field": error.field, "hint": error.hint}
@@ -78,10 +78,10 @@ def _parsed(body: bytes) -> Mapping[str, Any]:
 def warm_up(role: str) -> None:
     """Import and load what the first question would wait for."""
     if role == "search":
-        import_module("knee.serve.search_answers")
+        import_module("knee.serve.answers.search_answers")
         return
-    from knee.serve.scale_view import scale_view
-    from knee.serve.step_view import step_view
+    from knee.serve.answers.scale_view import scale_view
+    from knee.serve.answers.step_view import step_view
 
     step_view(QUESTION)
     scale_view(QUESTION)

@@ -12,10 +12,10 @@ from knee.progress import Progress
 from knee.record.plan_words import plan_words
 from knee.results.plan_result import METRICS, PlanSearch, RankedPlan, ranked_plan
 from knee.search.cell_bests import CellBest, cell_bests, cell_pairs
-from knee.serve.budget_view import budget_done
-from knee.serve.questions import asked_of
-from knee.serve.scale_view import curve_data
-from knee.serve.written import command_of, python_of
+from knee.serve.answers.budget_view import budget_done
+from knee.serve.answers.questions import asked_of
+from knee.serve.answers.scale_view import curve_data
+from knee.serve.answers.written import command_of, python_of
 
 EVERY_S = 0.1
 """Between two reports of progress."""

@@ -9,9 +9,9 @@ from typing import Any
 import knee
 from knee.api.simulate import Simulation
 from knee.errors import InputError
-from knee.serve.questions import asked_of
-from knee.serve.step_lanes import lanes_of
-from knee.serve.written import command_of, python_of
+from knee.serve.answers.questions import asked_of
+from knee.serve.answers.step_lanes import lanes_of
+from knee.serve.answers.written import command_of, python_of
 
 
 def step_view(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import knee
 from knee.errors import InputError
-from knee.serve.questions import arguments_of, asked_of, parameters
+from knee.serve.answers.questions import arguments_of, asked_of, parameters
 
 Body = Mapping[str, Any]
 

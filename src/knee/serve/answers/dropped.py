@@ -15,8 +15,8 @@ import knee
 from knee.errors import InputError, KneeError
 from knee.limits import MOST_TOML_BYTES
 from knee.report.record_files import FoundRecord, gather
-from knee.serve.address import query_of
-from knee.serve.questions import KINDS, arguments_of, check_name
+from knee.serve.answers.address import query_of
+from knee.serve.answers.questions import KINDS, arguments_of, check_name
 from knee.specs.plan import Plan
 
 SIZES = ("gpus", "global_batch", "local_batch", "seq_len")

@@ -17,8 +17,8 @@ from knee.budgets.training_cost import DAY_S, checked_pue
 from knee.errors import InputError
 from knee.inputs.amounts import amount_of, count_of
 from knee.results.budget_result import Budget
-from knee.serve.questions import asked_of
-from knee.serve.written import command_of, python_of
+from knee.serve.answers.questions import asked_of
+from knee.serve.answers.written import command_of, python_of
 from knee.specs.defaults import DEFAULT_LAW
 from knee.specs.load import load_cluster
 from knee.specs.plan import Plan
