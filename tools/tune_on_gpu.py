@@ -85,14 +85,15 @@ def tune(folder: Path, cluster: str, steps: int) -> dict[str, Any]:
     (folder / "job.toml").write_text(JOB % cluster, encoding="utf-8")
     out = folder / "tuned"
     words = ["tune", "run", str(folder / "job.toml"), *LIMITS, "--steps", str(steps), "--warmup", str(WARMUP)]
-    subprocess.run([sys.executable, "-m", "knee", *words, "--out", str(out)], check=False)
+    if subprocess.run([sys.executable, "-m", "knee", *words, "--out", str(out)], check=False).returncode:
+        sys.exit("the tuning failed")
     found: dict[str, Any] = json.loads((out / "standing.json").read_text(encoding="utf-8"))
     return found
 
 
 def measure(folder: Path, cluster: str, one: Setting, steps: int) -> None:
     """One run of the truth."""
-    words = ["train", MODEL, "--device", "cuda", "--cluster", cluster, "--local-batch", str(BATCH)]
+    words = ["train", MODEL, "--cluster", cluster, "--local-batch", str(BATCH)]
     words += ["--seq-len", str(SEQ_LEN), "--state-dtype", STATES, "--steps", str(steps), "--warmup", str(WARMUP)]
     words += ["--trace-steps", "0", "--sharding", "ddp", "--micro-batch", str(one.micro_batch)]
     words += ["--recompute", one.recompute, "--precision", one.precision, *(["--compile"] if one.compile else [])]

@@ -68,7 +68,7 @@ class Posterior:
 class Beliefs:
     """The prior of a job's plans; a posterior for any runs that were made.
 
-    ``more``: variance of log throughput that a candidate has by itself, besides that of its plan. ``goal``: if runs are
+    ``more``: covariance of log throughput besides that of plans. ``goal``: if runs are
     smaller than the job, the row from which on candidates are the same plans at full size; 0 if a run is the job.
     """
 
@@ -89,7 +89,7 @@ class Beliefs:
             self.log_memory = np.log(candidates.memory_bytes)
         self.rate_covariance = covariance(candidates.mechanisms, candidates.log_rate_draws, rate_spreads)
         if more is not None:
-            self.rate_covariance = self.rate_covariance + np.diag(more)
+            self.rate_covariance = self.rate_covariance + more
         self.memory_covariance = covariance(candidates.mechanisms, candidates.log_memory_draws, memory_spreads)
 
     @property
