@@ -22,7 +22,7 @@ from knee.sweeps.preflight import PlannedRun, RequestedRun
 from knee.tuning.candidates import Candidates
 from knee.tuning.loop import Stage
 from knee.tuning.plan_covariance import carried_spreads
-from knee.tuning.plan_stage import Planner, candidates_for, question_of
+from knee.tuning.plan_stage import Planner, candidates_for, question_of, shares_of
 from knee.tuning.posterior import Beliefs
 from knee.tuning.tuning_folder import plan_key
 
@@ -164,7 +164,9 @@ def stage_of_knobs(found: Sequence[Variant], settings: RunSettings, planner: Pla
         ]
 
     rate, memory = carried_spreads("throughput"), carried_spreads("memory")
-    beliefs = Beliefs(candidates_for_variants(found, settings), rate, memory, more=shared_errors(found))
+    candidates = candidates_for_variants(found, settings)
+    shares = shares_of([one.job for one in found], candidates)
+    beliefs = Beliefs(candidates, rate, memory, more=shared_errors(found), shares=shares)
     return Stage(name=name, keys=keys, beliefs=beliefs, make=make)
 
 
