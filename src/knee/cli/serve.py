@@ -51,9 +51,7 @@ TOKEN = "KNEE_SERVE_TOKEN"
     metavar="FOLDER",
     help="Folder of `knee study run`, served as /study/; its figures link to the explorer.",
 )
-def command(
-    port: int, host: str, token: bool, open_: bool, records: Path | None, study: Path | None
-) -> None:
+def command(port: int, host: str, token: bool, open_: bool, records: Path | None, study: Path | None) -> None:
     """Serve the explorer: one page with a step's timeline, scaling curves, plan searches and budgets.
 
     Change a control and the charts follow. The whole state is in the page's address, so that it can be shared. Every

@@ -190,7 +190,11 @@ class PlanSearch(Result):
 
     def _ranked(self, row: int | None, plan: Plan, values: dict[str, Any], *shares: float | None) -> RankedPlan:
         return ranked_plan(
-            plan, values, self.found.cluster.gpu.hbm_bytes, None if row is None else row + 1, shares or (None, None, None)
+            plan,
+            values,
+            self.found.cluster.gpu.hbm_bytes,
+            None if row is None else row + 1,
+            shares or (None, None, None),
         )
 
     def to_dict(self) -> dict[str, Any]:

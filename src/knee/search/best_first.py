@@ -104,7 +104,8 @@ class BestFirst:
         wanted: Callable[[PlanTable], Bools] | None = None,
         watch: Callable[[PlanTable, Results], None] | None = None,
     ) -> None:
-        """``watch`` sees all that is simulated, each time that more is. ``below`` is a cost that is known to be reached: plans that cannot be under it are not looked at, nor those
+        """``watch`` sees all that is simulated, each time that more is. ``below`` is a cost that is known to be
+        reached: plans that cannot be under it are not looked at, nor those
         that need no more memory than ``above_bytes``."""
         self.start, self.hbm_bytes, self.below, self.wanted, self.watch = start, hbm_bytes, below, wanted, watch
         self.above_bytes = above_bytes

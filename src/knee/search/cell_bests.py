@@ -26,11 +26,16 @@ class CellBest:
     """Of that plan alone."""
 
 
+def cell_pairs(found: SearchResult) -> list[tuple[int, int]]:
+    """Pairs of tp and pp that have plans."""
+    pairs = np.stack((found.start.table.tp, found.start.table.pp), axis=1)
+    return [(tp, pp) for tp, pp in np.unique(pairs, axis=0).tolist()]
+
+
 def cell_bests(found: SearchResult) -> Iterator[CellBest]:
-    """Each pair that has plans, searched as the whole space was, for its best plan alone."""
+    """Each of them, searched as the whole space was, for its best plan alone."""
     start = found.start
-    pairs = np.stack((start.table.tp, start.table.pp), axis=1)
-    for tp, pp in np.unique(pairs, axis=0).tolist():
+    for tp, pp in cell_pairs(found):
         rows = np.flatnonzero((start.table.tp == tp) & (start.table.pp == pp))
         cell = replace(start, table=start.table.rows(rows), step_s=start.step_s[rows], cost=start.cost[rows])
         best = BestFirst(cell, hbm_bytes=found.cluster.gpu.hbm_bytes, wanted=wanted_by(found.only))

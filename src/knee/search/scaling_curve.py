@@ -189,14 +189,14 @@ def curve_of(
 
 def _cut_micro_batches(points: dict[int, ScalePoint], jobs: dict[int, Job], convention: str) -> None:
     """Try the next smaller micro-batch of all counts that do not fit, as long as there is one."""
-    sizes = {gpus: divisors(job.plan.micro_batch)[:-1] for gpus, job in jobs.items()}
+    sizes = {gpus: list(divisors(job.plan.micro_batch)[:-1]) for gpus, job in jobs.items()}
     while any(sizes[gpus] and not points[gpus].usable for gpus in jobs):
         smaller: list[Job] = []
         for gpus, job in jobs.items():
             if sizes[gpus] and not points[gpus].usable:
-                *sizes[gpus], size = sizes[gpus]
+                plan = replace(job.plan, micro_batch=sizes[gpus].pop())
                 with suppress(SpecError):
-                    smaller.append(replace(job, plan=replace(job.plan, micro_batch=size)))
+                    smaller.append(replace(job, plan=plan))
         points |= {point.gpus: replace(point, cut=True) for point in _points(smaller, convention)}
 
 

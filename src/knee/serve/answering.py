@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 
 from knee.serve.fair_queue import FairQueue, QueueFull, Ticket
@@ -71,7 +71,7 @@ class Desk:
         finally:
             self.queue.leave(ticket)
 
-    async def search(self, ticket: Ticket, body: bytes) -> AsyncIterator[bytes]:
+    async def search(self, ticket: Ticket, body: bytes) -> AsyncGenerator[bytes, None]:
         """Server-sent events of one search; whoever stops listening ends it."""
         try:
             while not ticket.turn.is_set():
@@ -80,13 +80,16 @@ class Desk:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(KEEP_ALIVE_S):
                         await _first(ticket.turn, ticket.moved)
-            async with self.process(ticket) as process:
-                async with _time_limit(self.seconds), aclosing(process.ask("search", body)) as news:
-                    async for one in news:
-                        if isinstance(one, ProcessAnswer):
-                            yield sent_event("done" if one.status == 200 else "error", one.data)
-                        else:
-                            yield _named(one)
+            async with (
+                self.process(ticket) as process,
+                _time_limit(self.seconds),
+                aclosing(process.ask("search", body)) as news,
+            ):
+                async for one in news:
+                    if isinstance(one, ProcessAnswer):
+                        yield sent_event("done" if one.status == 200 else "error", one.data)
+                    else:
+                        yield _named(one)
         except Refusal as refusal:
             yield sent_event("error", refusal.body)
         except ProcessEnded:

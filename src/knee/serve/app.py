@@ -13,19 +13,19 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from knee.serve.answer_places import QUICK, SLOW
 from knee.serve.answering import ClientLeft, Desk, desks
+from knee.serve.event_stream import EventStream
 from knee.serve.files_given import FilesGiven
 from knee.serve.security import COOKIE, Door, Refusal, Wall, client_of
 from knee.serve.serve_limits import ServeLimits
 from knee.serve.study_files import StudyFiles
 
 PAGE = Path(__file__).parent / "page"
-QUICK = ("simulate", "scale", "why", "views/step", "views/scale", "views/budget", "catalog_entry", "toml")
-SLOW = ("plan", "budget", "validate")
 CLIENT_LEFT = 499
 """What nobody reads."""
 
@@ -86,7 +86,7 @@ def make_app(options: ServeOptions) -> Starlette:
     async def search(request: Request) -> Response:
         body = await request.body()
         ticket = slow.join(client_of(request.scope, dict(request.headers)))
-        return StreamingResponse(slow.search(ticket, body), media_type="text/event-stream")
+        return EventStream(slow.search(ticket, body))
 
     async def session(request: Request) -> Response:
         """The token as a cookie, for pages that a script does not ask for; the wall has seen the token."""
@@ -108,7 +108,7 @@ def make_app(options: ServeOptions) -> Starlette:
             }
         )
 
-    files = FilesGiven(options.records, asked, quick)
+    files = FilesGiven(options.records, asked, slow)
     routes: list[BaseRoute] = [
         get("openapi", "/api/openapi.json"),
         get("catalog", "/api/catalog"),

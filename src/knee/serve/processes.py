@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -72,7 +72,7 @@ class AnsweringProcess:
         """Whether it can be asked."""
         return not self.killed and self.process.returncode is None
 
-    async def ask(self, name: str, body: bytes) -> AsyncIterator[bytes | ProcessAnswer]:
+    async def ask(self, name: str, body: bytes) -> AsyncGenerator[bytes | ProcessAnswer, None]:
         """News as JSON, and at last the answer."""
         assert self.process.stdin is not None
         done = False
@@ -101,7 +101,7 @@ class AnsweringProcess:
                 if isinstance(one, ProcessAnswer):
                     return one
         finally:
-            await stream.aclose()  # type: ignore[attr-defined]  # it is a generator
+            await stream.aclose()
         raise ProcessEnded
 
     async def _next(self) -> tuple[bytes, bytes]:

@@ -53,7 +53,14 @@ class Refusal(Exception):
     """A request that is not answered, with the words of an error."""
 
     def __init__(
-        self, status: int, code: str, message: str, *, hint: str | None = None, field: str | None = None, retry_s: int = 0
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        hint: str | None = None,
+        field: str | None = None,
+        retry_s: int = 0,
     ) -> None:
         super().__init__(message)
         self.status, self.retry_s = status, retry_s
@@ -148,9 +155,11 @@ class Wall:
         wait_s = self.rates.wait_s(client)
         if wait_s > 0:
             hint = f"send at most {self.limits.requests_per_s:g} requests per second"
-            raise Refusal(429, "too-many-requests", "busy: this client asks too often", hint=hint, retry_s=int(wait_s) + 1)
+            raise Refusal(
+                429, "too-many-requests", "busy: this client asks too often", hint=hint, retry_s=int(wait_s) + 1
+            )
         if scope["path"].startswith(("/api/", "/study")):
-            self._check_token(scope, headers)
+            self._check_token(headers)
         if scope["method"] == "POST":
             self._check_body(scope, headers)
 
@@ -169,7 +178,7 @@ class Wall:
         if site not in (None, "same-origin", "none") and not harmless:
             raise Refusal(403, "wrong-origin", "a page of another site may not ask this server")
 
-    def _check_token(self, scope: Scope, headers: dict[str, str]) -> None:
+    def _check_token(self, headers: dict[str, str]) -> None:
         token = self.door.token
         if token is None:
             return
@@ -178,7 +187,9 @@ class Wall:
         if not hmac.compare_digest(given.encode(), token.encode()):
             hint = "open the address that `knee serve` prints, or send `Authorization: Bearer TOKEN`"
             field = None if not given else "token"
-            raise Refusal(401, "wrong-token" if given else "no-token", "this server needs a token", hint=hint, field=field)
+            raise Refusal(
+                401, "wrong-token" if given else "no-token", "this server needs a token", hint=hint, field=field
+            )
 
     def _check_body(self, scope: Scope, headers: dict[str, str]) -> None:
         wanted = BODIES.get(scope["path"], "application/json")

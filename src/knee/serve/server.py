@@ -30,11 +30,15 @@ def listening_socket(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=256)
     except socket.gaierror:
         hint = "for example 127.0.0.1, or 0.0.0.0 for all networks"
-        raise InputError(f"{argument('host')} {host} has no address here", hint=hint, code="unknown-name", field="host") from None
+        raise InputError(
+            f"{argument('host')} {host} has no address here", hint=hint, code="unknown-name", field="host"
+        ) from None
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or str(error)
         text = f"cannot listen on {host} port {port}: {why}"
-        raise InputError(text, hint=f"{argument('port')} 0 takes a free port", code="cannot-listen", field="port") from None
+        raise InputError(
+            text, hint=f"{argument('port')} 0 takes a free port", code="cannot-listen", field="port"
+        ) from None
 
 
 def address_of(own: socket.socket, host: str, token: str | None) -> str:

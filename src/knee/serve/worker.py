@@ -33,9 +33,9 @@ def main() -> None:
     os.dup2(2, 1)  # what anything prints is not part of an answer
     questions: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(sys.stdin.buffer, questions), daemon=True).start()
-    from knee.serve.answers import answer, warm_up
+    from knee.serve.answers.dispatch import answer, warm_up
 
-    warm_up()
+    warm_up(role)
     output.write(frame(READY))
     while True:
         name, _, body = questions.get().partition(b"\0")

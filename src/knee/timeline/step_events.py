@@ -347,6 +347,7 @@ def axes_that_meet(table: PlanTable) -> tuple[str, ...]:
 
 def play_tail(log: EventLog, tail: Tail, world: RankGroup, parts: StepParts, stage: int, now: float) -> None:
     """What follows the last microbatch, from ``now`` on."""
+
     def comm(collective: str, ranks: RankGroup, seconds: float, size: float, dtype: str, stream: int) -> None:
         nonlocal now
         if seconds > 0:

@@ -1,12 +1,12 @@
 """The step of one plan as few kinds of actions, each recorded once with whole layers, and the times of each.
 
-It is the same walk as the events' (``step_events``). A pipeline of 8 stages and 64 microbatches has 400,000 kernels, and
-12 kinds of actions.
+It is the same walk as the events' (``step_events``). A pipeline of 8 stages and 64 microbatches has 400,000 kernels,
+and 12 kinds of actions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -30,7 +30,6 @@ from knee.timeline.step_events import (
     play_tail,
     record_action,
 )
-
 
 WORDS = {"F": "forward", "B": "backward", "W": "weight gradients"}
 
@@ -73,7 +72,7 @@ def stage_outlines(parts: StepParts, a: Actions, scripts: Scripts, tail: Tail) -
 
 
 def _serial(
-    parts: StepParts, a: Actions, scripts: Scripts, recorded: partial[RecordedWalk]
+    parts: StepParts, a: Actions, scripts: Scripts, recorded: Callable[[str, int], RecordedWalk]
 ) -> tuple[list[list[RepeatedAction]], float]:
     """Without a pipeline: microbatch after microbatch."""
     row, m = int(a.row_of[0, 0]), int(parts.table.microbatches[0])
@@ -97,7 +96,7 @@ def _serial(
 
 
 def _pipeline(
-    parts: StepParts, a: Actions, scripts: Scripts, recorded: partial[RecordedWalk]
+    parts: StepParts, a: Actions, scripts: Scripts, recorded: Callable[[str, int], RecordedWalk]
 ) -> tuple[list[list[RepeatedAction]], float]:
     """With one: the actions of a rank by kind, by chunk and by whether they wait for a neighbour."""
     placed = placed_actions(parts, a)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -10,7 +11,7 @@ import knee
 from knee.budgets.model_family import family_names
 from knee.budgets.scaling_laws import law_names
 from knee.energy.carbon import grid_names
-from knee.serve.presets import presets
+from knee.serve.answers.presets import presets
 from knee.specs.catalog import entry_names
 from knee.specs.defaults import DEFAULT_GRID, DEFAULT_PROFILE, DEFAULT_SEQ_LEN
 from knee.specs.load import load_cluster, load_model, load_profile
@@ -62,8 +63,7 @@ class Control:
     help: str = ""
 
 
-@cache
-def catalog() -> dict[str, Any]:
+def catalog_view(body: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - as other answers
     """The answer of ``/api/catalog``."""
     return {
         "version": knee.__version__,
@@ -115,14 +115,76 @@ def controls() -> tuple[Control, ...]:
     most_gpus = max(load_cluster(name).spec.max_gpus for name in entry_names("cluster"))
     job = [
         Control(name="model", label=LABELS["model"], kind="choice", group="job", choices=tuple(entry_names("model"))),
-        Control(name="cluster", label=LABELS["cluster"], kind="choice", group="job", choices=tuple(entry_names("cluster"))),
-        Control(name="gpus", label=LABELS["gpus"], kind="logarithmic", group="job", unit="GPUs", least=1, most=most_gpus, step=2),
-        Control(name="local_batch", label=LABELS["local_batch"], kind="logarithmic", group="job", unit="sequences", least=1 / 64, most=1024, step=2),
-        Control(name="global_batch", label=LABELS["global_batch"], kind="logarithmic", group="job", unit="sequences", least=1, most=MOST, step=2),
-        Control(name="seq_len", label=LABELS["seq_len"], kind="logarithmic", group="job", unit="tokens", least=128, most=1 << 20, step=2, default=DEFAULT_SEQ_LEN),
-        Control(name="profile", label=LABELS["profile"], kind="choice", group="stack", choices=tuple(entry_names("profile")), default=DEFAULT_PROFILE),
-        Control(name="tokens", label=LABELS["tokens"], kind="logarithmic", group="run", unit="tokens", least=1e9, most=1e14, step=2),
-        Control(name="grid", label=LABELS["grid"], kind="choice", group="run", choices=tuple(grid_names()), default=DEFAULT_GRID),
+        Control(
+            name="cluster", label=LABELS["cluster"], kind="choice", group="job", choices=tuple(entry_names("cluster"))
+        ),
+        Control(
+            name="gpus",
+            label=LABELS["gpus"],
+            kind="logarithmic",
+            group="job",
+            unit="GPUs",
+            least=1,
+            most=most_gpus,
+            step=2,
+        ),
+        Control(
+            name="local_batch",
+            label=LABELS["local_batch"],
+            kind="logarithmic",
+            group="job",
+            unit="sequences",
+            least=1 / 64,
+            most=1024,
+            step=2,
+        ),
+        Control(
+            name="global_batch",
+            label=LABELS["global_batch"],
+            kind="logarithmic",
+            group="job",
+            unit="sequences",
+            least=1,
+            most=MOST,
+            step=2,
+        ),
+        Control(
+            name="seq_len",
+            label=LABELS["seq_len"],
+            kind="logarithmic",
+            group="job",
+            unit="tokens",
+            least=128,
+            most=1 << 20,
+            step=2,
+            default=DEFAULT_SEQ_LEN,
+        ),
+        Control(
+            name="profile",
+            label=LABELS["profile"],
+            kind="choice",
+            group="stack",
+            choices=tuple(entry_names("profile")),
+            default=DEFAULT_PROFILE,
+        ),
+        Control(
+            name="tokens",
+            label=LABELS["tokens"],
+            kind="logarithmic",
+            group="run",
+            unit="tokens",
+            least=1e9,
+            most=1e14,
+            step=2,
+        ),
+        Control(
+            name="grid",
+            label=LABELS["grid"],
+            kind="choice",
+            group="run",
+            choices=tuple(grid_names()),
+            default=DEFAULT_GRID,
+        ),
         Control(name="pue", label=LABELS["pue"], kind="number", group="run", least=1.0, most=3.0, step=0.01),
     ]
     return (*job, *_plan_controls())
@@ -150,11 +212,12 @@ def _plan_controls() -> list[Control]:
         elif literal:
             found.append(Control(kind="choice", choices=literal, **base))
         elif hint is int:
-            most = DEGREES_MOST.get(name, MOST)
+            farthest = DEGREES_MOST.get(name, MOST)
             kind: ControlKind = "logarithmic" if name in POWERS or name == "micro_batch" else "integer"
-            least = 0 if name == "prefetch" else 1
-            found.append(Control(kind=kind, least=least, most=most, step=2 if kind == "logarithmic" else 1, **base))
+            first = 0 if name == "prefetch" else 1
+            found.append(Control(kind=kind, least=first, most=farthest, step=2 if kind == "logarithmic" else 1, **base))
         else:
-            most = MOST_IMBALANCE if name in ("imbalance", "capacity_factor") else 1.0
-            found.append(Control(kind="number", least=1.0 if most > 1 else 0.0, most=most, step=0.05, **base))
+            ratio = name in ("imbalance", "capacity_factor")
+            least, most = (1.0, float(MOST_IMBALANCE)) if ratio else (0.0, 1.0)
+            found.append(Control(kind="number", least=least, most=most, step=0.05, **base))
     return found

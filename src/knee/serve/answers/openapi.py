@@ -6,7 +6,6 @@ import inspect
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter
@@ -16,8 +15,8 @@ from knee.record.measurement import Measurement
 from knee.results.plan_result import RankedPlan
 from knee.search.knee import Knee
 from knee.search.scaling_curve import Return
-from knee.serve.controls import Control
-from knee.serve.questions import KINDS, MOST_CURVES, parameters
+from knee.serve.answers.controls import Control
+from knee.serve.answers.questions import KINDS, MOST_CURVES, parameters
 from knee.specs.catalog import entry_names
 from knee.specs.plan import Plan
 from knee.specs.user_files.field_words import descriptions
@@ -33,8 +32,7 @@ OPEN: dict[str, Any] = {"type": "object", "additionalProperties": True}
 NUMBER_OR_TEXT = {"type": ["number", "string"]}
 
 
-@cache
-def openapi() -> dict[str, Any]:
+def openapi_view(body: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - as other answers
     """The whole document."""
     return {
         "openapi": "3.1.0",
@@ -75,7 +73,9 @@ def _schemas() -> dict[str, Any]:
 def _answers() -> dict[str, Any]:
     """What the results' ``to_dict`` give, and the views around them."""
     text, number, several = {"type": "string"}, {"type": "number"}, {"type": "array", "items": {"type": "string"}}
-    asked = {**dict.fromkeys(KINDS, text), **dict.fromkeys(("gpus", "global_batch", "seq_len"), {"type": "integer"})}
+    asked: dict[str, Any] = dict[str, Any](dict.fromkeys(KINDS, text)) | {
+        key: {"type": "integer"} for key in ("gpus", "global_batch", "seq_len")
+    }
     plan = {"type": "object", "properties": {one.name: {} for one in fields(Plan)}}
     simulation = {
         "allOf": [{"$ref": f"{REF}Measurement"}, _object({**asked, "plan": plan}, (*asked, "plan"))],
@@ -109,13 +109,19 @@ def _answers() -> dict[str, Any]:
     return {
         "simulate_answer": simulation,
         "scale_answer": _object({"curves": _list(_object(curve, tuple(curve))), "assumptions": several}, ("curves",)),
-        "plan_answer": _object({"plans": _list(OPEN), "recommended": OPEN, "trust": {"$ref": f"{REF}Trust"}}, ("plans",)),
+        "plan_answer": _object(
+            {"plans": _list(OPEN), "recommended": OPEN, "trust": {"$ref": f"{REF}Trust"}}, ("plans",)
+        ),
         "budget_answer": _object({"best": OPEN, "law": OPEN, "limits": OPEN}, ("best",)),
         "step_view": _object(step, tuple(step)),
         "scale_view": _object({"curves": _list(_object({**curve, **copies}, tuple(curve)))}, ("curves",)),
-        "budget_view": _object({"law": OPEN, "flop_counting": OPEN, "equal_loss": _list(OPEN), "limits": OPEN}, ("law",)),
+        "budget_view": _object(
+            {"law": OPEN, "flop_counting": OPEN, "equal_loss": _list(OPEN), "limits": OPEN}, ("law",)
+        ),
         "why": _object({"lines": _list(_object(line, tuple(line)))}, ("lines",)),
-        "catalog": _object({"models": _list(OPEN), "controls": _list({"$ref": f"{REF}Control"})}, ("models", "controls")),
+        "catalog": _object(
+            {"models": _list(OPEN), "controls": _list({"$ref": f"{REF}Control"})}, ("models", "controls")
+        ),
         "read": _object({"kind": text, "name": text, "rows": _list(_object(row, ("name",)))}, ("kind", "rows")),
     }
 
@@ -148,7 +154,9 @@ def _paths() -> dict[str, Any]:
         "/api/views/step": {"post": _operation("All of the Step view", "step_view", OPEN)},
         "/api/views/scale": {"post": _operation("All of the Scale view", "scale_view", scale)},
         "/api/views/budget": {"post": _operation("The Budget view before its search", "budget_view", OPEN)},
-        "/api/searches": {"post": _operation(f"A search. {events}", {"type": "string"}, search, media="text/event-stream")},
+        "/api/searches": {
+            "post": _operation(f"A search. {events}", {"type": "string"}, search, media="text/event-stream")
+        },
         "/api/read": {
             "post": _operation("A file beside its simulation", "read", file) | {"parameters": [{"in": "query", **name}]}
         },

@@ -11,11 +11,11 @@ from knee.errors import InputError
 from knee.progress import Progress
 from knee.record.plan_words import plan_words
 from knee.results.plan_result import METRICS, PlanSearch, RankedPlan, ranked_plan
-from knee.search.cell_bests import CellBest, cell_bests
-from knee.serve.budget_view import budget_done
-from knee.serve.questions import asked_of
-from knee.serve.scale_view import curve_data
-from knee.serve.written import command_of, python_of
+from knee.search.cell_bests import CellBest, cell_bests, cell_pairs
+from knee.serve.answers.budget_view import budget_done
+from knee.serve.answers.questions import asked_of
+from knee.serve.answers.scale_view import curve_data
+from knee.serve.answers.written import command_of, python_of
 
 EVERY_S = 0.1
 """Between two reports of progress."""
@@ -57,10 +57,10 @@ def _plan(body: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
     answer = knee.plan(**question, progress=progress, on_better=better)
     ranked = _ranked(answer, question)
     tell({"event": "ranked", **ranked})
-    heat = []
+    heat, pairs = [], len(cell_pairs(answer.found))
     for number, cell in enumerate(cell_bests(answer.found), start=1):
         heat.append(_cell(cell, answer))
-        progress("pairs of tp and pp", number, 0)
+        progress("pairs of tp and pp", number, pairs)
     return ranked | {"heat": heat}
 
 
@@ -83,7 +83,9 @@ def _ranked(answer: PlanSearch, question: Mapping[str, Any]) -> dict[str, Any]:
 def row_data(plan: RankedPlan) -> dict[str, Any]:
     """A plan with its words; ``options`` are what a state has to say to be that plan."""
     data = plan.to_dict()
-    given = {name: value for name, value in data["plan"].items() if getattr(plan.plan, name) != getattr(_DEFAULTS, name)}
+    given = {
+        name: value for name, value in data["plan"].items() if getattr(plan.plan, name) != getattr(_DEFAULTS, name)
+    }
     return data | {"words": plan_words(plan.plan), "options": given}
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import knee
 from knee.api.simulate import Simulation
 from knee.errors import InputError
-from knee.serve.questions import asked_of
-from knee.serve.step_lanes import lanes_of
-from knee.serve.written import command_of, python_of
+from knee.serve.answers.questions import asked_of
+from knee.serve.answers.step_lanes import lanes_of
+from knee.serve.answers.written import command_of, python_of
+
 
 def step_view(body: Mapping[str, Any]) -> dict[str, Any]:
     """One step: numbers, memory, lanes, collectives, power, cost and trust."""
@@ -35,7 +37,7 @@ def step_view(body: Mapping[str, Any]) -> dict[str, Any]:
 def _memory(answer: Simulation, trust: Mapping[str, Any]) -> dict[str, Any]:
     parts = answer.memory
     assert parts is not None
-    names = [name for name in type(parts).__dataclass_fields__]
+    names = [field.name for field in fields(parts)]
     return {
         "parts": [{"name": name.removesuffix("_bytes"), "bytes": getattr(parts, name)} for name in names],
         "total_bytes": answer.memory_bytes,
@@ -86,7 +88,9 @@ def _below(lines: list[dict[str, Any]], number: str) -> list[dict[str, Any]]:
     at = next((i for i, line in enumerate(lines) if line["name"] == number), None)
     if at is None:
         names = ", ".join(line["name"] for line in lines if line["depth"] == 0)
-        raise InputError(f"number {number[:80]!r} is not explained", hint=f"use one of {names}", code="unknown-name", field="number")
+        raise InputError(
+            f"number {number[:80]!r} is not explained", hint=f"use one of {names}", code="unknown-name", field="number"
+        )
     depth = lines[at]["depth"]
     end = next((i for i in range(at + 1, len(lines)) if lines[i]["depth"] <= depth), len(lines))
     return lines[at:end]

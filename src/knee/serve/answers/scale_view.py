@@ -8,9 +8,9 @@ from typing import Any
 import knee
 from knee.errors import InputError
 from knee.results.scale_result import Scaling
-from knee.serve.published_points import points_like
-from knee.serve.questions import MOST_CURVES, asked_of
-from knee.serve.written import command_of, python_of
+from knee.serve.answers.published_points import points_like
+from knee.serve.answers.questions import MOST_CURVES, asked_of
+from knee.serve.answers.written import command_of, python_of
 
 COUNTS = "8..2048"
 """GPU counts where none are given."""

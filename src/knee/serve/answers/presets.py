@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from knee.serve.address import address_of
+from knee.serve.answers.address import address_of
 from knee.studies.study_file import Study, StudyGrid, load_study, study_names
 
 MOST_SERIES = 6

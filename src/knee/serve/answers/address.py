@@ -1,8 +1,8 @@
 """A state of the page as its address: one flat query string, with the names of the Python API.
 
 ``view`` is step, scale, plan or budget; ``counts`` are the GPU counts of the Scale view (``8..2048``) beside ``gpus``,
-the one of the Step view; ``set.KEY`` is an override. ``curves`` has several clusters or plans: each is a query string of
-its own that changes the state, and they are joined by ``|``.
+the one of the Step view; ``set.KEY`` is an override. ``curves`` has several clusters or plans: each is a query string
+of its own that changes the state, and they are joined by ``|``.
 """
 
 from __future__ import annotations

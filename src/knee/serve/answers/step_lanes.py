@@ -176,7 +176,8 @@ def _longest(length: Floats, first: Ints) -> Ints:
     group = np.zeros(len(length), dtype=np.int64)
     group[first[1:]] = 1
     order = np.lexsort((length, np.cumsum(group)))
-    return order[np.append(first[1:], len(length)) - 1]
+    last: Ints = order[np.append(first[1:], len(length)) - 1]
+    return last
 
 
 def _rows(lane: LaneColumns, words: list[str]) -> list[list[Any]]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,13 @@ import knee
 from knee.errors import InputError, KneeError
 from knee.limits import MOST_TOML_BYTES
 from knee.report.record_files import FoundRecord, gather
-from knee.serve.address import query_of
-from knee.serve.questions import KINDS, arguments_of, check_name
+from knee.serve.answers.address import query_of
+from knee.serve.answers.questions import KINDS, arguments_of, check_name
 from knee.specs.plan import Plan
 
 SIZES = ("gpus", "global_batch", "local_batch", "seq_len")
-SHOWN = ("step_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu_frac", "compute_s", "exposed_comm_s", "overlapped_comm_s",
-         "bubble_s", "idle_s", "memory_bytes", "power_w_per_gpu", "tokens_per_j")  # fmt: skip
+TIMES = ("step_s", "compute_s", "exposed_comm_s", "overlapped_comm_s", "bubble_s", "idle_s")
+SHOWN = (*TIMES, "tokens_per_s", "tokens_per_s_per_gpu", "mfu_frac", "memory_bytes", "power_w_per_gpu", "tokens_per_j")
 """Values of a step that are compared."""
 MOST_ROWS = 500
 """Of one file that are shown."""
@@ -114,13 +113,12 @@ def _beside(row: Mapping[str, Any], question: Mapping[str, Any]) -> dict[str, An
         for kind in KINDS:
             check_name(kind, question.get(kind))
         answer = knee.simulate(**arguments_of(question))
-    except KneeError as error:
-        return {"note": error.message}
+    except KneeError as refused:
+        return {"note": refused.message}
     simulated = {key: getattr(answer, key) for key in SHOWN}
-    measured = row["measured"] or {}
-    error: float | None = None
-    with suppress(TypeError, ZeroDivisionError):
-        error = simulated["tokens_per_s_per_gpu"] / measured["tokens_per_s_per_gpu"] - 1.0 if measured else None
+    measured, error = (row["measured"] or {}).get("tokens_per_s_per_gpu"), None
+    if measured:
+        error = answer.tokens_per_s_per_gpu / measured - 1.0
     state = query_of({"view": "step", **question})
     return {"simulated": simulated, "error_frac": error, "state": state, "trust": answer.trust.as_json()}
 

@@ -1,7 +1,7 @@
-"""What the Budget view needs: curves of equal loss, what each limit affords, and the run that plain FLOP counting takes.
+"""What the Budget view needs: curves of equal loss, what each limit affords, and the choice of plain FLOP counting.
 
-The quick part is closed formulas: a scaling law, and GPUs x peak x an assumed MFU x time. The search adds the run that a
-simulated cluster affords, and the same limits with its throughput.
+The quick part is closed formulas: a scaling law, and GPUs x peak x an assumed MFU x time. The search adds the run that
+a simulated cluster affords, and the same limits with its throughput.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from knee.budgets.training_cost import DAY_S, checked_pue
 from knee.errors import InputError
 from knee.inputs.amounts import amount_of, count_of
 from knee.results.budget_result import Budget
-from knee.serve.questions import asked_of
-from knee.serve.written import command_of, python_of
+from knee.serve.answers.questions import asked_of
+from knee.serve.answers.written import command_of, python_of
 from knee.specs.defaults import DEFAULT_LAW
 from knee.specs.load import load_cluster
 from knee.specs.plan import Plan
@@ -83,7 +83,9 @@ def budget_done(answer: Budget, asked: Mapping[str, Any]) -> dict[str, Any]:
         "budget": data,
         "law": _law_data(law),
         "equal_loss": _curves(law, best.counted, best.tokens, _sizes(best.counted)),
-        "limits": _afforded(answer, sorted({run.counted: run for run in (*answer.sizes, best)}.values(), key=lambda run: run.counted)),
+        "limits": _afforded(
+            answer, sorted({run.counted: run for run in (*answer.sizes, best)}.values(), key=lambda run: run.counted)
+        ),
         "trust": data["best"]["trust"],
         "command": command_of("budget", asked),
         "python": python_of("budget", asked),
@@ -141,5 +143,3 @@ def _text(asked: Mapping[str, Any], name: str, default: str) -> str:
     if not isinstance(value, str):
         raise InputError(f"{name} must be a text", code="wrong-type", field=name)
     return value
-
-
