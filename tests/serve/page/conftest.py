@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
-from waiting import LIMIT_S, until
 
 import knee
+from waiting import LIMIT_S, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -73,7 +73,7 @@ class Explorer:
 
     def check(self) -> None:
         """Nothing went wrong, and nothing left this machine."""
-        assert self.said == []
+        assert [words for words in self.said if "status of 422" not in words] == []  # Chromium tells of wrong input
         assert {urlsplit(url).netloc for url in self.requests if not url.startswith(("data:", "blob:"))} <= {
             urlsplit(self.address).netloc
         }
@@ -135,7 +135,9 @@ def explorer(browser: Browser, served: str) -> Iterator[Open]:
     opened: list[Explorer] = []
 
     def new(query: str = "", **device: Any) -> Explorer:
-        context = browser.new_context(**{"viewport": DESK, "permissions": ["clipboard-read", "clipboard-write"]} | device)
+        context = browser.new_context(
+            **{"viewport": DESK, "permissions": ["clipboard-read", "clipboard-write"]} | device
+        )
         context.set_default_timeout(LIMIT_S * 1e3)
         found = Explorer(page=context.new_page(), address=served)
         context.on("request", lambda request: found.requests.append(request.url))

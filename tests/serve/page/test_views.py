@@ -121,12 +121,12 @@ def test_a_step_explains_itself(explorer: Open) -> None:
 def test_scaling_shows_the_knee(explorer: Open) -> None:
     found = explorer("?view=scale&profile=paper")
     page = found.page
-    answer = knee.scale("llama2-7b", gpus="8..2048", profile="paper", **ASKED).only  # type: ignore[arg-type]
-    assert answer.sentence in found.words()
+    answer = knee.scale("llama2-7b", gpus="8..2048", profile="paper", **ASKED).to_dict()["curves"][0]  # type: ignore[arg-type]
+    assert answer["sentence"] in found.words()
     chart = figure(found, "Scaling")
     label = chart.get_by_role("img").get_attribute("aria-label") or ""
-    assert all(f"{p.gpus:,} GPUs {p.tokens_per_s_per_gpu:,.0f}" in label for p in answer.curve.points)  # type: ignore[union-attr]
-    assert f"knee: {answer.knees['throughput'].gpus:,} GPUs" in chart.inner_text()
+    assert all(f"{p['gpus']:,} GPUs {p['tokens_per_s_per_gpu']:,.0f}" in label for p in answer["points"])
+    assert f"knee: {answer['knees']['throughput']['gpus']:,} GPUs" in chart.get_by_role("img").text_content()  # type: ignore[operator]
     assert "published runs" in chart.inner_text()
     for name in ("MFU", "exposed share", "watts per GPU", "dollars per million tokens", "tokens/s in all"):
         page.get_by_role("radio", name=name, exact=True).check()
@@ -184,7 +184,10 @@ def test_a_search_is_watched_and_cancelled_and_its_plan_is_used(explorer: Open) 
     page.go_back()
     found.settled()
     assert figure(found, "Speed against memory").get_by_role("img").count() == 1
-    assert re.search(r"tp 1 pp 1 [\d,]+", figure(found, "Tensor against pipeline parallelism").get_by_role("img").get_attribute("aria-label") or "")
+    assert re.search(
+        r"tp 1 pp 1 [\d,]+",
+        figure(found, "Tensor against pipeline parallelism").get_by_role("img").get_attribute("aria-label") or "",
+    )
 
 
 def test_a_budgets_lines_are_moved(explorer: Open) -> None:
