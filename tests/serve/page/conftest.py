@@ -1,4 +1,4 @@
-"""The explorer in a real browser: Debian's Chromium against a real server on this machine, with all other hosts cut off.
+"""The explorer in a real browser: Debian's Chromium against a real server here, with all other hosts cut off.
 
 Where Playwright, Chromium or the extra ``serve`` is missing, tests skip.
 """
