@@ -138,6 +138,12 @@ class App {
     this.says({ ...says, fresh: true });
   }
 
+  /** A view has learned more than its answer said. */
+  redraw(view) {
+    const pane = this.panes.find((one) => one.view === view);
+    if (pane?.answer) this.draw(pane, pane.values());
+  }
+
   /** What the open view's newest answer says; views that search call it as they learn more. */
   says({ trust, plan, command, python, says, trustOf }) {
     this.failing = null;
