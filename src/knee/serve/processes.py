@@ -63,7 +63,7 @@ class AnsweringProcess:
             async with asyncio.timeout(START_S):
                 await found._next()
         except BaseException:
-            found.kill()
+            await asyncio.shield(found.end())
             raise
         return found
 
@@ -116,6 +116,13 @@ class AnsweringProcess:
         self.killed = True
         with suppress(ProcessLookupError):
             self.process.kill()
+
+    async def end(self) -> None:
+        """The same, and wait until it has ended and its pipes are closed."""
+        self.kill()
+        await self.process.wait()
+        self.process._transport.close()  # type: ignore[attr-defined]  # asyncio has no other word for it
+        await asyncio.sleep(0)
 
 
 class ProcessPool:
@@ -178,8 +185,7 @@ class ProcessPool:
             await self._put(process)
             return
         self.all.discard(process)
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(process.process.wait(), 5)
+        await process.end()
         self.warm()
 
     def kill(self) -> None:
@@ -193,4 +199,4 @@ class ProcessPool:
     async def close(self) -> None:
         """End all of them, and wait until they have."""
         self.kill()
-        await asyncio.gather(*(process.process.wait() for process in self.all), return_exceptions=True)
+        await asyncio.gather(*self._tasks, *(process.end() for process in self.all), return_exceptions=True)

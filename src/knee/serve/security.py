@@ -126,7 +126,7 @@ class Wall:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        begun = False
+        begun, body = False, ArrivingBody(self, scope, receive)
 
         async def guarded(message: Message) -> None:
             nonlocal begun
@@ -134,16 +134,18 @@ class Wall:
                 begun = True
                 own = {name.decode("latin-1").lower() for name, _ in message["headers"]}
                 more = HEADERS | ({"cache-control": "no-store"} if scope["path"].startswith("/api/") else {})
+                # the rest of a body that was refused is not waited for
+                more |= {} if body.whole else {"connection": "close"}
                 message["headers"] = [*message["headers"], *_raw(more, without=own)]
             await send(message)
 
         try:
             self._check(scope)
-            await self.app(scope, self._limited(scope, receive), guarded)
+            await self.app(scope, body, guarded)
         except Refusal as refusal:
             if begun:
                 raise
-            headers = refusal.headers | {"content-length": str(len(refusal.body)), "connection": "close"}
+            headers = refusal.headers | {"content-length": str(len(refusal.body))}
             await guarded({"type": "http.response.start", "status": refusal.status, "headers": _raw(headers)})
             await guarded({"type": "http.response.body", "body": refusal.body})
 
@@ -198,49 +200,54 @@ class Wall:
             hint = f"send Content-Type: {wanted}"
             raise Refusal(415, "wrong-content-type", f"the body must be {wanted}", hint=hint, field="Content-Type")
         length = headers.get("content-length")
-        if length is not None and (not length.isdecimal() or len(length) > 18 or int(length) > self._most(scope)):
-            raise self._too_large(scope)
+        if length is not None and (not length.isdecimal() or len(length) > 18 or int(length) > self.most(scope)):
+            raise too_large(self.most(scope))
 
-    def _most(self, scope: Scope) -> int:
+    def most(self, scope: Scope) -> int:
+        """Bytes that a body may have."""
         return self.limits.file_bytes if scope["path"] in BODIES else self.limits.body_bytes
 
-    def _too_large(self, scope: Scope) -> Refusal:
-        most = self._most(scope)
-        return Refusal(413, "too-large", f"the body is larger than {most:,} bytes", hint="send less")
 
-    def _limited(self, scope: Scope, receive: Receive) -> Receive:
-        """Bodies that end in time and are no larger than they may be."""
-        most, got, ends = self._most(scope), 0, time.monotonic() + self.limits.request_s
-        whole = False
+def too_large(most: int) -> Refusal:
+    """A body that is."""
+    return Refusal(413, "too-large", f"the body is larger than {most:,} bytes", hint="send less")
 
-        async def limited() -> Message:
-            nonlocal got, whole
-            if whole:
-                return await receive()  # only the end of the connection is waited for
-            try:
-                async with asyncio.timeout(min(self.limits.receive_s, max(ends - time.monotonic(), 0.0))):
-                    message = await receive()
-            except TimeoutError:
-                raise Refusal(408, "too-slow", "the body did not arrive in time", hint="send it at once") from None
-            got += len(message.get("body", b""))
-            whole = not message.get("more_body", False)
-            if got > most:
-                raise self._too_large(scope)
-            return message
 
-        return limited
+class ArrivingBody:
+    """ASGI's ``receive`` for a body that ends in time and is no larger than it may be."""
+
+    def __init__(self, wall: Wall, scope: Scope, receive: Receive) -> None:
+        self.receive, self.limits, self.most = receive, wall.limits, wall.most(scope)
+        self.got, self.ends = 0, time.monotonic() + wall.limits.request_s
+        self.whole = scope["method"] in ("GET", "HEAD")
+
+    async def __call__(self) -> Message:
+        """The next part; after the last, the end of the connection is waited for."""
+        if self.whole:
+            return await self.receive()
+        try:
+            async with asyncio.timeout(min(self.limits.receive_s, max(self.ends - time.monotonic(), 0.0))):
+                message = await self.receive()
+        except TimeoutError:
+            raise Refusal(408, "too-slow", "the body did not arrive in time", hint="send it at once") from None
+        self.got += len(message.get("body", b""))
+        self.whole = not message.get("more_body", False)
+        if self.got > self.most:
+            self.whole = False
+            raise too_large(self.most)
+        return message
 
 
 class Rates:
     """Requests of each client: a bucket that fills at a rate and holds a burst."""
 
-    def __init__(self, per_s: float, burst: int) -> None:
-        self.per_s, self.burst = per_s, burst
+    def __init__(self, per_s: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.per_s, self.burst, self.clock = per_s, burst, clock
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def wait_s(self, client: str) -> float:
         """0 where the request may come now, else the seconds until the next one may."""
-        now = time.monotonic()
+        now = self.clock()
         left, last = self._left.pop(client, (float(self.burst), now))
         left = min(self.burst, left + (now - last) * self.per_s)
         self._left[client] = (max(left - 1.0, 0.0) if left >= 1.0 else left, now)

@@ -9,6 +9,7 @@ from types import FrameType
 from urllib.parse import quote
 
 import uvicorn
+from starlette.applications import Starlette
 
 from knee.errors import InputError, argument
 from knee.serve.app import ServeOptions, make_app
@@ -62,10 +63,9 @@ class StoppableServer(uvicorn.Server):
         self.stop()
 
 
-def serve(options: ServeOptions, own: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve until a signal comes."""
-    app = make_app(options)
-    config = uvicorn.Config(
+def config_of(app: Starlette) -> uvicorn.Config:
+    """How connections are treated."""
+    return uvicorn.Config(
         app,
         http=PatientProtocol,
         ws="none",
@@ -80,6 +80,11 @@ def serve(options: ServeOptions, own: socket.socket, ready: Callable[[], None]) 
         timeout_graceful_shutdown=STOP_S,
     )
 
+
+def serve(options: ServeOptions, own: socket.socket, ready: Callable[[], None]) -> None:
+    """Serve until a signal comes."""
+    app = make_app(options)
+
     async def run() -> None:
         loop = asyncio.get_running_loop()
 
@@ -87,7 +92,7 @@ def serve(options: ServeOptions, own: socket.socket, ready: Callable[[], None]) 
             for desk in getattr(app.state, "desks", ()):
                 loop.call_soon_threadsafe(desk.pool.kill)
 
-        server = StoppableServer(config, stop)
+        server = StoppableServer(config_of(app), stop)
         ready()
         await server.serve(sockets=[own])
 

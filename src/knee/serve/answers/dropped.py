@@ -112,7 +112,7 @@ def _beside(row: Mapping[str, Any], question: Mapping[str, Any]) -> dict[str, An
     try:
         for kind in KINDS:
             check_name(kind, question.get(kind))
-        answer = knee.simulate(**arguments_of(question))
+        answer = knee.simulate(**arguments_of(question, "simulate"))
     except KneeError as refused:
         return {"note": refused.message}
     simulated = {key: getattr(answer, key) for key in SHOWN}

@@ -7,14 +7,14 @@ from typing import Any
 
 import knee
 from knee.errors import InputError
-from knee.serve.answers.questions import arguments_of, asked_of, parameters
+from knee.serve.answers.questions import arguments_of, asked_of
 
 Body = Mapping[str, Any]
 
 
 def simulate(body: Body) -> Any:
     """``knee.simulate``."""
-    return knee.simulate(**arguments_of(body)).to_dict()
+    return knee.simulate(**arguments_of(body, "simulate")).to_dict()
 
 
 def scale(body: Body) -> Any:
@@ -22,17 +22,17 @@ def scale(body: Body) -> Any:
     if body.get("best"):
         text = "best searches for a plan at every count, which takes long"
         raise InputError(text, hint="POST /api/searches with kind scale_best", code="contradiction", field="best")
-    return knee.scale(**arguments_of(body)).to_dict()
+    return knee.scale(**arguments_of(body, "scale")).to_dict()
 
 
 def plan(body: Body) -> Any:
     """``knee.plan``."""
-    return knee.plan(**_known(body, "plan")).to_dict()
+    return knee.plan(**arguments_of(body, "plan")).to_dict()
 
 
 def budget(body: Body) -> Any:
     """``knee.budget``."""
-    return knee.budget(**_known(body, "budget")).to_dict()
+    return knee.budget(**arguments_of(body, "budget")).to_dict()
 
 
 def validate(body: Body) -> Any:
@@ -57,13 +57,3 @@ def toml_file(body: Body) -> bytes:
     from knee.export.formats import export
 
     return export(knee.simulate(**asked_of(body, "simulate")).job, "knee").encode()
-
-
-def _known(body: Body, function: str) -> dict[str, Any]:
-    """What JSON can give; progress and the like are Python's."""
-    for name in body:
-        if name not in parameters(function):
-            raise InputError(
-                f"{name[:80]!r} is not an argument of {function}", code="unknown-argument", field=name[:80]
-            )
-    return arguments_of(body)

@@ -50,12 +50,22 @@ def asked_of(body: Mapping[str, Any], function: str) -> dict[str, Any]:
             text = f"{name[:80]!r} is not part of a question"
             raise InputError(text, hint=hint, code="unknown-argument", field=name[:80])
     dropped = {name for name in CHOSEN if function == "plan" and not isinstance(body.get(name), list)}
-    return arguments_of({name: value for name, value in body.items() if name in own - dropped})
+    return arguments_of({name: value for name, value in body.items() if name in own - dropped}, function)
 
 
-def arguments_of(body: Mapping[str, Any]) -> dict[str, Any]:
+def arguments_of(body: Mapping[str, Any], function: str) -> dict[str, Any]:
     """The arguments, with names that the catalogue has; what is null was not given."""
     given = {name: value for name, value in body.items() if value is not None}
+    own = parameters(function)
+    for name in given:
+        if name not in own:
+            close = did_you_mean(name, sorted(own))
+            text = f"{name[:80]!r} is not an argument of {function}"
+            raise InputError(
+                text, hint=f"did you mean {close}?" if close else None, code="unknown-argument", field=name[:80]
+            )
+    if "model" in own and "model" not in given and function != "budget":
+        raise InputError("model is missing", hint='for example "llama2-7b"', code="missing-argument", field="model")
     for kind in KINDS:
         names = given.get(kind)
         for name in names if isinstance(names, list) else [names]:
