@@ -50,8 +50,8 @@ export const postForText = async (path, body, options) => (await sent(path, body
  * position is always the one that stays.
  */
 export class Latest {
-  constructor(ask, patience = 150) {
-    Object.assign(this, { ask, patience, running: null, waiting: null });
+  constructor(ask, patience = 150, idle = () => {}) {
+    Object.assign(this, { ask, patience, idle, running: null, waiting: null });
   }
 
   run(question) {
@@ -84,6 +84,7 @@ export class Latest {
     } finally {
       this.running = null;
       if (this.waiting !== null) this.next();
+      else this.idle();
     }
   }
 }

@@ -72,6 +72,7 @@ class App {
     pane.latest = new Latest(
       ({ values, startedAt }, signal) => this.answer(pane, values, startedAt, signal),
       view.patience,
+      () => this.panel.setAttribute("aria-busy", String(this.panes.some((one) => one.latest.running))),
     );
     pane.close = () => {
       pane.latest.stop();
@@ -105,6 +106,7 @@ class App {
   ask(pane, startedAt) {
     const title = pane.element.querySelector(".pane-title");
     if (title) title.lastChild.textContent = this.paneWords(pane);
+    this.panel.setAttribute("aria-busy", "true");
     pane.latest.run({ values: pane.values(), startedAt });
   }
 
@@ -134,6 +136,12 @@ class App {
       return;
     }
     this.says({ ...says, fresh: true });
+  }
+
+  /** A view has learned more than its answer said. */
+  redraw(view) {
+    const pane = this.panes.find((one) => one.view === view);
+    if (pane?.answer) this.draw(pane, pane.values());
   }
 
   /** What the open view's newest answer says; views that search call it as they learn more. */

@@ -2,8 +2,9 @@
 
 import { post } from "./api.js";
 import { budgetMap, LIMITS } from "./budget_map.js";
+import { showChoices, showGpus, showMarginal } from "./budget_tables.js";
 import { Figure, key, plot } from "./charts.js";
-import { el, fill, notes, scroll, table, uid } from "./dom.js";
+import { el, fill, notes, uid } from "./dom.js";
 import { count, percent, plain, short, usd } from "./format.js";
 import { Search } from "./search.js";
 import { changed } from "./timing.js";
@@ -172,9 +173,9 @@ export class BudgetView {
       runs,
     });
     this.showSizes(budget);
-    this.showChoices(budget);
-    this.showGpus(budget);
-    this.showMarginal(budget);
+    showChoices(this.choices, budget);
+    showGpus(this.gpus, budget);
+    showMarginal(this.marginal, budget);
     notes(this.assumptions, "Assumptions", [...budget.assumptions, ...(budget.law.extrapolated ?? [])]);
     return { trust, trustOf: "best run: ", command, python, says: budget.sentences[0] };
   }
@@ -307,88 +308,7 @@ export class BudgetView {
       rows: runs,
     });
   }
-
-  showChoices({ best, flop_counting: flop }) {
-    const really = flop.really ?? {},
-      rows = [
-        ["parameters", best.params, flop.all_params ?? flop.params, really.params, short],
-        ["tokens", best.tokens, flop.tokens, really.tokens, short],
-        ["loss", best.loss, flop.loss, really.loss, (v) => plain(v, 4)],
-        ["GPUs", best.gpus, flop.gpus, really.gpus, count],
-        ["days", best.days, flop.days, really.days, plain],
-        ["cost", best.cost_usd, flop.cost_usd, really.cost_usd, usd],
-        ["MFU", best.mfu_frac, flop.mfu_frac, really.mfu_frac, percent],
-      ];
-    this.choices.replaceChildren(
-      el("h2", {}, "Against plain FLOP counting"),
-      scroll(
-        "The best run beside plain FLOP counting",
-        table(
-          `FLOP counting assumes ${percent(flop.mfu_frac, 0)} MFU for every size`,
-          [
-            { title: "what", show: ([name]) => name },
-            { title: "with communication", number: true, show: ([, value, , , show]) => show(value) },
-            { title: "counting FLOP", number: true, show: ([, , value, , show]) => show(value) },
-            {
-              title: "what that really reaches",
-              number: true,
-              show: ([, , , value, show]) => (value === undefined ? "–" : show(value)),
-            },
-          ],
-          rows,
-        ),
-      ),
-      flop.lost
-        ? el("p", { class: "small" }, `Counting FLOP alone loses ${percent(flop.lost.budget_frac)} of the budget.`)
-        : "",
-    );
-  }
-
-  showGpus({ by_gpus: runs, best }) {
-    this.gpus.replaceChildren(
-      el("h2", {}, "By GPUs"),
-      scroll(
-        "Best run by GPUs",
-        table(
-          "The best run with each number of GPUs",
-          [
-            { title: "GPUs", show: (run) => count(run.gpus) },
-            { title: "parameters", number: true, show: (run) => short(run.params) },
-            { title: "tokens", number: true, show: (run) => short(run.tokens) },
-            { title: "loss", number: true, show: (run) => plain(run.loss, 4) },
-            { title: "days", number: true, show: (run) => plain(run.days) },
-            { title: "cost", number: true, show: (run) => usd(run.cost_usd) },
-          ],
-          runs,
-          { rowAttributes: (run) => (run.gpus === best.gpus ? { class: "marked" } : {}) },
-        ),
-      ),
-    );
-  }
-
-  showMarginal({ marginal, law }) {
-    this.marginal.replaceChildren(
-      el("h2", {}, "What one more unit is worth"),
-      scroll(
-        "Worth of one more unit of each limit",
-        table(
-          "Change of the loss",
-          [
-            { title: "one more", show: (row) => row.what },
-            { title: "loss", number: true, show: (row) => (row.loss === null ? "–" : tiny(row.loss)) },
-            { title: "limits the run", show: (row) => (row.binds ? "yes" : "no") },
-            { title: "how", show: (row) => row.how },
-          ],
-          marginal,
-        ),
-      ),
-      el("p", { class: "small" }, `Law ${law.name}: ${law.source}.`),
-    );
-  }
 }
-
-const tiny = (value) =>
-  (value !== 0 && Math.abs(value) < 1e-4 ? value.toExponential(1) : plain(value)).replace("-", "−");
 
 function flopMark(flop) {
   return {

@@ -129,17 +129,16 @@ class Control {
     return choice;
   }
 
+  /** What follows within a second on the same input is one gesture: a drag, a number that is typed, a key held down. */
   listen(input) {
     const { name } = this.spec;
-    let gesture = null;
+    let gesture = null,
+      last = -Infinity;
     input.addEventListener("input", (event) => {
       const startedAt = changed(event);
-      gesture ??= `${name}-${gestures++}`;
+      if (startedAt - last > 1000) gesture = `${name}-${gestures++}`;
+      last = startedAt;
       this.state.set({ [name]: this.valueOf(input) }, { startedAt, gesture });
-    });
-    input.addEventListener("change", () => {
-      gesture = null;
-      this.state.endGesture();
     });
   }
 

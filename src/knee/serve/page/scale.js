@@ -5,24 +5,10 @@ import { Figure, SERIES, key } from "./charts.js";
 import { el, fill, notes, scroll, table, uid } from "./dom.js";
 import { count, percent, plain, planWords, seconds } from "./format.js";
 import { METRICS, scaleChart } from "./scale_chart.js";
+import { Curves, curveName } from "./scale_curves.js";
 import { changed } from "./timing.js";
-import { badge } from "./trust.js";
 
 const COUNTS = ["1..64", "8..512", "8..2048", "64..16384", "256..65536"];
-const ADDED = [
-  "cluster",
-  "tp",
-  "pp",
-  "cp",
-  "sharding",
-  "precision",
-  "profile",
-  "model",
-  "recompute",
-  "sync_every",
-  "local_batch",
-];
-const MOST_CURVES = 6;
 
 export class ScaleView {
   constructor(app, { pinned = false } = {}) {
@@ -44,7 +30,7 @@ export class ScaleView {
         ),
       ),
     );
-    this.curves = el("ul", { class: "chips", "aria-label": "Curves" });
+    this.curves = new Curves(app, pinned, () => app.redraw(this));
     this.chart = new Figure({ title: "Scaling", file: "knee-scale" });
     this.chart.element.classList.add("wide", "big");
     this.sentences = el("div", { class: "sentences" });
@@ -54,8 +40,9 @@ export class ScaleView {
       "div",
       { class: "view scale" },
       el("div", { class: "bench" }, this.metric),
-      pinned ? null : el("div", { class: "bench" }, this.countBox(), this.adder()),
-      this.curves,
+      pinned ? null : el("div", { class: "bench" }, this.countBox(), this.curves.adder),
+      this.curves.search.element,
+      this.curves.chips,
       this.sentences,
       el("div", { class: "grid" }, this.chart.element, this.knees, this.assumptions),
     );
@@ -86,47 +73,6 @@ export class ScaleView {
     );
   }
 
-  /** "Add a curve": the question with one field changed. */
-  adder() {
-    const { controls } = this.app.state,
-      names = ADDED.filter((name) => controls.has(name));
-    const field = el(
-      "select",
-      { "aria-label": "Field that the new curve changes" },
-      names.map((name) => el("option", { value: name }, controls.get(name).label)),
-    );
-    const value = el("select", { "aria-label": "Its value in the new curve" });
-    const fill = () => {
-      const control = controls.get(field.value),
-        now = this.app.state.get(field.value);
-      const choices = control.choices.length
-        ? control.choices
-        : field.value === "sync_every"
-          ? [10, 50, 100, 500]
-          : [1, 2, 4, 8, 16, 32];
-      value.replaceChildren(
-        ...choices
-          .filter((choice) => String(choice) !== now)
-          .map((choice) => el("option", { value: choice }, String(choice))),
-      );
-    };
-    field.addEventListener("change", fill);
-    fill();
-    const add = (event) => {
-      const now = this.app.state.values.curves ?? "";
-      this.app.state.set({ curves: `${now}|${field.value}=${value.value}` }, { startedAt: changed(event) });
-    };
-    this.addButton = el("button", { type: "button", onclick: add }, "Add curve");
-    return el(
-      "div",
-      { class: "inline adder" },
-      el("span", { class: "small" }, "Beside it:"),
-      field,
-      value,
-      this.addButton,
-    );
-  }
-
   question(values) {
     const body = this.app.state.question(values, { run: false });
     delete body.gpus; // one count of many
@@ -141,7 +87,12 @@ export class ScaleView {
       this.kept = await post("/api/views/scale", body, { signal });
       this.asked = text;
     }
+    this.curves.searchBest(values);
     return this.kept;
+  }
+
+  close() {
+    this.curves.search.cancel();
   }
 
   show(answer, values) {
@@ -149,18 +100,13 @@ export class ScaleView {
     const metric = METRICS.find(({ name }) => name === state.get("metric", values)) ?? METRICS[0];
     for (const input of this.metric.querySelectorAll("input")) input.checked = input.value === metric.name;
     if (this.counts && document.activeElement !== this.counts) this.counts.value = state.get("counts", values);
-    if (this.addButton) this.addButton.disabled = answer.curves.length >= MOST_CURVES;
-    const curves = answer.curves.map((curve, i) => ({
-      ...curve,
-      ...SERIES[i % SERIES.length],
-      name: this.nameOf(curve, answer.curves),
-      i,
-    }));
-    this.showChips(curves, values);
+    const all = [...answer.curves, ...this.curves.found(values)];
+    const curves = all.map((curve, i) => ({ ...curve, ...SERIES[i % SERIES.length], name: curveName(curve, all), i }));
+    this.curves.show(curves, values);
     this.showChart(curves, metric, values);
     this.showKnees(curves, metric);
     fill(this.sentences, curves.length === 1 ? el("p", {}, curves[0].sentence) : null);
-    const assumptions = [...new Set(answer.curves.flatMap((curve) => curve.assumptions))];
+    const assumptions = [...new Set(all.flatMap((curve) => curve.assumptions))];
     notes(this.assumptions, "Assumptions", assumptions);
     const usable = curves[0].points.filter((point) => point.usable);
     const last = usable[usable.length - 1];
@@ -172,64 +118,6 @@ export class ScaleView {
       python: curves.map((curve) => curve.python).join("\n"),
       says: curves.map((curve) => curve.sentence).join(" "),
     };
-  }
-
-  /** A curve is named by what it changes. */
-  nameOf(curve, all) {
-    const changes = Object.entries(curve.changes ?? {}).filter(([name]) =>
-      all.some((other) => JSON.stringify(other.changes?.[name]) !== JSON.stringify(curve.changes[name])),
-    );
-    const base = { cluster: curve.cluster, model: curve.model, profile: curve.profile };
-    const shown = changes.map(([name, value]) =>
-      name in base
-        ? String(value)
-        : name === "overrides"
-          ? Object.entries(value)
-              .map((pair) => pair.join(" "))
-              .join(", ")
-          : `${name} ${value}`,
-    );
-    return (
-      shown.join(", ") ||
-      (all.some((other) => other.model !== curve.model) ? `${curve.model} on ${curve.cluster}` : curve.cluster)
-    );
-  }
-
-  showChips(curves, values) {
-    this.curves.hidden = curves.length < 2;
-    this.curves.replaceChildren(
-      ...curves.map((curve) =>
-        el(
-          "li",
-          {},
-          key(curve.name, curve.colour, "line", curve.dash),
-          curve.points.some((point) => point.usable)
-            ? badge(curve.points.findLast((point) => point.usable).trust.label)
-            : el("span", { class: "small" }, "nothing fits"),
-          this.pinned
-            ? null
-            : el(
-                "button",
-                {
-                  type: "button",
-                  class: "plain",
-                  "aria-label": `Remove the curve ${curve.name}`,
-                  onclick: (event) => {
-                    const left = (values.curves ?? "").split("|").filter((_, i) => i !== curve.i);
-                    this.app.state.set(
-                      {
-                        curves: left.length > 1 ? left.join("|") : left[0] ? null : null,
-                        ...(left.length === 1 ? this.app.state.parse(left[0]) : {}),
-                      },
-                      { startedAt: changed(event) },
-                    );
-                  },
-                },
-                "×",
-              ),
-        ),
-      ),
-    );
   }
 
   showChart(curves, metric, values) {

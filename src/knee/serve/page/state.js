@@ -78,8 +78,8 @@ export class State {
       .filter((name) => values[name] !== this.defaults[name])
       .sort((a, b) => place(a) - place(b) || a.localeCompare(b));
     const text = new URLSearchParams(names.map((name) => [name, values[name]])).toString();
-    // a slash, a comma or a colon need no escape in a query, and people read addresses
-    return text.replaceAll("%2C", ",").replaceAll("%3A", ":").replaceAll("%2F", "/");
+    // these need no escape in the value of a query, and people read addresses
+    return text.replace(/%(2C|3A|2F|3D|7C)/g, decodeURIComponent);
   }
 
   address(values = this.values) {
