@@ -195,6 +195,11 @@ class ProcessPool:
             task.cancel()
         for process in list(self.all):
             process.kill()
+        asyncio.get_running_loop().create_task(self._tell_all())
+
+    async def _tell_all(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
 
     async def close(self) -> None:
         """End all of them, and wait until they have."""

@@ -33,7 +33,7 @@ def search(body: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
 
 
 def _progress(tell: Tell) -> Progress:
-    begun = last = time.monotonic()
+    begun, last = time.monotonic(), 0.0  # the first report comes at once
 
     def progress(what: str, done: int, total: int) -> None:
         nonlocal last
