@@ -82,12 +82,9 @@ def _curves(grid: StudyGrid, base: dict[str, Any]) -> list[dict[str, Any]]:
     curves: list[dict[str, Any]] = [{}]
     for name, values in axes.items():
         curves = [curve | ({} if base.get(name) == value else {name: value}) for curve in curves for value in values]
-    for key, values in grid.set.items():
-        curves = [
-            curve | {"overrides": curve.get("overrides", {}) | {key: value}}
-            for curve in curves
-            for value in _many(values)
-        ]
+    for key, changed in grid.set.items():
+        changes = [{key: value} for value in _many(changed)]
+        curves = [curve | {"overrides": curve.get("overrides", {}) | one} for curve in curves for one in changes]
     return curves
 
 
