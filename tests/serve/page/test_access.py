@@ -32,9 +32,12 @@ MOVING = """() => [...document.querySelectorAll("*")]
   .filter((one) => parseFloat(getComputedStyle(one).transitionDuration) > 0).length + document.getAnimations().length"""
 
 
-def violations(page: Page, context: str = "body", *rules: str) -> list[Any]:
+def violations(page: Page, context: str = "body", *, contrast: bool | None = None) -> list[Any]:
+    """What axe finds; ``contrast`` alone, or without it, because it takes most of the time."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    options = {"resultTypes": ["violations"], **({"runOnly": list(rules)} if rules else {})}
+    options: dict[str, Any] = {"resultTypes": ["violations"]}
+    if contrast is not None:
+        options |= {"runOnly": ["color-contrast"]} if contrast else {"rules": {"color-contrast": {"enabled": False}}}
     found = axe.run(page, context=context, options=options).response["violations"]
     return [(one["id"], [node["target"] for node in one["nodes"]]) for one in found]
 
@@ -45,9 +48,10 @@ def test_axe_finds_nothing_and_360_pixels_are_enough(explorer: Open, state: str)
     page = found.page
     page.locator("main details summary").first.click()
     page.locator("main figure details summary").first.click()
-    assert violations(page) == []
-    page.emulate_media(color_scheme="dark", reduced_motion="reduce")
-    assert violations(page, "body", "color-contrast") == []
+    assert violations(page, contrast=None if "compare" not in state else False) == []
+    if "pp=2" in state:  # all views have their colours from the same few names
+        page.emulate_media(color_scheme="dark", reduced_motion="reduce")
+        assert violations(page, contrast=True) == []
     assert page.evaluate(MOVING) == 0
     page.set_viewport_size(PHONE)  # type: ignore[arg-type]
     page.locator("#question-fold:not([open])").wait_for(state="attached")
