@@ -39,10 +39,15 @@ VALUES: tuple[Any, ...] = (
     "../../etc/passwd", "/etc/passwd.toml", "<script>alert(1)</script>", "\x00", "\ud800", "a" * 300, [], [1], [[]], {},
     {"a": 1}, "8..2048", "1..99999999", [8, 16], "llama2-7b", "dgx-a100", "fsdp", "1f1b", "full", "2T",
 )  # fmt: skip
-HEADERS = ("Host", "Origin", "Content-Type", "Content-Length", "Transfer-Encoding", "Cookie", "Authorization", "X-Knee-Client",
-           "Sec-Fetch-Site", "Range", "If-None-Match", "Expect", "Upgrade", "Connection")  # fmt: skip
-WORDS = (b"", b"0", b"-1", b"1e9", b"99999999999999999999", b"chunked", b"gzip", b"localhost", b"evil.example", b"\xff",
-         b"a" * 2000, b"null", b"bytes=0-", b"bytes=-1", b"100-continue", b"websocket", b"*", b"knee_token=%00")  # fmt: skip
+HEADERS = ("Host", "Origin", "Content-Type", "Content-Length", "Transfer-Encoding", "Cookie", "Authorization",
+           "X-Knee-Client", "Sec-Fetch-Site", "Range", "If-None-Match", "Expect", "Upgrade", "Connection")  # fmt: skip
+WORDS = (b"", b"0", b"-1", b"1e9", b"99999999999999999999", b"chunked", b"gzip", b"localhost", b"evil.example",
+         b"\xff", b"a" * 2000, b"null", b"bytes=0-", b"bytes=-1", b"100-continue", b"websocket", b"*",
+         b"knee_token=%00")  # fmt: skip
+NAMES = (
+    *TINY, "tp", "pp", "cp", "ep", "sharding", "schedule", "micro_batch", "recompute", "precision", "tokens", "grid",
+    "counts", "curves", "overrides", "number", "days", "usd", "law", "objective", "name", "kind", "x", "<b>", "",
+)  # fmt: skip
 RIGHT = {200, 206, 304, 400, 401, 403, 404, 405, 408, 411, 413, 414, 415, 416, 422, 429, 431, 501}
 LIMIT_S = 600.0
 
@@ -89,9 +94,7 @@ def _request(random: Random) -> tuple[bytes, bytes, list[tuple[bytes, bytes]], b
 def _other(random: Random, body: Any) -> Any:
     """A body with one value changed, added or left out."""
     changed = dict(body)
-    known = [*TINY, "tp", "pp", "cp", "ep", "sharding", "schedule", "micro_batch", "recompute", "precision", "tokens", "grid",
-             "counts", "curves", "overrides", "number", "days", "usd", "law", "objective", "name", "kind", "x", "<b>", ""]  # fmt: skip
-    name = random.choice(known)
+    name = random.choice(NAMES)
     if random.random() < 0.2:
         changed.pop(name, None)
     else:

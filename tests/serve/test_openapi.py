@@ -8,10 +8,10 @@ from typing import Any
 
 import jsonschema
 import pytest
-from serve.served import STEP, Served
-from serve.test_answers import asked
 
 from knee.serve.answers.openapi import openapi_view
+from serve.served import STEP, Served
+from serve.test_answers import asked
 
 DOCUMENT = json.loads(json.dumps(openapi_view({})))
 WHOLE = {
