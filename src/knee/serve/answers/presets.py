@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from knee.serve.answers.address import address_of
+from knee.serve.answers.address import address_of, query_of
 from knee.studies.study_file import Study, StudyGrid, load_study, study_names
 
 METRICS = ("tokens_per_s_per_gpu", "tokens_per_s", "mfu_frac", "exposed_frac", "power_w_per_gpu", "usd_per_mtoken")
@@ -41,18 +41,29 @@ def _with_metric(state: dict[str, Any], metric: Any) -> dict[str, Any]:
 
 
 def state_of(study: Study) -> dict[str, Any] | None:
-    """The study's grids as one state: curves over GPU counts, or the step of its first point."""
-    grids = [grid for grid in study.grid if grid.pick == "each" and not grid.tune]
-    if not grids:
+    """The study's grids as one state: curves over GPU counts, a search, or the step of its first point."""
+    if not study.grid:
         return None
-    first = grids[0]
-    counts = _many(first.gpus)
-    state = _base(first)
+    first = study.grid[0]
+    counts, state = _many(first.gpus), _base(first)
+    several = {"gpus": counts[len(counts) // 2], "counts": ",".join(map(str, counts))}
+    if _searched(first):
+        if len(counts) > 1:
+            return {"view": "scale", **state, **several, "best": True}
+        other = _many(first.cluster)[1:]
+        compared = {"compare": query_of(state | {"gpus": counts[0], "cluster": other[0]})} if other else {}
+        return {"view": "plan", **state, "gpus": counts[0], **compared}
     if len(counts) == 1:
         return {"view": "step", **state, "gpus": counts[0], **_first(first)}
-    curves = [curve for grid in grids if _many(grid.gpus) == counts for curve in _curves(grid, state)]
-    state = {"view": "scale", **state, "gpus": counts[len(counts) // 2], "counts": ",".join(map(str, counts))}
+    grids = [grid for grid in study.grid if not _searched(grid) and _many(grid.gpus) == counts]
+    curves = [curve for grid in grids for curve in _curves(grid, state)]
+    state = {"view": "scale", **state, **several}
     return state | ({"curves": curves[:MOST_SERIES]} if len(curves) > 1 else curves[0])
+
+
+def _searched(grid: StudyGrid) -> bool:
+    """Whether the simulator chooses a part of the plan."""
+    return grid.tune or grid.pick != "each"
 
 
 def _base(grid: StudyGrid) -> dict[str, Any]:
@@ -79,10 +90,9 @@ def _curves(grid: StudyGrid, base: dict[str, Any]) -> list[dict[str, Any]]:
     curves: list[dict[str, Any]] = [{}]
     for name, values in axes.items():
         curves = [curve | ({} if base.get(name) == value else {name: value}) for curve in curves for value in values]
-    for key, values in ((key, _many(value)) for key, value in grid.set.items()):
-        curves = [
-            curve | {"overrides": {**curve.get("overrides", {}), key: value}} for curve in curves for value in values
-        ]
+    for key, changed in grid.set.items():
+        changes = [{key: value} for value in _many(changed)]
+        curves = [curve | {"overrides": curve.get("overrides", {}) | one} for curve in curves for one in changes]
     return curves
 
 

@@ -12,6 +12,8 @@ from knee.errors import InputError
 from knee.serve.answers.questions import asked_of
 from knee.serve.answers.step_lanes import lanes_of
 from knee.serve.answers.written import command_of, python_of
+from knee.units import show
+from knee.why import WhyLine
 
 
 def step_view(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,11 +78,25 @@ def why(body: Mapping[str, Any]) -> dict[str, Any]:
     """The formulas, constants and sources behind a step; ``number`` names the line to start from."""
     number = body.get("number")
     asked = asked_of(body, "simulate")
-    lines = [
-        {key: getattr(line, key) for key in ("name", "value", "formula", "source", "depth")}
-        for line in knee.simulate(**asked).why()
-    ]
+    answer = knee.simulate(**asked)
+    chain = [*answer.why(), *_price(answer)]
+    lines = [{key: getattr(line, key) for key in ("name", "value", "formula", "source", "depth")} for line in chain]
     return {"number": number, "lines": lines if number is None else _below(lines, str(number))}
+
+
+def _price(answer: Simulation) -> list[WhyLine]:
+    """What the cost of a token follows from; nothing where the price is unknown."""
+    price, cost, key = answer.job.cluster.usd_per_gpu_h, answer.usd_per_mtoken, "usd_per_gpu_h"
+    if price is None or cost is None:
+        return []
+    found = next((source for name, source in answer.request.sources.items() if name.endswith(key)), None)
+    source = "" if found is None else f"{found.kind}: {found.text}"
+    formula = f"{key} * 1e6 / (3,600 * tokens_per_s_per_gpu)"
+    return [
+        WhyLine(name="usd_per_mtoken", value=f"{cost:.3g} USD", formula=formula),
+        WhyLine(name="tokens_per_s_per_gpu", value=f"{answer.tokens_per_s_per_gpu:,.0f}", depth=1),
+        WhyLine(name=key, value=show(price, "usd_per_h"), source=source, depth=1),
+    ]
 
 
 def _below(lines: list[dict[str, Any]], number: str) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ export function plain(value, significant = 3) {
 
 const scaled = (value, scales, significant = 3) => {
   if (value === null || value === undefined || !Number.isFinite(value)) return "unknown";
-  const [factor, unit] = scales.find(([least]) => Math.abs(value) >= least) ?? scales[scales.length - 1];
+  const [factor, unit] = scales.find(([least]) => Math.abs(value) >= 0.9995 * least) ?? scales[scales.length - 1];
   return `${plain(value / factor, significant)} ${unit}`;
 };
 

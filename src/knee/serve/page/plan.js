@@ -244,7 +244,7 @@ export class PlanView {
         table(
           this.pinned
             ? "The best plans"
-            : "The best plans; choosing one makes it the plan of all views. A heading sorts by its column.",
+            : "The best plans; choosing one makes it the plan of all views. A heading sorts by its column. Robust: share of draws of uncertain values in which a plan is within 2% of the best.",
           columns,
           sorted,
           {

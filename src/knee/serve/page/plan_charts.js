@@ -23,7 +23,7 @@ export const COLUMNS = [
   { title: "tokens/J", key: "tokens_per_j", number: true, show: (row) => plain(row.tokens_per_j), down: true },
   { title: "$/Mtoken", key: "usd_per_mtoken", number: true, show: (row) => usd(row.usd_per_mtoken) },
   {
-    title: "within 2% of the best",
+    title: "robust",
     key: "good_frac",
     number: true,
     show: (row) => percent(row.good_frac, 0),

@@ -1,7 +1,7 @@
 // The chart of the Scale view: lines with bands, knees, published runs.
 
 import { plot } from "./charts.js";
-import { count, percent, planWords, seconds, short, usd, watts, words } from "./format.js";
+import { count, percent, plain, planWords, seconds, short, usd, watts, words } from "./format.js";
 import { changed } from "./timing.js";
 
 const { Plot } = window;
@@ -39,6 +39,7 @@ export const METRICS = [
     tick: ".0%",
   },
   { name: "power_w_per_gpu", title: "watts per GPU", of: (p) => p.power_w_per_gpu, show: watts, knee: "energy" },
+  { name: "tokens_per_j", title: "tokens per joule", of: (p) => p.tokens_per_j, band: banded, show: plain, knee: "energy" },
   {
     name: "usd_per_mtoken",
     title: "dollars per million tokens",
@@ -101,7 +102,7 @@ export function scaleChart(width, { curves, metric, points, near, known, unusabl
       zero: !metric.log && metric.name !== "power_w_per_gpu",
       type: metric.log ? "log" : "linear",
       label: `↑ ${metric.title}`,
-      tickFormat: metric.tick ?? (narrow ? "~s" : count),
+      tickFormat: metric.tick ?? (narrow ? "~s" : plain),
       nice: true,
       ticks: 6,
     },

@@ -2,6 +2,9 @@
 
 import { bytes, count, percent, plain, seconds, short, usd, watts } from "./format.js";
 
+/** Lines of the chain behind a step's time. */
+const STEP = ["step_s", "compute of one layer", "communication", "overlap"];
+
 /** The numbers on top, each with the line of the chain that explains it. */
 export function tilesOf({ measurement: m, memory, power, cost, trust }) {
   const range = (value) =>
@@ -15,14 +18,14 @@ export function tilesOf({ measurement: m, memory, power, cost, trust }) {
       name: "tokens/s per GPU",
       value: plain(m.tokens_per_s_per_gpu, 4),
       sub: range(m.tokens_per_s_per_gpu),
-      why: "tokens_per_s",
+      why: ["tokens_per_s", ...STEP],
       raw: m.tokens_per_s_per_gpu,
     },
     {
       name: "step time",
       value: seconds(m.step_s),
       sub: `${short(m.tokens_per_s)} tokens/s in all`,
-      why: "step_s",
+      why: STEP,
       raw: m.step_s,
       lower: true,
     },
@@ -30,14 +33,14 @@ export function tilesOf({ measurement: m, memory, power, cost, trust }) {
       name: "MFU",
       value: percent(m.mfu_frac),
       sub: `${m.flop_convention} FLOP convention`,
-      why: "mfu_frac",
+      why: ["mfu_frac", "tokens_per_s", ...STEP],
       raw: m.mfu_frac,
     },
     {
       name: "exposed communication",
       value: percent(m.exposed_comm_s / m.step_s),
       sub: `${seconds(m.exposed_comm_s)} of the step`,
-      why: "communication",
+      why: ["communication", "overlap"],
       raw: m.exposed_comm_s / m.step_s,
       lower: true,
     },
@@ -45,7 +48,7 @@ export function tilesOf({ measurement: m, memory, power, cost, trust }) {
       name: "memory per GPU",
       value: bytes(memory.total_bytes),
       sub: `${memory.fits ? "fits in" : "does not fit in"} ${bytes(memory.capacity_bytes)}${memory.fits ? likely : ""}`,
-      why: "memory_bytes",
+      why: ["memory_bytes"],
       raw: memory.total_bytes,
       lower: true,
       bad: !memory.fits,
@@ -54,7 +57,7 @@ export function tilesOf({ measurement: m, memory, power, cost, trust }) {
       name: "power per GPU",
       value: watts(power.power_w_per_gpu),
       sub: power.tokens_per_j ? `${plain(power.tokens_per_j)} tokens per joule` : "",
-      why: "power_w_per_gpu",
+      why: ["power_w_per_gpu"],
       raw: power.power_w_per_gpu,
       lower: true,
     },
@@ -62,7 +65,7 @@ export function tilesOf({ measurement: m, memory, power, cost, trust }) {
       name: "cost per million tokens",
       value: usd(cost.usd_per_mtoken),
       sub: cost.usd_per_gpu_h ? `at ${usd(cost.usd_per_gpu_h)} per GPU-hour` : "the price is unknown",
-      why: "usd_per_mtoken",
+      why: ["usd_per_mtoken", "tokens_per_s", ...STEP],
       raw: cost.usd_per_mtoken,
       lower: true,
     },
@@ -70,7 +73,7 @@ export function tilesOf({ measurement: m, memory, power, cost, trust }) {
       name: `days for ${short(training.tokens)} tokens`,
       value: plain(training.days),
       sub: `${plain(training.low_days)} to ${plain(training.high_days)} days; ${usd(training.cost_usd)}`,
-      why: "tokens_per_s",
+      why: ["tokens_per_s", ...STEP],
       raw: training.days,
       lower: true,
     },

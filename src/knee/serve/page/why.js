@@ -8,8 +8,8 @@ dialog.addEventListener("click", (event) => {
   if (event.target === dialog) dialog.close();
 });
 
-/** `number` is a name of the chain (step_s, mfu_frac, communication, ...); `question` is the body of the view. */
-export async function showWhy(title, number, question) {
+/** `numbers` are names of the chain (step_s, mfu_frac, communication, ...); `question` is the body of the view. */
+export async function showWhy(title, numbers, question) {
   const body = el("div", {}, el("p", { class: "small" }, "Reading the chain of formulas."));
   dialog.replaceChildren(
     el(
@@ -22,7 +22,8 @@ export async function showWhy(title, number, question) {
   );
   dialog.showModal();
   try {
-    const { lines } = await post("/api/why", { ...question, number });
+    const chain = (await post("/api/why", question)).lines;
+    const lines = numbers.flatMap((number) => explained(chain, number));
     const sources = lines.filter((line) => line.source);
     body.replaceChildren(
       el(
@@ -40,6 +41,14 @@ export async function showWhy(title, number, question) {
   } catch (error) {
     body.replaceChildren(el("p", {}, error.message), el("p", { class: "small" }, error.hint ?? ""));
   }
+}
+
+/** The line of a number with those that explain it, which are deeper. */
+function explained(chain, number) {
+  const at = chain.findIndex((line) => line.name === number);
+  if (at < 0) return [];
+  const end = chain.findIndex((line, i) => i > at && line.depth <= chain[at].depth);
+  return chain.slice(at, end < 0 ? chain.length : end);
 }
 
 function chained(line) {
