@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -104,6 +104,9 @@ def make_app(options: ServeOptions) -> Starlette:
             response.set_cookie(COOKIE, options.door.token, httponly=True, samesite="strict", path="/")
         return response
 
+    async def page(_: Request) -> Response:
+        return FileResponse(PAGE / "index.html")
+
     async def status(_: Request) -> Response:
         return JSONResponse(
             {
@@ -127,7 +130,8 @@ def make_app(options: ServeOptions) -> Starlette:
         *(post(name, slow) for name in SLOW),
         *files.routes(),
         *([Mount("/study", StudyFiles(options.study, figures))] if options.study else []),
-        Mount("/", StaticFiles(directory=PAGE, html=True)),
+        Route("/", page),
+        Mount("/", StaticFiles(directory=PAGE)),
     ]
     wall = Middleware(Wall, door=options.door, limits=options.limits)
     handlers: dict[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
