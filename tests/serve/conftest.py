@@ -11,9 +11,8 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
-from serve.served import FEW, Served, serving  # noqa: E402
-
-from knee.serve.app import ServeOptions  # noqa: E402
+from knee.serve.app import ServeOptions
+from serve.served import FEW, Served, serving
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,11 @@ import json
 import socket
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from random import Random
 from typing import Any
 
@@ -39,12 +42,19 @@ VALUES: tuple[Any, ...] = (
     "../../etc/passwd", "/etc/passwd.toml", "<script>alert(1)</script>", "\x00", "\ud800", "a" * 300, [], [1], [[]], {},
     {"a": 1}, "8..2048", "1..99999999", [8, 16], "llama2-7b", "dgx-a100", "fsdp", "1f1b", "full", "2T",
 )  # fmt: skip
-HEADERS = ("Host", "Origin", "Content-Type", "Content-Length", "Transfer-Encoding", "Cookie", "Authorization", "X-Knee-Client",
-           "Sec-Fetch-Site", "Range", "If-None-Match", "Expect", "Upgrade", "Connection")  # fmt: skip
-WORDS = (b"", b"0", b"-1", b"1e9", b"99999999999999999999", b"chunked", b"gzip", b"localhost", b"evil.example", b"\xff",
-         b"a" * 2000, b"null", b"bytes=0-", b"bytes=-1", b"100-continue", b"websocket", b"*", b"knee_token=%00")  # fmt: skip
+HEADERS = ("Host", "Origin", "Content-Type", "Content-Length", "Transfer-Encoding", "Cookie", "Authorization",
+           "X-Knee-Client", "Sec-Fetch-Site", "Range", "If-None-Match", "Expect", "Upgrade", "Connection")  # fmt: skip
+WORDS = (b"", b"0", b"-1", b"1e9", b"99999999999999999999", b"chunked", b"gzip", b"localhost", b"evil.example",
+         b"\xff", b"a" * 2000, b"null", b"bytes=0-", b"bytes=-1", b"100-continue", b"websocket", b"*",
+         b"knee_token=%00")  # fmt: skip
+NAMES = (
+    *TINY, "tp", "pp", "cp", "ep", "sharding", "schedule", "micro_batch", "recompute", "precision", "tokens", "grid",
+    "counts", "curves", "overrides", "number", "days", "usd", "law", "objective", "name", "kind", "x", "<b>", "",
+)  # fmt: skip
 RIGHT = {200, 206, 304, 400, 401, 403, 404, 405, 408, 411, 413, 414, 415, 416, 422, 429, 431, 501}
 LIMIT_S = 600.0
+PATIENCE_S = 5.0
+AT_ONCE = 16
 
 
 @dataclass(kw_only=True)
@@ -89,9 +99,7 @@ def _request(random: Random) -> tuple[bytes, bytes, list[tuple[bytes, bytes]], b
 def _other(random: Random, body: Any) -> Any:
     """A body with one value changed, added or left out."""
     changed = dict(body)
-    known = [*TINY, "tp", "pp", "cp", "ep", "sharding", "schedule", "micro_batch", "recompute", "precision", "tokens", "grid",
-             "counts", "curves", "overrides", "number", "days", "usd", "law", "objective", "name", "kind", "x", "<b>", ""]  # fmt: skip
-    name = random.choice(known)
+    name = random.choice(NAMES)
     if random.random() < 0.2:
         changed.pop(name, None)
     else:
@@ -137,11 +145,21 @@ def _changed(random: Random, method: bytes, path: bytes, headers: list[tuple[byt
 
 
 def fuzz(host: str, port: int, count: int, *, seed: int = 0) -> Fuzzed:
-    """Send so many, one after the other."""
-    found, stream = Fuzzed(), requests(seed)
-    for _ in range(count):
-        request = next(stream)
-        answer = _answer(host, port, request)
+    """Send so many, a few at a time."""
+    found, stream = Fuzzed(), islice(requests(seed), count)
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        # a batch at a time: what waits in the pool is in memory
+        batches = iter(lambda: list(islice(stream, 64 * AT_ONCE)), [])
+        answers = (
+            (one, reply)
+            for batch in batches
+            for one, reply in zip(batch, threads.map(partial(_answer, host, port), batch), strict=True)
+        )
+        return _sorted_out(answers, found)
+
+
+def _sorted_out(answers: Iterable[tuple[bytes, bytes]], found: Fuzzed) -> Fuzzed:
+    for request, answer in answers:
         status = int(answer[9:12]) if answer.startswith(b"HTTP/1.1 ") and answer[9:12].isdigit() else None
         found.statuses[status] += 1
         if (status is not None and status not in RIGHT) or b"<script" in answer.partition(b"\r\n\r\n")[0]:
@@ -150,14 +168,15 @@ def fuzz(host: str, port: int, count: int, *, seed: int = 0) -> Fuzzed:
 
 
 def _answer(host: str, port: int, request: bytes) -> bytes:
+    """What comes back until the server closes; a request that it still waits for the rest of is given up."""
     with socket.create_connection((host, port), timeout=LIMIT_S) as own:
         found = b""
         try:
             own.sendall(request)
-            own.shutdown(socket.SHUT_WR)
+            own.settimeout(PATIENCE_S)
             while part := own.recv(65536):
                 found += part
-        except (ConnectionResetError, BrokenPipeError):
+        except (ConnectionResetError, BrokenPipeError, TimeoutError):
             pass
         return found
 

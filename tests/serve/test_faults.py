@@ -14,16 +14,17 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+
+from knee.serve import connections
+from knee.serve.app import ServeOptions
 from serve.fuzzed_requests import fuzz
 from serve.served import FEW, STEP, TYPE, Served, serving
 from waiting import until
 
-from knee.serve import connections
-from knee.serve.app import ServeOptions
-
 pytestmark = pytest.mark.slow
 SEARCH = {"kind": "plan", "model": "deepseek-v3", "cluster": "dgx-h100", "gpus": 2048, "global_batch": 8192}
 """Many seconds of work."""
+POST = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n%s\r\nContent-Length: %d\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +38,7 @@ def listening(own: Served, body: dict[str, object], client: str) -> socket.socke
     """A connection that has asked for a search."""
     data = json.dumps(body).encode()
     found = socket.create_connection(("127.0.0.1", own.port), timeout=600)
-    head = f"POST /api/searches HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nX-Knee-Client: {client}\r\n"
-    found.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+    found.sendall(POST % (b"/api/searches", b"X-Knee-Client: " + client.encode(), len(data)) + data)
     return found
 
 
@@ -129,8 +129,8 @@ def test_slow_senders_and_readers_are_cut(monkeypatch: pytest.MonkeyPatch) -> No
     with serving(ServeOptions(limits=dataclasses.replace(FEW, receive_s=0.2))) as own:
         assert own.raw(b"GET / HTTP/1.1\r\nHost: local") == b""
         assert own.raw(b"") == b""
-        head = b"POST /api/simulate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        assert b" 408 " in own.raw(head + b"Content-Length: 100\r\n\r\n{").partition(b"\r\n")[0]
+        part = POST % (b"/api/simulate", b"Accept: */*", 100) + b"{"
+        assert b" 408 " in own.raw(part).partition(b"\r\n")[0]
         # a reader that takes nothing of many large answers
         with socket.socket() as reader:
             reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -142,11 +142,11 @@ def test_slow_senders_and_readers_are_cut(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_many_clients_break_off(own: Served) -> None:
     body = json.dumps(STEP).encode()
-    head = f"POST /api/views/step HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    for cut in range(0, len(head) + len(body), 12):
-        own.raw((head.encode() + body)[:cut], wait=False)
+    whole = POST % (b"/api/views/step", b"Accept: */*", len(body)) + body
+    for cut in range(0, len(whole), 12):
+        own.raw(whole[:cut], wait=False)
     for _ in range(20):
-        own.raw(head.encode() + body, wait=False)
+        own.raw(whole, wait=False)
     quick, _ = own.desks
     until(lambda: not quick.queue.working and not quick.queue.waiting)
     assert own.post("/api/views/step", STEP).status == 200

@@ -12,7 +12,7 @@ from knee.serve.processes import AnsweringProcess, ProcessAnswer, ProcessEnded, 
 from knee.serve.security import Refusal
 from knee.serve.serve_limits import ServeLimits
 
-Left = Callable[[], Awaitable[None]]
+Left = Callable[[], Awaitable[object]]
 """Returns when the client has gone."""
 
 

@@ -14,11 +14,14 @@ import ipaddress
 import json
 import socket
 import time
+import traceback
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
+
+from starlette.requests import ClientDisconnect
 
 from knee.serve.serve_limits import ServeLimits
 
@@ -114,6 +117,12 @@ def _own_names() -> tuple[str, ...]:
     return (name, f"{name}.local")
 
 
+def _bug() -> Refusal:
+    traceback.print_exc()
+    hint = "the server's terminal shows the traceback; please report it"
+    return Refusal(500, "bug", "this request meets a bug in knee", hint=hint)
+
+
 class Wall:
     """The wall, as ASGI middleware."""
 
@@ -142,9 +151,12 @@ class Wall:
         try:
             self._check(scope)
             await self.app(scope, body, guarded)
-        except Refusal as refusal:
+        except ClientDisconnect:
+            return  # in the middle of its body
+        except Exception as error:
             if begun:
                 raise
+            refusal = error if isinstance(error, Refusal) else _bug()
             headers = refusal.headers | {"content-length": str(len(refusal.body))}
             await guarded({"type": "http.response.start", "status": refusal.status, "headers": _raw(headers)})
             await guarded({"type": "http.response.body", "body": refusal.body})

@@ -31,11 +31,12 @@ PEEK_BYTES = 1 << 20
 def read(body: Mapping[str, Any]) -> dict[str, Any]:
     """What a file says. ``path`` is the server's own, ``name`` what the person called it."""
     path, name = Path(str(body["path"])), str(body["name"])
-    if path.suffix == ".toml":
-        return _job(path, name)
-    if path.suffix == ".csv":
-        return _runs(path, name)
-    return _trace(path, name) if _is_trace(path) else _records(path, name)
+    reader = {".toml": _job, ".csv": _runs}.get(path.suffix) or (_trace if _is_trace(path) else _records)
+    try:
+        return reader(path, name)
+    except InputError as error:  # about the server's copy
+        text = error.message.replace(str(path), name)
+        raise InputError(text, hint=error.hint, code=error.code, field=error.field) from None
 
 
 def _is_trace(path: Path) -> bool:
@@ -63,10 +64,7 @@ def _without_paths(data: Any) -> Any:
 
 
 def _records(path: Path, name: str) -> dict[str, Any]:
-    try:
-        found = gather([path])
-    except InputError as error:
-        raise _renamed(error, path, name) from None
+    found = gather([path])
     rows = [_record_row(one, path, name) for one in found.found[:MOST_ROWS]]
     notes = [str(note).replace(str(path), name) for note in found.skipped]
     left = len(found.found) - len(rows)
@@ -125,10 +123,7 @@ def _beside(row: Mapping[str, Any], question: Mapping[str, Any]) -> dict[str, An
 
 def _runs(path: Path, name: str) -> dict[str, Any]:
     """A table of runs, or of bandwidths."""
-    try:
-        found = knee.validate(path)
-    except InputError as error:
-        raise _renamed(error, path, name) from None
+    found = knee.validate(path)
     rows = []
     for row in found.rows()[:MOST_ROWS]:
         measured = {key: row.get(f"published_{key}") for key in ("tokens_per_s_per_gpu", "memory_bytes")}
@@ -163,8 +158,3 @@ def _job(path: Path, name: str) -> dict[str, Any]:
     if beside.get("note"):
         raise InputError(f"{name}: {beside['note']}", code="invalid-spec", field="name")
     return {"kind": "job", "name": name, "rows": [row | beside], "notes": []}
-
-
-def _renamed(error: InputError, path: Path, name: str) -> InputError:
-    """An error about the server's copy as one about the person's file."""
-    return InputError(error.message.replace(str(path), name), hint=error.hint, code=error.code, field=error.field)

@@ -7,6 +7,8 @@ from typing import Any
 from knee.serve.answers.address import address_of, query_of
 from knee.studies.study_file import Study, StudyGrid, load_study, study_names
 
+METRICS = ("tokens_per_s_per_gpu", "tokens_per_s", "mfu_frac", "exposed_frac", "power_w_per_gpu", "usd_per_mtoken")
+"""Quantities that the Scale view draws."""
 MOST_SERIES = 6
 """Curves of one preset."""
 
@@ -27,9 +29,15 @@ def presets() -> list[dict[str, Any]]:
                     "kind": study.kind,
                     "state": state,
                     "address": address_of(state),
+                    "figures": [address_of(_with_metric(state, draw.y)) for draw in study.draw],
                 }
             )
     return found
+
+
+def _with_metric(state: dict[str, Any], metric: Any) -> dict[str, Any]:
+    """The state with the chart of a figure's own quantity."""
+    return state | ({"metric": metric} if state["view"] == "scale" and metric in METRICS else {})
 
 
 def state_of(study: Study) -> dict[str, Any] | None:

@@ -67,10 +67,9 @@ def arguments_of(body: Mapping[str, Any], function: str) -> dict[str, Any]:
     if "model" in own and "model" not in given and function != "budget":
         raise InputError("model is missing", hint='for example "llama2-7b"', code="missing-argument", field="model")
     for kind in KINDS:
-        names = given.get(kind)
-        for name in names if isinstance(names, list) else [names]:
-            if name is not None:
-                check_name(kind, name)
+        named = given.get(kind, [])
+        for one in named if isinstance(named, list) else [named]:
+            check_name(kind, one)
     for name, value in given.items():
         if isinstance(value, str) and len(value) > LONGEST_TEXT:
             raise InputError(f"{name} is longer than {LONGEST_TEXT} characters", code="too-large", field=name)

@@ -25,12 +25,18 @@ def scale_view(body: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(text, hint='for example [{"tp": 2}, {"tp": 4}]', code="too-many", field="curves")
     found = []
     for changes in curves:
-        asked = asked_of({**body, **changes, "gpus": counts}, "scale")
+        asked = asked_of({**body, **changes, **_both(body, changes), "gpus": counts}, "scale")
         if asked.get("best"):
             text = "best searches for a plan at every count, which takes long"
             raise InputError(text, hint="POST /api/searches with kind scale_best", code="contradiction", field="best")
         found.append(curve_data(knee.scale(**asked), asked, changes))
     return {"counts": counts, "curves": found}
+
+
+def _both(body: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Overrides of a curve are in addition to those of the question."""
+    own = [part["overrides"] for part in (body, changes) if isinstance(part.get("overrides"), dict)]
+    return {"overrides": own[0] | own[1]} if len(own) == 2 else {}
 
 
 def curve_data(answer: Scaling, asked: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
