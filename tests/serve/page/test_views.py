@@ -59,6 +59,18 @@ def test_a_step_follows_its_controls(explorer: Open) -> None:
     page.get_by_role("button", name="Tensor parallelism (tp): let knee choose").click()
     shown(gpus=128)
 
+    box = slider(found, "gpus").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 0.42 * box["width"], box["y"] + box["height"] / 2)
+    page.mouse.down()
+    for share in (0.5, 0.6, 0.7, 0.8, 0.7, 0.6):
+        page.mouse.move(box["x"] + share * box["width"], box["y"] + box["height"] / 2)
+    dragged = int(page.locator("#control-gpus").input_value())
+    shown(gpus=dragged)  # while the slider is still held, and only the newest question counts
+    page.mouse.up()
+    page.go_back()
+    shown(gpus=128)  # a drag is one entry of the history
+
     page.fill("#control-gpus", "0")
     found.settled()
     assert "gpus" in page.get_by_role("alert").inner_text().lower()

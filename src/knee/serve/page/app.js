@@ -67,7 +67,7 @@ class App {
       view,
       pinned,
       answer: null,
-      values: () => (pinned ? { ...pinned, view: this.view } : this.state.values),
+      values: () => (pinned ? { ...pinned, view: this.view, metric: this.state.get("metric") } : this.state.values),
     };
     pane.latest = new Latest(
       ({ values, startedAt }, signal) => this.answer(pane, values, startedAt, signal),
@@ -127,15 +127,18 @@ class App {
     }
   }
 
+  /** Two states have the same scales, and the second says how it differs from the first. */
   draw(pane, values) {
-    const other = pane.pinned ? null : this.panes.find((one) => one.pinned)?.answer;
-    const says = pane.view.show(pane.answer, values, other);
-    if (pane.pinned) {
-      const own = this.panes.find((one) => !one.pinned);
-      if (own?.answer) own.view.show(own.answer, own.values(), pane.answer); // its differences
-      return;
-    }
-    this.says({ ...says, fresh: true });
+    const own = this.panes.find((one) => !one.pinned),
+      first = this.panes.find((one) => one.pinned);
+    const shown = (one, at) =>
+      one.view.show(one.answer, at, one.pinned ? null : first?.answer, (one.pinned ? own : first)?.answer);
+    const says = shown(pane, values);
+    if (first?.answer && own.answer) {
+      const other = pane.pinned ? own : first;
+      const now = shown(other, other.values());
+      this.says(pane.pinned ? now : says);
+    } else if (!pane.pinned) this.says(says);
   }
 
   /** A view has learned more than its answer said. */

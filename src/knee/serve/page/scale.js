@@ -39,7 +39,7 @@ export class ScaleView {
     this.element = el(
       "div",
       { class: "view scale" },
-      el("div", { class: "bench" }, this.metric),
+      el("div", { class: "bench", hidden: pinned }, this.metric),
       pinned ? null : el("div", { class: "bench" }, this.countBox(), this.curves.adder),
       this.curves.search.element,
       this.curves.chips,
@@ -95,7 +95,7 @@ export class ScaleView {
     this.curves.search.cancel();
   }
 
-  show(answer, values) {
+  show(answer, values, other, peer) {
     const { state } = this.app;
     const metric = METRICS.find(({ name }) => name === state.get("metric", values)) ?? METRICS[0];
     for (const input of this.metric.querySelectorAll("input")) input.checked = input.value === metric.name;
@@ -103,7 +103,7 @@ export class ScaleView {
     const all = [...answer.curves, ...this.curves.found(values)];
     const curves = all.map((curve, i) => ({ ...curve, ...SERIES[i % SERIES.length], name: curveName(curve, all), i }));
     this.curves.show(curves, values);
-    this.showChart(curves, metric, values);
+    this.showChart(curves, metric, values, peer);
     this.showKnees(curves, metric);
     fill(this.sentences, curves.length === 1 ? el("p", {}, curves[0].sentence) : null);
     const assumptions = [...new Set(all.flatMap((curve) => curve.assumptions))];
@@ -120,7 +120,8 @@ export class ScaleView {
     };
   }
 
-  showChart(curves, metric, values) {
+  showChart(curves, metric, values, peer) {
+    const most = d3.max(peer?.curves ?? [], (curve) => largest(curve, metric));
     const now = Number(this.app.state.get("gpus", values));
     const picked = this.pinned ? null : (gpus, startedAt) => this.app.state.set({ gpus }, { startedAt });
     const points = curves.flatMap((curve) =>
@@ -177,7 +178,7 @@ export class ScaleView {
           ? [key("knee, with its range", curves.length > 1 ? "var(--muted)" : "var(--series-3)", "line")]
           : []),
       ],
-      draw: (width) => scaleChart(width, { curves, metric, points, near, known, unusable, now, picked }),
+      draw: (width) => scaleChart(width, { curves, metric, points, near, known, unusable, now, picked, most }),
       caption: `${metric.title} by GPUs`,
       columns: [
         { title: "curve", key: "curve", show: (row) => row.curve.name, raw: (row) => row.curve.name },
@@ -266,3 +267,10 @@ export class ScaleView {
 const atLeast = (knee) => (knee.gpus ? `${count(knee.gpus)}${knee.open ? " or more" : ""} GPUs` : "–");
 const rangeWords = (knee) =>
   knee.low_gpus ? `${count(knee.low_gpus)} to ${count(knee.high_gpus)}${knee.high_open ? " or more" : ""}` : "unknown";
+
+/** What a curve's chart has to reach up to. */
+function largest(curve, metric) {
+  const points = curve.points.filter((point) => point.usable && metric.of(point) !== null);
+  const ends = points.map((point) => metric.band?.(metric.of(point), point)?.[1] ?? metric.of(point));
+  return d3.max([...ends, ...(metric.published ? curve.published.map((run) => run.tokens_per_s_per_gpu) : [])]);
+}

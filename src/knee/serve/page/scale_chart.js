@@ -39,7 +39,14 @@ export const METRICS = [
     tick: ".0%",
   },
   { name: "power_w_per_gpu", title: "watts per GPU", of: (p) => p.power_w_per_gpu, show: watts, knee: "energy" },
-  { name: "tokens_per_j", title: "tokens per joule", of: (p) => p.tokens_per_j, band: banded, show: plain, knee: "energy" },
+  {
+    name: "tokens_per_j",
+    title: "tokens per joule",
+    of: (p) => p.tokens_per_j,
+    band: banded,
+    show: plain,
+    knee: "energy",
+  },
   {
     name: "usd_per_mtoken",
     title: "dollars per million tokens",
@@ -64,8 +71,11 @@ export const METRICS = [
   },
 ];
 
-/** `now` is the count of the question; `picked(gpus, startedAt)` is told of a point that is chosen. */
-export function scaleChart(width, { curves, metric, points, near, known, unusable, now, picked }) {
+/**
+ * `now` is the count of the question; `picked(gpus, startedAt)` is told of a point that is chosen; `most` is the largest
+ * value of a chart beside it, so that both have the same scale.
+ */
+export function scaleChart(width, { curves, metric, points, near, known, unusable, now, picked, most }) {
   const narrow = width < 520,
     height = Math.round(Math.max(280, Math.min(460, width * 0.5)));
   const knees = curves.map((curve) => ({ curve, knee: curve.knees?.[metric.knee] })).filter(({ knee }) => knee?.gpus);
@@ -102,11 +112,12 @@ export function scaleChart(width, { curves, metric, points, near, known, unusabl
       zero: !metric.log && metric.name !== "power_w_per_gpu",
       type: metric.log ? "log" : "linear",
       label: `↑ ${metric.title}`,
-      tickFormat: metric.tick ?? (narrow ? "~s" : plain),
+      tickFormat: metric.tick ?? (narrow ? (value) => short(value, 2) : plain),
       nice: true,
       ticks: 6,
     },
     marks: [
+      most > 0 && !metric.log ? Plot.ruleY([most], { strokeOpacity: 0 }) : null,
       knees.map(({ knee }) =>
         knee.low_gpus && knee.high_gpus && curves.length === 1
           ? Plot.rectX([knee], { x1: "low_gpus", x2: "high_gpus", fill: "var(--series-3)", fillOpacity: 0.1 })
