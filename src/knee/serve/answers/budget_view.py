@@ -38,8 +38,8 @@ def budget_view(body: Mapping[str, Any]) -> dict[str, Any]:
     cluster, law = load_cluster(asked["cluster"]).spec, law_of(_text(asked, "law", DEFAULT_LAW))
     mfu, pue = _number(asked, "mfu") or assumed_mfu()[0], checked_pue(_number(asked, "pue"))
     gpus, days = _number(asked, "gpus") or cluster.max_gpus, _number(asked, "days")
-    usd, mwh = (amount_of(name, asked.get(name)) for name in ("usd", "mwh"))
-    data = count_of("tokens_max", asked.get("tokens_max"))
+    usd, mwh = (amount_of(name, _amount(asked, name)) for name in ("usd", "mwh"))
+    data = count_of("tokens_max", _amount(asked, "tokens_max"))
     price, peak = cluster.usd_per_gpu_h, cluster.gpu.peak_flop_per_s(asked.get("precision") or Plan().precision)
     gpu_s = {
         "days": None if days is None else gpus * days * DAY_S,
@@ -136,6 +136,13 @@ def _number(asked: Mapping[str, Any], name: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e18:
         raise InputError(f"{name} must be a number above 0", code="out-of-range", field=name)
     return float(value)
+
+
+def _amount(asked: Mapping[str, Any], name: str) -> str | float | None:
+    value = asked.get(name)
+    if isinstance(value, bool) or not isinstance(value, (str, int, float, type(None))):
+        raise InputError(f"{name} must be a number, or a text such as 2M", code="wrong-type", field=name)
+    return value
 
 
 def _text(asked: Mapping[str, Any], name: str, default: str) -> str:
