@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,13 +21,12 @@ from knee.inputs.request import (
 )
 from knee.limits import MOST_LISTED_PLANS
 from knee.progress import Progress, silent
-from knee.results.plan_result import METRICS, PlanSearch, RankedPlan, ranked_plan
+from knee.results.plan_result import PlanSearch, RankedPlan, tell_better
 from knee.search.nearest_plan import no_plan, nothing_fits
 from knee.search.plan_filter import NUMBERS, WORDS
-from knee.search.plan_search import RANKED, SearchResult, score, search
+from knee.search.plan_search import RANKED, SearchResult, search
 from knee.search.robust import robust
 from knee.search.space import Space, whole_table
-from knee.simulator import Results
 from knee.specs import Plan
 from knee.specs.choices import Objective
 from knee.specs.defaults import DEFAULT_GRID
@@ -161,29 +159,11 @@ def plan(
         keep=max(top, RANKED),
         front=True,
         progress=progress or silent,
-        watch=None if on_better is None else _tell_better(on_better, objective, parts.cluster.gpu.hbm_bytes),
+        watch=None if on_better is None else tell_better(on_better, objective, parts.cluster.gpu.hbm_bytes),
     )
     if not len(found):
         raise _none_fits(found, space, only)
     return PlanSearch(found=found, drawn=robust(found), top=min(top, len(found)), whole_run=whole_run)
-
-
-def _tell_better(
-    on_better: Callable[[RankedPlan], None], objective: Objective, hbm_bytes: float
-) -> Callable[[PlanTable, Results], None]:
-    """Hears of all simulated plans, and tells of the best where it is another."""
-    best = -math.inf
-
-    def watch(table: PlanTable, results: Results) -> None:
-        nonlocal best
-        scores = score(results, objective)
-        row = int(np.argmax(scores))
-        if scores[row] > best:
-            best = float(scores[row])
-            values = {name: float(getattr(results, name)[row]) for name in METRICS}
-            on_better(ranked_plan(table.plan(row), values, hbm_bytes))
-
-    return watch
 
 
 def _none_fits(found: SearchResult, space: Space, only: str | None) -> DoesNotFit:

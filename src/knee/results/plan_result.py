@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,12 +19,15 @@ from knee.reliability.drawn_month import month_of_job
 from knee.results.result import Result, flat
 from knee.search.pareto_front import pareto
 from knee.search.plain_fsdp import Baseline, baseline, why
-from knee.search.plan_search import SearchResult
+from knee.search.plan_search import SearchResult, score
 from knee.search.robust import CLOSE, Robust
 from knee.search.sensitivity import Bar, sensitivity
+from knee.simulator import Results
 from knee.single import simulate as simulate_job
 from knee.specs import Job, Plan
+from knee.specs.choices import Objective
 from knee.specs.notes import Note
+from knee.specs.plan_table import PlanTable
 from knee.trust.trust import Trust, trust_of
 
 EXPORT_TRIES = 500
@@ -101,6 +104,24 @@ def ranked_plan(
         fits_frac=fits,
         worst_frac=worst,
     )
+
+
+def tell_better(
+    on_better: Callable[[RankedPlan], None], objective: Objective, hbm_bytes: float
+) -> Callable[[PlanTable, Results], None]:
+    """Hears of all simulated plans, and tells of the best where it is another."""
+    best = -math.inf
+
+    def watch(table: PlanTable, results: Results) -> None:
+        nonlocal best
+        scores = score(results, objective)
+        row = int(np.argmax(scores))
+        if scores[row] > best:
+            best = float(scores[row])
+            values = {name: float(getattr(results, name)[row]) for name in METRICS}
+            on_better(ranked_plan(table.plan(row), values, hbm_bytes))
+
+    return watch
 
 
 @dataclass(frozen=True, kw_only=True)
