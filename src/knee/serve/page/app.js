@@ -153,7 +153,9 @@ class App {
     byId("problem").replaceChildren();
     this.question.problem(null);
     this.last = { trust, command, python };
-    showTrust(byId("trust"), trust, trustOf);
+    const experts =
+      this.catalog.models.find((model) => model.name === this.state.get("model"))?.experts && this.view !== "budget";
+    showTrust(byId("trust"), trust, trustOf, this.catalog.sources[experts ? "experts" : "dense"]);
     if (plan !== undefined) this.question.show(plan);
     if (says) announce(says);
   }
