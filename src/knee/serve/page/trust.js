@@ -72,9 +72,9 @@ export function showTrust(strip, trust, what = "", sources = []) {
     if (fold) fold.open = Boolean(open);
   strip.replaceChildren(
     badge(trust.label),
-    el("span", {}, `${what}${MEANING[trust.label] ?? ""}`),
+    el("span", { class: "meaning" }, `${what}${MEANING[trust.label] ?? ""}`),
     el("span", {}, bandWords(trust)),
-    el("span", { class: "small" }, basis),
+    el("span", { class: "small basis" }, basis),
     more,
   );
 }
