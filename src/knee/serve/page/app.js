@@ -65,6 +65,8 @@ class App {
     this.entitle();
     byId("pin").textContent = pinned ? "Stop comparing" : "Compare";
     this.question.show();
+    if (this.panes[0].view.search)
+      byId("trust").replaceChildren(el("span", { class: "small" }, "The search's answer says how far to trust it."));
     this.panes.forEach((pane) => this.ask(pane, startedAt));
   }
 
