@@ -119,7 +119,7 @@ def test_states_are_compared_and_presets_opened(explorer: Open) -> None:
     assert page.get_by_role("list", name="Curves").count() == 0
 
 
-def test_files_are_shown_beside_their_simulation(explorer: Open, records: Path) -> None:
+def test_files_are_shown_beside_their_simulation(explorer: Open, records: Path, tmp_path: Path) -> None:
     found = explorer()
     page = found.page
     (record,) = records.iterdir()
@@ -139,3 +139,8 @@ def test_files_are_shown_beside_their_simulation(explorer: Open, records: Path) 
     files.get_by_role("button", name=record.name).click()
     files.get_by_role("table").wait_for()
     assert "+25%" in files.inner_text()
+    step = knee.simulate("llama-tiny", cluster="dgx-h100", gpus=8, local_batch=1, seq_len=64)
+    (trace,) = step.write_trace(tmp_path / "trace.json")
+    page.evaluate(DROP, [trace.name, trace.read_text(encoding="utf-8")])
+    files.get_by_text("traced").wait_for()
+    assert "exposed communication" in files.inner_text()

@@ -12,6 +12,7 @@ from knee.budgets.model_family import family_names
 from knee.budgets.scaling_laws import law_names
 from knee.energy.carbon import grid_names
 from knee.serve.answers.presets import presets
+from knee.serve.answers.published_points import sources_of_bands
 from knee.specs.catalog import entry_names
 from knee.specs.defaults import DEFAULT_GRID, DEFAULT_PROFILE, DEFAULT_SEQ_LEN
 from knee.specs.load import load_cluster, load_model, load_profile
@@ -76,6 +77,7 @@ def catalog_view(body: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - a
         "controls": [asdict(control) for control in controls()],
         "defaults": {"model": "llama2-7b", "cluster": "dgx-h100", "gpus": 256, "local_batch": 2},
         "presets": presets(),
+        "sources": sources_of_bands(),
     }
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from knee.errors import SpecError
 from knee.specs.job import Job
+from knee.trust.error_table import EXPERTS, OWN, read_errors
 from knee.validation.carried_set import carried_moe_runs, carried_runs, references
 from knee.validation.published_runs import PublishedRun
 from knee.validation.run_to_job import job_of
@@ -36,6 +41,20 @@ def _runs(experts: bool) -> tuple[tuple[PublishedRun, Job, int], ...]:
 def _references() -> dict[str, str]:
     found = {**references("sources.toml"), **references("moe_sources.toml")}
     return {name: table.get("reference", name) for name, table in found.items()}
+
+
+def sources_of_bands() -> dict[str, list[dict[str, Any]]]:
+    """Where the runs behind the bands of dense models and of experts were published, most runs first."""
+    return {kind: _counted(path) for kind, path in (("dense", OWN), ("experts", EXPERTS))}
+
+
+def _counted(path: Path) -> list[dict[str, Any]]:
+    errors = read_errors(path)
+    known = errors.of("source", np.isfinite(errors.numbers["unseen_error_frac"]))
+    return [
+        {"source": name, "reference": _references().get(name, name), "runs": runs}
+        for name, runs in Counter(known).most_common()
+    ]
 
 
 def points_like(job: Job) -> list[dict[str, Any]]:

@@ -45,20 +45,20 @@ export const post = async (path, body, options) => (await sent(path, body, optio
 export const postForText = async (path, body, options) => (await sent(path, body, options)).text();
 
 /**
- * The newest question wins. While one is being answered, only the newest of the others waits; if the answer takes longer
- * than `patience` milliseconds, it is given up for the newer one. So charts move while a slider is dragged, and the last
- * position is always the one that stays.
+ * The newest question wins. While one is being answered, only the newest of the others waits. If the answer takes longer
+ * than `patience` milliseconds, and twice as long as the last one, it is given up for the newer one. So charts move while
+ * a slider is dragged, also on a busy machine, and the last position is always the one that stays.
  */
 export class Latest {
   constructor(ask, patience = 150, idle = () => {}) {
-    Object.assign(this, { ask, patience, idle, running: null, waiting: null });
+    Object.assign(this, { ask, patience, idle, running: null, waiting: null, took: 0 });
   }
 
   run(question) {
     this.waiting = question;
     if (!this.running) return this.next();
     const { started, controller } = this.running;
-    const left = this.patience - (performance.now() - started);
+    const left = (this.patience && Math.max(this.patience, 2 * this.took)) - (performance.now() - started);
     setTimeout(
       () => {
         if (this.running?.controller === controller && this.waiting) controller.abort();
@@ -81,6 +81,7 @@ export class Latest {
     this.running = { controller, started: performance.now() };
     try {
       await this.ask(question, controller.signal);
+      if (!controller.signal.aborted) this.took = performance.now() - this.running.started;
     } finally {
       this.running = null;
       if (this.waiting !== null) this.next();

@@ -36,8 +36,16 @@ class App {
   changed({ startedAt, names, quiet }) {
     if (quiet) return;
     this.question.show();
+    this.entitle();
     if (this.state.get("view") !== this.view || names === null || names.includes("compare")) this.open(startedAt);
     else this.panes.forEach((pane) => pane.pinned || this.ask(pane, startedAt));
+  }
+
+  /** Tabs and histories of browsers show it. */
+  entitle() {
+    const what =
+      this.state.get("view") === "budget" ? "Budget" : `${this.state.get("model")}, ${this.state.get("view")}`;
+    document.title = `${what}, ${count(Number(this.state.get("gpus")))} GPUs of ${this.state.get("cluster")} – knee explorer`;
   }
 
   /** The view of the state, alone or as two panes. */
@@ -54,9 +62,11 @@ class App {
       tab.setAttribute("aria-selected", String(chosen));
       tab.tabIndex = chosen ? 0 : -1;
     }
-    document.title = `${this.state.get("model")} on ${this.state.get("cluster")}: ${this.view} – knee explorer`;
+    this.entitle();
     byId("pin").textContent = pinned ? "Stop comparing" : "Compare";
     this.question.show();
+    if (this.panes[0].view.search)
+      byId("trust").replaceChildren(el("span", { class: "small" }, "The search's answer says how far to trust it."));
     this.panes.forEach((pane) => this.ask(pane, startedAt));
   }
 
@@ -111,7 +121,8 @@ class App {
   }
 
   async answer(pane, values, startedAt, signal) {
-    const slow = setTimeout(() => pane.element.classList.add("stale"), 300);
+    const dimmed = pane.view.grid ?? pane.element; // a search shows what it finds while it runs
+    const slow = setTimeout(() => dimmed.classList.add("stale"), 300);
     try {
       const answer = await pane.view.ask(values, signal);
       const received = performance.now();
@@ -123,7 +134,7 @@ class App {
       if (error.name !== "AbortError" && this.panes.includes(pane)) this.failed(pane, error);
     } finally {
       clearTimeout(slow);
-      if (!signal.aborted) pane.element.classList.toggle("stale", this.failing === pane);
+      if (!signal.aborted) dimmed.classList.toggle("stale", this.failing === pane);
     }
   }
 
@@ -153,14 +164,15 @@ class App {
     byId("problem").replaceChildren();
     this.question.problem(null);
     this.last = { trust, command, python };
-    showTrust(byId("trust"), trust, trustOf);
+    const experts =
+      this.catalog.models.find((model) => model.name === this.state.get("model"))?.experts && this.view !== "budget";
+    showTrust(byId("trust"), trust, trustOf, this.catalog.sources[experts ? "experts" : "dense"]);
     if (plan !== undefined) this.question.show(plan);
     if (says) announce(says);
   }
 
   failed(pane, error) {
     this.failing = pane;
-    pane.element.classList.add("stale");
     const busy = error.status === 429 || error.status === 503;
     const message =
       error.status === undefined ? "The server does not answer. Is `knee serve` still running?" : error.message;

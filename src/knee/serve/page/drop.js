@@ -3,7 +3,7 @@
 
 import { get, post } from "./api.js";
 import { announce, byId, el, fill, scroll, table } from "./dom.js";
-import { bytes, count, percent, plain, seconds } from "./format.js";
+import { bytes, count, counted, percent, seconds } from "./format.js";
 
 const MOST_FILES = 200;
 
@@ -120,9 +120,9 @@ export class Files {
     this.show(shown, failed, files.length - some.length);
   }
 
-  show(shown, failed, left) {
+  async show(shown, failed, left) {
     const rows = shown.flatMap((one) => (one.rows ?? []).map((row) => ({ file: one.path, ...row })));
-    const traces = shown.filter((one) => one.kind === "trace");
+    const drawnTraces = await Promise.all(shown.filter((one) => one.kind === "trace").map((one) => this.trace(one)));
     const notes = [
       ...shown.flatMap((one) => one.notes ?? []),
       ...rows.filter((row) => row.note).map((row) => `${row.name ?? row.file}: ${row.note}`),
@@ -159,7 +159,7 @@ export class Files {
               ),
           )
         : "",
-      ...traces.map((one) => this.trace(one)),
+      ...drawnTraces,
       failed.length
         ? el(
             "ul",
@@ -179,29 +179,45 @@ export class Files {
     announce(`${count(shown.length)} files were read, ${count(failed.length)} could not be read.`);
   }
 
-  trace({ path, summary = {} }) {
-    const lines = Object.entries(summary).filter(([, value]) => ["number", "string"].includes(typeof value));
-    return el(
-      "section",
-      { class: "card" },
-      el("h3", {}, path),
-      el(
-        "dl",
-        { class: "facts" },
-        lines.map(([name, value]) =>
-          el("div", {}, el("dt", {}, name.replaceAll("_", " ")), el("dd", {}, shownValue(name, value))),
-        ),
+  /** A traced step beside the step of the page's question. */
+  async trace({ path, summary = {} }) {
+    const simulated = await post("/api/views/step", this.app.state.question()).then(
+      ({ measurement }) => measurement,
+      () => ({}),
+    );
+    const rows = PARTS.filter(([name]) => summary[name] !== undefined).map(([name, title]) => ({
+      title,
+      trace: summary[name],
+      simulated: simulated[name],
+    }));
+    const share = (value, whole) =>
+      value === undefined || value === null ? "–" : `${seconds(value)} (${percent(value / whole)})`;
+    const facts = [summary.device, counted(summary.ranks ?? 1, "rank"), counted(summary.steps ?? 0, "step")]
+      .filter(Boolean)
+      .join(", ");
+    return scroll(
+      `Trace ${path}`,
+      table(
+        `${path}: ${facts}, mean of a step, beside the step of this page's question`,
+        [
+          { title: "part", show: (row) => row.title },
+          { title: "traced", number: true, show: (row) => share(row.trace, summary.step_s) },
+          { title: "simulated", number: true, show: (row) => share(row.simulated, simulated.step_s) },
+        ],
+        rows,
       ),
     );
   }
 }
 
-function shownValue(name, value) {
-  if (typeof value === "string") return value;
-  if (name.endsWith("_s")) return seconds(value);
-  if (name.endsWith("_frac")) return percent(value);
-  return name.endsWith("_bytes") ? bytes(value) : plain(value);
-}
+const PARTS = [
+  ["step_s", "step time"],
+  ["compute_s", "compute"],
+  ["exposed_comm_s", "exposed communication"],
+  ["overlapped_comm_s", "overlapped communication"],
+  ["bubble_s", "bubble"],
+  ["idle_s", "idle"],
+];
 
 const pair = (title, name, show) => [
   {
@@ -212,7 +228,7 @@ const pair = (title, name, show) => [
       row.measured?.[name] === undefined || row.measured?.[name] === null ? "–" : show(row.measured[name]),
   },
   {
-    title: "simulated",
+    title: `${title}, simulated`,
     number: true,
     of: (row) => row.simulated?.[name],
     show: (row) =>

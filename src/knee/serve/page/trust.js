@@ -1,7 +1,7 @@
 // How far an answer can be trusted, always in sight.
 
-import { el } from "./dom.js";
-import { count, percent, signed } from "./format.js";
+import { details, el } from "./dom.js";
+import { count, counted, percent, signed } from "./format.js";
 
 const MEANING = {
   validated: "very similar runs were published",
@@ -20,13 +20,13 @@ export function bandWords(trust) {
   return `${percent(trust.covered_frac, 0)} of measured runs lie ${signed(trust.low_frac)} to ${signed(trust.high_frac)} from the prediction`;
 }
 
-/** Into the strip below the tabs. */
-export function showTrust(strip, trust, what = "") {
+/** Into the strip below the tabs; `sources` are where the runs behind its band were published. */
+export function showTrust(strip, trust, what = "", sources = []) {
   if (!trust) {
     strip.replaceChildren();
     return;
   }
-  const wasOpen = strip.querySelector("details")?.open ?? false;
+  const [wasOpen, listed] = [...strip.querySelectorAll("details")].map((fold) => fold.open);
   const basis = trust.basis_runs
     ? `by the errors on ${count(trust.basis_runs)} published runs of ${count(trust.sources)} sources`
     : "";
@@ -53,12 +53,28 @@ export function showTrust(strip, trust, what = "") {
         : null,
     ),
   );
-  more.open = wasOpen;
+  if (sources.length) {
+    more.append(
+      details(
+        `Published runs that the range comes from, by source (${sources.length})`,
+        el(
+          "ul",
+          {},
+          sources.map(({ reference, runs }) => el("li", {}, `${reference}: ${counted(runs, "run")}`)),
+        ),
+      ),
+    );
+  }
+  for (const [fold, open] of [
+    [more, wasOpen],
+    [more.querySelector("details"), listed],
+  ])
+    if (fold) fold.open = Boolean(open);
   strip.replaceChildren(
     badge(trust.label),
-    el("span", {}, `${what}${MEANING[trust.label] ?? ""}`),
+    el("span", { class: "meaning" }, `${what}${MEANING[trust.label] ?? ""}`),
     el("span", {}, bandWords(trust)),
-    el("span", { class: "small" }, basis),
+    el("span", { class: "small basis" }, basis),
     more,
   );
 }
