@@ -3,9 +3,9 @@
     python fake_worker.py JOBS.json FOLDER
 
 JOBS.json: {"fake": {name: job}, "small": {name: job}, "real": {name: job}, "knee": {name: words}}. Writes KIND.N.json
-for each kind of trace, and knee.N.json with what ``knee dryrun`` said. Fake ranks of kind "fake" have tensors that hold nothing,
-as those of ``knee dryrun``; each operation on them takes a millisecond. Those of kind "small" have tensors with values,
-which is ten times as quick for a model as small; the tests hold one against the other.
+for each kind of trace, and knee.N.json with what ``knee dryrun`` said. Fake ranks of kind "fake" have tensors that hold
+nothing, as those of ``knee dryrun``; each operation on them takes a millisecond. Those of kind "small" have tensors
+with values, which is ten times as quick for a model as small; the tests hold one against the other.
 """
 
 from __future__ import annotations

@@ -191,7 +191,9 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, dict]]
     resumed = {**EIGHT_BIT[2]["fp8 fsdp"], "precision": "fp8"}
     cases[2].append(_case("fp8 resumed", resumed, 2, resume="fp8", save=SAVED))
     cases[2] += [_case(f"broken {name}", plan, 2, **{"break": name}) for name, plan in BROKEN.items()]
-    cases[2] += [_case(f"traced {kind}", {"dp_shard": 2, "sharding": kind, "deep": True}, 2, trace=True) for kind in TRACED]
+    cases[2] += [
+        _case(f"traced {kind}", {"dp_shard": 2, "sharding": kind, "deep": True}, 2, trace=True) for kind in TRACED
+    ]
     return shown_by(cases, tmp_path_factory.mktemp("parity"))
 
 
