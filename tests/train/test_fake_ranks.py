@@ -15,6 +15,7 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ from knee.validation.trainer_rules import RULES, _named_type, _router_weights, a
 from refusals import refused
 from waiting import LIMIT_S
 
-pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
 # sizes that fsdp pads, and that no two weights share
 TINY = Model(name="tiny", layers=2, hidden=24, ffn=40, heads=6, kv_heads=2, vocab=56, head_size=8)

@@ -7,6 +7,7 @@ size serves all of its cases.
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 
@@ -16,7 +17,7 @@ from knee.specs.plan import Plan
 
 from .parity_cases import apart, shown_by
 
-pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
 TINY = Model(
     name="tiny",
