@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -76,8 +77,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if config.getoption("markexpr") == "not slow" and collection_path in SLOW else None
 
 
+@cache
+def is_slow(path: Path) -> bool:
+    return any(path.is_relative_to(slow) for slow in SLOW)
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
-    if any(item.path.is_relative_to(path) for path in SLOW):
+    if is_slow(item.path):
         item.add_marker("slow")
 
 
