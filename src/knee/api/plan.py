@@ -12,16 +12,11 @@ from knee.errors import DoesNotFit, InputError, argument
 from knee.inputs.amounts import Amount, training_of
 from knee.inputs.argument_types import checked_arguments
 from knee.inputs.plan_request import searched_parts
-from knee.inputs.request import (
-    ClusterLike,
-    ModelLike,
-    Overrides,
-    ProfileLike,
-    pairs_of,
-)
+from knee.inputs.request import ClusterLike, ModelLike, Overrides, ProfileLike, pairs_of
 from knee.limits import MOST_LISTED_PLANS
 from knee.progress import Progress, silent
 from knee.results.plan_result import PlanSearch
+from knee.search.collective_choice import searched_collectives
 from knee.search.nearest_plan import no_plan, nothing_fits
 from knee.search.plan_filter import NUMBERS, WORDS
 from knee.search.plan_search import RANKED, SearchResult, search
@@ -93,7 +88,8 @@ def plan(
 
     ``model`` is the same as for ``knee.simulate``. If it is a job file, the search keeps the data types of its plan and
     replaces the rest. ``dispatcher``, ``ep_overlap``, ``routing``, ``imbalance`` and ``capacity_factor`` say how tokens
-    reach the experts of all plans. ``sharding``, ``schedule``, ``recompute`` and ``micro_batch`` list the values to
+    reach the experts of all plans. If ``collectives`` is left out, plans are tried with both kinds where the job crosses
+    a slow tier of the network, and with flat ones elsewhere. ``sharding``, ``schedule``, ``recompute`` and ``micro_batch`` list the values to
     consider; ``only`` is a condition such as ``"pp == 1 and tp <= 8"``. ``progress`` is called with the current
     activity and the share that is done; an exception that it raises ends the search.
 
@@ -137,6 +133,7 @@ def plan(
         seq_len=parts.seq_len,
         fixed=Plan(**parts.types | {name: value for name, value in types.items() if value is not None}),
         sync_every=sync_every,
+        collectives=() if collectives else searched_collectives(parts.cluster, parts.gpus),
         max_tp=max_tp,
         max_pp=max_pp,
         max_cp=max_cp,

@@ -86,7 +86,7 @@ from knee.specs.plan import (
     section="Job",
     type=Word(COLLECTIVES),
     help="flat: NCCL's algorithms. hierarchical: level by level through the node and the tiers of the network, if that "
-    "is faster; default: flat.",
+    "is faster; default: flat, and both where the job crosses a slow tier (oversubscribed, or farther than a hop).",
 )
 @plan_options.routed(section="Job")
 @space_limits
