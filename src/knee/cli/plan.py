@@ -63,10 +63,9 @@ from knee.specs.plan import (
     "--sync-every",
     section="Job",
     type=int,
-    default=1,
-    show_default=True,
     metavar="H",
-    help="Number of steps between synchronizations of the replicas (local SGD, DiLoCo), for plans with replicas.",
+    help="Number of steps between synchronizations of the replicas (local SGD, DiLoCo), for plans with replicas; "
+    "default: the job file's value, or 1.",
 )
 @option(
     "--sync-fragments",

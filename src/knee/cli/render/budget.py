@@ -25,6 +25,7 @@ from knee.results.budget_words import (
     sure_rows,
 )
 from knee.units import amount, counted, short
+from knee.workload.outer_sync_loss import DEFAULT_OUTER_LAW
 
 if TYPE_CHECKING:
     from knee.results.budget_result import Budget
@@ -106,15 +107,17 @@ def _print_rare(answer: Budget) -> None:
     """What an exchange every few steps would bring."""
     if answer.sync_every == 1:
         return
-    rare = answer.rare_exchange()
-    text = f"an exchange every {answer.sync_every:,} steps: no plan of this size has replicas"
+    rare = answer.rare_exchange
+    text = f"an exchange every {answer.sync_every:,} steps: no plan within the limits has replicas"
     if rare is not None:
         better = f"{abs(rare.gained):.4f} {'lower' if rare.gained > 0 else 'higher'}"
         text = (
-            f"an exchange every {rare.sync_every:,} steps: loss {rare.loss:.4f}, {better}, with {rare.replicas:,} "
-            f"replicas on {rare.gpus:,} GPUs and {short(rare.tokens)} tokens ({plan_words(rare.plan)}); "
-            f"replicas change the loss by {rare.loss_ratio - 1.0:+.2%} by the law charles-2025"
+            f"an exchange every {rare.sync_every:,} steps: loss {rare.loss:.4f}, {better}, with {short(rare.params)} "
+            f"parameters, {short(rare.tokens)} tokens and {rare.replicas:,} replicas on {rare.gpus:,} GPUs "
+            f"({plan_words(rare.plan)}); replicas change the loss by {rare.loss_ratio - 1.0:+.2%} by the law "
+            f"{DEFAULT_OUTER_LAW}"
         )
+        text += f"; this is extrapolated: {', and '.join(rare.extrapolated)}" if rare.extrapolated else ""
     print_rows([[text]])
 
 
