@@ -94,6 +94,12 @@ def conditions_of(cluster: Cluster) -> Conditions:
     return Conditions(failures_per_gpu_h=rates, defaults=tuple(defaults), **values)
 
 
+def initialisation_source(startup: Startup) -> Source:
+    """Where the initialisation times of a communication library come from."""
+    points = _document()["initialisation"][startup]
+    return Source(value=points["time_s"], kind=points["kind"], text=points["source"])
+
+
 def initialisation_time_s(startup: Startup, gpus: int) -> float:
     """Time until every rank can communicate.
 

@@ -59,5 +59,5 @@ def month_of(goodput: Goodput, *, days: float = MONTH_DAYS, seed: int = SEED) ->
         add("training", min(kept, works))
         add("lost work", works - min(kept, works))
         add("detection", goodput.conditions.detection_s, str(random.choice(names, p=weights / weights.sum())))
-        again = goodput.restart_s
+        again = goodput.restart.failed_s
     return spans

@@ -11,11 +11,12 @@ from knee import units
 from knee.cli.render.table import print_heading, print_rows
 from knee.record.measurement import Measurement
 from knee.specs import Job
+from knee.specs.reliability import CAUSES
 
 if TYPE_CHECKING:
     from knee.api.simulate import Simulation
     from knee.trust.trust import Trust
-    from knee.why import WhyLine
+    from knee.why.chain import WhyLine
 
 UNKNOWN = "unknown"
 LABEL_WORDS = {
@@ -225,12 +226,19 @@ def failure_words(run: Mapping[str, Any]) -> str:
     cost = "" if run["cost_usd"] is None else f", {units.amount(run['cost_usd'])} USD"
     interval = run["checkpoint_interval_s"]
     often = "" if interval is None else f"; a checkpoint every {units.duration(interval)}"
-    rates = "default failure rates" if "gpu_failures_per_gpu_h" in run["defaults"] else "the cluster's failure rates"
+    low, middle, high = (units.amount(run[f"p{end}_days"]) for end in (10, 50, 90))
     return (
-        f"with failures {units.amount(run['days'])} days ({units.amount(run['p10_days'])} to "
-        f"{units.amount(run['p90_days'])} in 80% of runs){cost}; {units.amount(run['interruptions'])} interruptions by "
-        f"{rates}{often}"
+        f"with failures {units.amount(run['days'])} days (p10 {low}, p50 {middle}, p90 {high}){cost}; "
+        f"{units.amount(run['interruptions'])} interruptions by {_rate_words(run['defaults'])}{often}"
     )
+
+
+def _rate_words(defaults: Sequence[str]) -> str:
+    """Whose failure rates they are."""
+    own = [name for name in CAUSES.values() if name not in defaults]
+    if not own:
+        return "default failure rates"
+    return "the cluster's failure rates" if len(own) == len(CAUSES) else "failure rates of the cluster and defaults"
 
 
 def _print_why(lines: Sequence[WhyLine]) -> None:
