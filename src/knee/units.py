@@ -32,7 +32,17 @@ HUGE = 0.9995e15
 """From here on a number is written with an exponent."""
 # dimension -> {unit as written: factor to base SI}
 _UNITS: dict[str, dict[str, float]] = {
-    "s": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0},
+    "s": {
+        "s": 1.0,
+        "ms": 1e-3,
+        "us": 1e-6,
+        "µs": 1e-6,
+        "ns": 1e-9,
+        "min": 60.0,
+        "h": 3600.0,
+        "d": 86_400.0,
+        "days": 86_400.0,
+    },
     "bytes": {p + "B": f for p, f in _PREFIX.items() if f >= 1} | {p + "B": f for p, f in _BINARY.items()},
     "bytes_per_s": {p + "B/s": f for p, f in _PREFIX.items() if f >= 1}
     | {p + u: f / 8 for p, f in _PREFIX.items() if f >= 1 for u in ("bit/s", "b/s", "bps")},

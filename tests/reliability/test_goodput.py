@@ -194,9 +194,10 @@ def test_published_runs() -> None:
 
 
 def test_every_default_has_a_source() -> None:
-    assert all(
-        kind in ("published", "assumed", "measured") and len(source) > 20 for _, _, kind, source in default_rows()
-    )
+    rows = default_rows()
+    assert all(kind in ("published", "assumed", "measured") and len(source) > 20 for *_, kind, source in rows)
+    ranges = {name: span for name, _, span, _, _ in rows}
+    assert all(ranges[name] for name in (*CAUSES.values(), "detection_s", "scheduling_s", "storage_bytes_per_s"))
 
 
 @pytest.mark.parametrize(

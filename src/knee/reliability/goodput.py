@@ -12,7 +12,7 @@ from knee.reliability.defaults import HOUR_S, Conditions, conditions_of
 from knee.reliability.intervals import best_interval_s, daly_interval_s, time_per_work, young_interval_s
 from knee.reliability.restart import Restart, restart_of
 from knee.specs.hardware import Cluster
-from knee.units import show
+from knee.units import duration
 
 Part = Literal[
     "training", "checkpoints", "lost_work", "detection", "restart", "planned_stops", "evaluation", "slow_nodes"
@@ -30,6 +30,8 @@ class Goodput:
     """A run on so many GPUs, per second of its wall clock."""
 
     gpus: int
+    paid_gpus: int
+    """With those of the spare nodes."""
     goodput_frac: float
     """Share of the wall clock in which training makes progress that is kept."""
     parts: dict[Part, float]
@@ -54,6 +56,11 @@ class Goodput:
     def slowdown(self) -> float:
         """Wall clock divided by the time of the steps alone."""
         return 1.0 / self.goodput_frac
+
+    @property
+    def cost_factor(self) -> float:
+        """Rent with failures and spare nodes, divided by that of the steps alone."""
+        return self.slowdown * self.paid_gpus / self.gpus
 
     @property
     def all_interruptions_per_day(self) -> float:
@@ -112,6 +119,7 @@ def goodput_of(params: float, cluster: Cluster, gpus: int, *, step_s: float = 0.
     up = 1.0 - parts["detection"] - parts["planned_stops"]
     return Goodput(
         gpus=gpus,
+        paid_gpus=gpus + cluster.node.gpus * (given.spare_nodes or 0),
         goodput_frac=parts["training"],
         parts=parts,
         causes={cause: lost * one / rate if rate else 0.0 for cause, one in per_s.items()}
@@ -148,7 +156,9 @@ def _parts(
         begins = restart.failed_s
         stretched = time_per_work(interval_s, saved.wait_s, given.detection_s, begins + saved.write_s, mean_s)
         if stretched > MOST_SLOWDOWN:
-            raise _no_progress(gpus, mean_s, f"a restart of {show(begins, 's')}")
+            long = {"a restart": begins, "a checkpoint interval": interval_s}
+            what = max(long, key=lambda name: long[name])
+            raise _no_progress(gpus, mean_s, f"{what} of {duration(long[what])}")
         count = stretched / (mean_s + given.detection_s)
         down, again = count * given.detection_s, count * mean_s * -math.expm1(-begins / mean_s)
     total = base * stretched * (1.0 + planned)
@@ -170,12 +180,12 @@ def _interval_s(given: Conditions, saved: Checkpoint, mean_s: float | None, gpus
         return given.checkpoint_interval_s
     takes = saved.wait_s + saved.write_s
     if takes >= mean_s:
-        raise _no_progress(gpus, mean_s, f"a checkpoint of {show(takes, 's')}")
+        raise _no_progress(gpus, mean_s, f"a checkpoint of {duration(takes)}")
     if given.checkpoint_interval_s is not None:
         if given.checkpoint_interval_s < saved.write_s - saved.wait_s:
             raise SpecError(
-                f"checkpoint_interval_s is {show(given.checkpoint_interval_s, 's')}, but writing a checkpoint takes "
-                f"{show(saved.write_s, 's')}",
+                f"checkpoint_interval_s is {duration(given.checkpoint_interval_s)}, but writing a checkpoint takes "
+                f"{duration(saved.write_s)}",
                 hint="use a longer interval or faster storage",
                 code="contradiction",
                 field="reliability.checkpoint_interval_s",
@@ -186,8 +196,9 @@ def _interval_s(given: Conditions, saved: Checkpoint, mean_s: float | None, gpus
 
 def _no_progress(gpus: int, mean_s: float, what: str) -> SpecError:
     return SpecError(
-        f"{what} is too long for the {show(mean_s, 's')} between failures of {gpus:,} GPUs: the run makes no progress",
-        hint="use fewer GPUs, lower failure rates, faster storage, or checkpoint 'async' or 'memory' in [reliability]",
+        f"{what} is too long for the {duration(mean_s)} between failures of {gpus:,} GPUs: the run makes no progress",
+        hint="use fewer GPUs, lower failure rates, faster storage, a shorter checkpoint_interval_s, or checkpoint "
+        "'async' or 'memory' in [reliability]",
         code=NO_PROGRESS,
         field="reliability",
     )

@@ -67,5 +67,7 @@ def spare_wait_s(spares: int | None, in_repair: float, repair_s: float) -> float
     if spares is None or in_repair < FEWEST_NODES:
         return 0.0
     log_a = math.log(in_repair)
-    enough = sum(math.exp(n * log_a - in_repair - math.lgamma(n + 1.0)) for n in range(spares + 1))
+    # far above the mean, nothing is left to add
+    most = min(spares, int(in_repair + 40.0 * math.sqrt(in_repair) + 100.0))
+    enough = sum(math.exp(n * log_a - in_repair - math.lgamma(n + 1.0)) for n in range(most + 1))
     return max(1.0 - enough, 0.0) * repair_s / (spares + 1.0)

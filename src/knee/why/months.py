@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from knee.errors import SpecError
-from knee.reliability.defaults import Conditions, default_of, initialisation_source
+from knee.reliability.defaults import RATE_ENDS, Conditions, default_of, initialisation_source
 from knee.reliability.goodput import DAY_S, Goodput, goodput_of
 from knee.reliability.intervals import time_per_work
 from knee.specs.catalog import Source
@@ -137,7 +137,7 @@ def _days(c: Chain, g: Goodput, training: Mapping[str, Any], failed: Mapping[str
     ends = ", ".join(f"p{end} {amount(failed[f'p{end}_days'])}" for end in (10, 50, 90))
     c.add(1, "distribution", ends, f"{failed['runs_drawn']:,} runs with failures drawn at random")
     if g.conditions.rate_spread:
-        low, high = (default_of("run", name) for name in ("rate_low_frac", "rate_high_frac"))
+        low, high = (default_of("run", name) for name in RATE_ENDS)
         text = "failure rates of the drawn runs differ as those of published clusters do"
         c.add(2, "spread of failure rates", f"{low[0]:g} to {high[0]:g} times", text, f"published: {low[1].text}")
     c.add(

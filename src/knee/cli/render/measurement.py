@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from knee import units
 from knee.cli.render.table import print_heading, print_rows
 from knee.record.measurement import Measurement
+from knee.reliability.defaults import rate_words
 from knee.specs import Job
-from knee.specs.reliability import CAUSES
 
 if TYPE_CHECKING:
     from knee.api.simulate import Simulation
@@ -223,22 +223,15 @@ def failure_words(run: Mapping[str, Any]) -> str:
     """What failures make of a run, in one line."""
     if run["days"] is None:
         return str(run["reason"])
-    cost = "" if run["cost_usd"] is None else f", {units.amount(run['cost_usd'])} USD"
+    spares = f" with {run['spare_nodes']:,} spare nodes" if run["spare_nodes"] else ""
+    cost = "" if run["cost_usd"] is None else f", {units.amount(run['cost_usd'])} USD{spares}"
     interval = run["checkpoint_interval_s"]
     often = "" if interval is None else f"; a checkpoint every {units.duration(interval)}"
     low, middle, high = (units.amount(run[f"p{end}_days"]) for end in (10, 50, 90))
     return (
         f"with failures {units.amount(run['days'])} days (p10 {low}, p50 {middle}, p90 {high}){cost}; "
-        f"{units.amount(run['interruptions'])} interruptions by {_rate_words(run['defaults'])}{often}"
+        f"{units.amount(run['interruptions'])} interruptions by {rate_words(run['defaults'])}{often}"
     )
-
-
-def _rate_words(defaults: Sequence[str]) -> str:
-    """Whose failure rates they are."""
-    own = [name for name in CAUSES.values() if name not in defaults]
-    if not own:
-        return "default failure rates"
-    return "the cluster's failure rates" if len(own) == len(CAUSES) else "failure rates of the cluster and defaults"
 
 
 def _print_why(lines: Sequence[WhyLine]) -> None:
