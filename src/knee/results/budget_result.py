@@ -168,8 +168,8 @@ class Budget(ByValue, Result):
         from knee.files import write_text
         from knee.report.budget_page import budget_page
 
-        best, cluster = self.best, self.problem.rates.cluster
-        month = month_of_job(best.model, cluster, best.gpus, best.batch_tokens / best.rate.tokens_per_s)
+        best, cluster, days = self.best, self.problem.rates.cluster, best_with_failures(self)["days"]
+        month = month_of_job(best.model, cluster, best.gpus, step_s=best.step_s, days=days)
         write_text(Path(out), budget_page(self.to_dict(), command=command, month=month))
 
 
@@ -304,8 +304,7 @@ def run_data(answer: Budget, run: BudgetRun) -> dict[str, Any]:
 def best_with_failures(answer: Budget) -> dict[str, Any]:
     """The best run on the same tokens, with failures and restarts."""
     best, cluster = answer.best, answer.problem.rates.cluster
-    step_s = best.batch_tokens / best.rate.tokens_per_s
-    return run_with_failures(best.model, cluster, best.gpus, best.time_s, step_s=step_s, cost_usd=best.cost_usd)
+    return run_with_failures(best.model, cluster, best.gpus, best.time_s, step_s=best.step_s, cost_usd=best.cost_usd)
 
 
 def frontier_data(answer: Budget, one: Frontier) -> dict[str, Any]:

@@ -247,8 +247,11 @@ class PlanSearch(Result):
 
         every = (*self.plans, *self.front, self.best)
         words = {plan.rank: plan_words(plan.plan) for plan in every if plan.rank is not None}
-        job = self.job
-        month = month_of_job(job.model, job.cluster, job.gpus, self.best.step_s) if self.whole_run else []
+        job, run = self.job, self.training
+        month = []
+        if run is not None:
+            days = run["with_failures"]["days"]
+            month = month_of_job(job.model, job.cluster, job.gpus, step_s=self.best.step_s, days=days)
         write_text(Path(path), plan_page(self.to_dict(), words, command=command, month=month))
 
     @checked_arguments
