@@ -73,7 +73,7 @@ def test_a_plan_that_nccl_can_run_is_recommended_unless_it_is_clearly_slower() -
     assert near.table.collectives[robust(near).recommended] == FLAT
 
 
-def test_plan_and_scale_make_the_choice_and_say_what_nccl_has() -> None:
+def test_plan_makes_the_choice_and_says_what_nccl_has() -> None:
     cluster = sites(4, oversubscription=200.0)
     asked = {"cluster": cluster, "global_batch": 64, "seq_len": 4096}
     limits = {"max_pp": 1, "max_cp": 1, "sharding": ["fsdp"]}
@@ -88,4 +88,4 @@ def test_plan_and_scale_make_the_choice_and_say_what_nccl_has() -> None:
     assert only.best.plan == flat.best.plan
     curve = knee.scale("llama2-7b", gpus=[64], best=True, sharding="fsdp", pp=1, cp=1, **asked)
     (row,) = curve.rows()
-    assert row["tokens_per_s"] == pytest.approx(found.plans[0].tokens_per_s)
+    assert row["tokens_per_s"] == pytest.approx(flat.plans[0].tokens_per_s)  # curves have what NCCL can run

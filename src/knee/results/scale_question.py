@@ -11,7 +11,6 @@ from knee.inputs.arguments import require
 from knee.inputs.request import ClusterLike, ModelLike, Pairs, ProfileLike, Request, is_job_file, request
 from knee.progress import Progress
 from knee.results.scale_result import ScalingCurve
-from knee.search.collective_choice import searched_collectives
 from knee.search.scaling_curve import Curve, ScalePoint, best_point, curve_of, refused_point
 from knee.search.space import Space
 from knee.specs import Job
@@ -175,7 +174,6 @@ def space_within(job: Job, gpus: int, batch: int, plan: Mapping[str, Any]) -> tu
         recomputes=limit("recompute"),
         micro_batches=limit("micro_batch"),
         sync_every=plan.get("sync_every", 1),
-        collectives=() if "collectives" in plan else searched_collectives(job.cluster, gpus),
         attention_again=job.profile.attention == "unfused" or plan.get("recompute") == "attention",
     )
     return space, " and ".join(only) or None
