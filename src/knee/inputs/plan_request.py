@@ -36,6 +36,7 @@ class SearchedParts:
     global_batch: int
     seq_len: int
     types: dict[str, Any]
+    sync_every: int = 1
 
 
 def searched_parts(
@@ -64,6 +65,7 @@ def searched_parts(
             global_batch=job.global_batch,
             seq_len=job.seq_len,
             types=types,
+            sync_every=job.plan.sync_every,
         )
     require({"cluster": cluster, **sizes}, ("cluster", "gpus", "local_batch"), _shown())
     assert cluster is not None
