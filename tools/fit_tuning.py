@@ -14,14 +14,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 
 from knee.arrays import Floats, Ints
 from knee.tuning.plan_covariance import TERMS, Quantity, Spreads, kernels
 from knee.tuning.published_jobs import LEAST_PLANS, PublishedJob, published_jobs
-from knee.tuning.transfer_pairs import What, fitted_spread, transfer_pairs
+from knee.tuning.transfer_pairs import WHATS, fitted_spread, transfer_pairs
 from knee.validation.carried_set import carried_runs
 from knee.validation.published_runs import PublishedRun
 
@@ -139,7 +138,7 @@ def _moved(
 def transfer_lines(runs: Sequence[PublishedRun]) -> list[str]:
     """The spread of each kind of transfer, from pairs of runs of one plan."""
     lines = ["[transfer]"]
-    for what in get_args(What):
+    for what in WHATS:
         pairs = transfer_pairs(runs, what)
         sources = len({pair.source for pair in pairs})
         source = f'kind = "fitted", source = "tools/fit_tuning.py on {len(pairs)} pairs of runs of {sources} sources"'

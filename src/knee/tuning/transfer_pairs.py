@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from itertools import combinations
-from math import log, log2, sqrt
-from typing import Literal
+from math import expm1, log, log2, sqrt
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from knee.validation.published_runs import PublishedRun, Setting
 
 What = Literal["gpus", "layers"]
 """What a smaller run has less of."""
+WHATS: tuple[What, ...] = get_args(What)
+NORMAL = 1.645
+"""Standard deviations to the end of a band of 90%."""
 MOST_PAIRS = 10
 """A cohort counts as no more pairs than these."""
 OTHERWISE: dict[What, tuple[str, ...]] = {
@@ -45,6 +48,36 @@ class TransferPair:
     def doublings(self) -> float:
         """Between the two."""
         return log2(self.large / self.small)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferErrors:
+    """How wrong transfers from smaller runs are, and whether their band holds."""
+
+    what: What
+    pairs: int
+    sources: int
+    median_error_frac: float
+    p90_error_frac: float
+    band_holds_frac: float | None
+    """Share of pairs within the 90% band that is fitted without their cohort; None where there is one cohort."""
+
+
+def transfer_errors(runs: Iterable[PublishedRun]) -> list[TransferErrors]:
+    """Of runs with fewer GPUs and of runs with fewer layers, as far as there are any."""
+    runs = list(runs)
+    found = [(what, pairs) for what in WHATS if (pairs := transfer_pairs(runs, what))]
+    return [
+        TransferErrors(
+            what=what,
+            pairs=len(pairs),
+            sources=len({pair.source for pair in pairs}),
+            median_error_frac=float(np.median([abs(expm1(pair.error)) for pair in pairs])),
+            p90_error_frac=float(np.quantile([abs(expm1(pair.error)) for pair in pairs], 0.9)),
+            band_holds_frac=covered_frac(pairs),
+        )
+        for what, pairs in found
+    ]
 
 
 def transfer_pairs(runs: Iterable[PublishedRun], what: What) -> list[TransferPair]:
@@ -84,13 +117,13 @@ def fitted_spread(pairs: Sequence[TransferPair], *, without: str | None = None) 
     return sqrt(float(np.average([np.mean(some) for some in cohorts.values()], weights=weights)))
 
 
-def covered_frac(pairs: Sequence[TransferPair], deviations: float) -> float | None:
-    """Share of the pairs whose error is within the band that the other cohorts give; None if there are none."""
+def covered_frac(pairs: Sequence[TransferPair]) -> float | None:
+    """Share of the pairs whose error is within the 90% band that the other cohorts give; None if there are none."""
     spreads = {cohort: fitted_spread(pairs, without=cohort) for cohort in {pair.cohort for pair in pairs}}
     judged = [(pair, spread) for pair in pairs if (spread := spreads[pair.cohort]) is not None]
     if not judged:
         return None
-    return float(np.mean([abs(pair.error) <= deviations * spread * sqrt(pair.doublings) for pair, spread in judged]))
+    return float(np.mean([abs(pair.error) <= NORMAL * spread * sqrt(pair.doublings) for pair, spread in judged]))
 
 
 def _alike(s: Setting, what: What) -> Hashable:
