@@ -41,7 +41,7 @@ class Outcome:
     memory_bytes: float | None = None
     """Of the device, as the simulator counts it."""
     exposed_frac: Mapping[str, float] = field(default_factory=dict)
-    """Collective and group -> exposed share of the step; empty where it has no trace."""
+    """Collective -> exposed share of the step; empty where it has no trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
