@@ -27,7 +27,6 @@ from knee.search.plan_filter import NUMBERS, WORDS
 from knee.search.plan_search import RANKED, SearchResult, search
 from knee.search.robust import robust
 from knee.search.space import Space, whole_table
-from knee.specs import Plan
 from knee.specs.choices import Objective
 from knee.specs.defaults import DEFAULT_GRID
 from knee.specs.hardware import Precision
@@ -130,23 +129,18 @@ def plan(
         "collectives": collectives,
         "capacity_factor": capacity_factor,
     }
-    space = Space(
-        model=parts.model,
-        gpus=parts.gpus,
-        global_batch=parts.global_batch,
-        seq_len=parts.seq_len,
-        fixed=Plan(**parts.types | {name: value for name, value in types.items() if value is not None}),
+    space = parts.space(
+        types,
         sync_every=sync_every,
         max_tp=max_tp,
         max_pp=max_pp,
         max_cp=max_cp,
         max_ep=max_ep,
         modules=tuple(recompute_modules),
-        shardings=tuple(sharding),
-        schedules=tuple(schedule),
-        recomputes=tuple(recompute),
-        micro_batches=tuple(micro_batch),
-        attention_again=parts.profile.attention == "unfused" or "attention" in recompute,
+        sharding=sharding,
+        schedule=schedule,
+        recompute=recompute,
+        micro_batch=micro_batch,
     )
     found = search(
         space,

@@ -28,10 +28,6 @@ class Smaller:
             job = replace(job, model=replace(job.model, layers=self.layers))
         if self.gpus is None:
             return job
-        if job.gpus % self.gpus:
-            raise SpecError(
-                f"{job.gpus:,} GPUs are not a multiple of {self.gpus:,}", code="does-not-divide", field="smaller"
-            )
         times = job.gpus // self.gpus
         fewer = np.gcd(times, job.plan.dp_replicate)
         shards = times // fewer
@@ -55,6 +51,13 @@ class Smaller:
                     code="out-of-range",
                     field=f"smaller_{name}",
                 )
+        if self.gpus is not None and gpus % self.gpus:
+            raise InputError(
+                f"{argument('smaller_gpus')} is {self.gpus}, which does not divide the {gpus:,} GPUs of the job",
+                hint="a smaller run has fewer replicas of the same plan",
+                code="does-not-divide",
+                field="smaller_gpus",
+            )
 
     def error_frac(self, job: Job) -> float:
         """Standard deviation of a plan's log throughput at full size around what its smaller run tells.
