@@ -22,7 +22,6 @@ from knee.search.plan_filter import NUMBERS, WORDS
 from knee.search.plan_search import RANKED, SearchResult, search
 from knee.search.robust import robust
 from knee.search.space import Space, whole_table
-from knee.specs import Plan
 from knee.specs.choices import Objective
 from knee.specs.defaults import DEFAULT_GRID
 from knee.specs.hardware import Precision
@@ -127,15 +126,9 @@ def plan(
         "collectives": collectives,
         "capacity_factor": capacity_factor,
     }
-    fixed = Plan(**parts.types | {name: value for name, value in types.items() if value is not None})
     every = parts.sync_every if sync_every is None else sync_every
-    check_searched_exchanges(fixed, every)
-    space = Space(
-        model=parts.model,
-        gpus=parts.gpus,
-        global_batch=parts.global_batch,
-        seq_len=parts.seq_len,
-        fixed=fixed,
+    space = parts.space(
+        types,
         sync_every=every,
         collectives=() if collectives else searched_collectives(parts.cluster, parts.gpus),
         max_tp=max_tp,
@@ -143,12 +136,12 @@ def plan(
         max_cp=max_cp,
         max_ep=max_ep,
         modules=tuple(recompute_modules),
-        shardings=tuple(sharding),
-        schedules=tuple(schedule),
-        recomputes=tuple(recompute),
-        micro_batches=tuple(micro_batch),
-        attention_again=parts.profile.attention == "unfused" or "attention" in recompute,
+        sharding=sharding,
+        schedule=schedule,
+        recompute=recompute,
+        micro_batch=micro_batch,
     )
+    check_searched_exchanges(space.fixed, every)
     found = search(
         space,
         parts.cluster,
