@@ -7,12 +7,12 @@ from typing import Any
 
 from knee.errors import SpecError
 from knee.reliability.defaults import RATE_ENDS, Conditions, default_of, initialisation_source
-from knee.reliability.goodput import DAY_S, Goodput, goodput_of
+from knee.reliability.goodput import Goodput, goodput_of
 from knee.reliability.intervals import time_per_work
 from knee.specs.catalog import Source
 from knee.specs.job import Job
 from knee.specs.reliability import CAUSES
-from knee.units import amount, dimension, duration, show
+from knee.units import DAY_S, amount, dimension, duration, show
 from knee.why.chain import Chain, WhyLine
 from knee.workload.parameters import parameter_count
 
