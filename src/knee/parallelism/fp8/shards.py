@@ -74,8 +74,10 @@ class ShardedWeight(torch.Tensor):
     def fsdp_pre_all_gather(self, mesh: Any, size: Any, stride: Any, module: Any, policy: Any) -> Any:
         """What is gathered, and what the other side needs to know."""
         del stride, module, policy
-        missing = -(-size[0] // mesh.size()) - len(self.copy.rows)  # FSDP2 pads the shards of the last ranks
-        rows = nn.functional.pad(self.copy.rows.view(torch.uint8), (0, 0, 0, missing)).view(E4M3)
+        rows = self.copy.rows
+        missing = -(-size[0] // mesh.size()) - len(rows)  # FSDP2 pads the shards of the last ranks
+        if missing:  # without, pad would copy all the same
+            rows = nn.functional.pad(rows.view(torch.uint8), (0, 0, 0, missing)).view(E4M3)
         return (rows,), (self.copy.scale,)
 
     def fsdp_post_all_gather(self, gathered: Any, known: Any, dtype: Any, *, out: Any = None) -> Any:
