@@ -15,7 +15,8 @@ from knee.inputs.plan_request import searched_parts
 from knee.inputs.request import ClusterLike, ModelLike, Overrides, ProfileLike, pairs_of
 from knee.limits import MOST_LISTED_PLANS
 from knee.progress import Progress, silent
-from knee.results.plan_result import PlanSearch, RankedPlan, tell_better
+from knee.results.plan_result import PlanSearch
+from knee.results.plans.ranked_plan import RankedPlan, tell_better
 from knee.search.collective_choice import searched_collectives
 from knee.search.nearest_plan import no_plan, nothing_fits
 from knee.search.plan_filter import NUMBERS, WORDS

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,113 +14,21 @@ from knee.errors import InputError
 from knee.inputs.argument_types import checked_arguments
 from knee.record.plan_words import plan_words
 from knee.reliability.drawn_month import month_of_job
+from knee.results.plans.ranked_plan import METRICS, RankedPlan, ranked_plan
 from knee.results.result import Result, flat
 from knee.search.pareto_front import pareto
 from knee.search.plain_fsdp import Baseline, baseline, why
-from knee.search.plan_search import SearchResult, score, search
+from knee.search.plan_search import SearchResult, search
 from knee.search.robust import CLOSE, Robust
 from knee.search.sensitivity import Bar, sensitivity
-from knee.simulator import Results
 from knee.single import simulate as simulate_job
 from knee.specs import Job, Plan
-from knee.specs.choices import Objective
 from knee.specs.notes import Note
-from knee.specs.plan_table import PlanTable
 from knee.trust.trust import Trust, trust_of
 
 EXPORT_TRIES = 500
 """Plans of the ranking that are tried where a tool cannot run the recommended one."""
 NOT_IN_NCCL = "no NCCL up to 2.30 has hierarchical collectives"
-METRICS = (
-    "tokens_per_s",
-    "tokens_per_s_per_gpu",
-    "mfu_frac",
-    "step_s",
-    "compute_s",
-    "exposed_comm_s",
-    "overlapped_comm_s",
-    "bubble_s",
-    "memory_bytes",
-    "power_w_per_gpu",
-    "tokens_per_j",
-    "usd_per_mtoken",
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankedPlan(Result):
-    """One plan of a search, with its metrics and its results in the random draws of the fitted parameters."""
-
-    rank: int | None
-    """Its place by the objective, from 1; None where it was not simulated within the search."""
-    plan: Plan
-    tokens_per_s: float
-    tokens_per_s_per_gpu: float
-    mfu_frac: float
-    step_s: float
-    compute_s: float
-    exposed_comm_s: float
-    overlapped_comm_s: float
-    bubble_s: float
-    memory_bytes: float
-    power_w_per_gpu: float | None
-    tokens_per_j: float | None
-    usd_per_mtoken: float | None
-    exposed_frac: float
-    bubble_frac: float
-    headroom_bytes: float
-    """Memory of a GPU that the plan leaves free."""
-    good_frac: float | None
-    """Share of draws in which it was within 2% of the best; None where it was not drawn."""
-    fits_frac: float | None
-    worst_frac: float | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data; the name of each key ends in its unit."""
-        return asdict(self)
-
-
-def ranked_plan(
-    plan: Plan,
-    values: Mapping[str, float | None],
-    hbm_bytes: float,
-    rank: int | None = None,
-    shares: Sequence[float | None] = (None, None, None),
-) -> RankedPlan:
-    """A plan with its metrics; what is not finite is not known."""
-    finite: dict[str, Any] = {
-        name: value if value is not None and math.isfinite(value) else None for name, value in values.items()
-    }
-    good, fits, worst = shares
-    return RankedPlan(
-        rank=rank,
-        plan=plan,
-        **finite,
-        exposed_frac=finite["exposed_comm_s"] / finite["step_s"],
-        bubble_frac=finite["bubble_s"] / finite["step_s"],
-        headroom_bytes=hbm_bytes - finite["memory_bytes"],
-        good_frac=good,
-        fits_frac=fits,
-        worst_frac=worst,
-    )
-
-
-def tell_better(
-    on_better: Callable[[RankedPlan], None], objective: Objective, hbm_bytes: float
-) -> Callable[[PlanTable, Results], None]:
-    """Hears of all simulated plans, and tells of the best where it is another."""
-    best = -math.inf
-
-    def watch(table: PlanTable, results: Results) -> None:
-        nonlocal best
-        scores = score(results, objective)
-        row = int(np.argmax(scores))
-        if scores[row] > best:
-            best = float(scores[row])
-            values = {name: float(getattr(results, name)[row]) for name in METRICS}
-            on_better(ranked_plan(table.plan(row), values, hbm_bytes))
-
-    return watch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 import knee
 from knee.record.measurement import Measurement
-from knee.results.plan_result import RankedPlan
+from knee.results.plans.ranked_plan import RankedPlan
 from knee.search.knee import Knee
 from knee.search.scaling_curve import Return
 from knee.serve.answers.controls import Control

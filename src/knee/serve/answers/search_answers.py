@@ -10,7 +10,8 @@ import knee
 from knee.errors import InputError
 from knee.progress import Progress
 from knee.record.plan_words import plan_words
-from knee.results.plan_result import METRICS, PlanSearch, RankedPlan, ranked_plan
+from knee.results.plan_result import PlanSearch
+from knee.results.plans.ranked_plan import METRICS, RankedPlan, ranked_plan
 from knee.search.cell_bests import CellBest, cell_bests, cell_pairs
 from knee.serve.answers.budget_view import budget_done
 from knee.serve.answers.questions import asked_of
