@@ -2,9 +2,9 @@
 
 Each user changes a control every few seconds, as people do: one change, or a slider that is dragged, of the Step or the
 Scale view; sometimes the chain behind a number, a budget, or a search of plans that runs until it is done or broken
-off. The script starts the server, measures from the question to the last byte of the answer, and prints quantiles for each
-view, what went wrong, how long searches waited, and the memory of all of the server's processes. Its own work is on the
-same cores.
+off. The script starts the server, measures from the question to the last byte of the answer, and prints quantiles for
+each view, what went wrong, how long searches waited, and the memory of all of the server's processes. Its own work is
+on the same cores.
 """
 
 from __future__ import annotations

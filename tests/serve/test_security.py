@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from knee.serve.app import ServeOptions
-from knee.serve.security import POLICY, Door, Rates, split_host
+from knee.serve.security import POLICY, ClientRates, Door, split_host
 from serve.served import FEW, STEP, TYPE, Served, serving
 
 ASKED = "/api/simulate"
@@ -173,7 +173,7 @@ def test_headers_that_could_mean_two_things_are_refused(server: Served) -> None:
 
 def test_a_client_that_asks_too_often_waits() -> None:
     now = [100.0]
-    rates = Rates(8.0, 3, clock=lambda: now[0])
+    rates = ClientRates(8.0, 3, clock=lambda: now[0])
     assert [rates.wait_s("a") > 0 for _ in range(5)] == [False, False, False, True, True]
     assert rates.wait_s("b") == 0
     now[0] += 0.125

@@ -22,9 +22,11 @@ from pathlib import Path
 run = Path(sys.argv[1])
 job = json.loads((run / "job.json").read_text())
 plan = job["plan"]
-if not (run.parents[1] / "killed").exists():  # a person kills the first run
-    (run.parents[1] / "killed").write_text("")
+try:
+    (run.parents[1] / "killed").touch(exist_ok=False)  # a person kills the first run
     sys.exit(1)
+except FileExistsError:
+    pass
 rate = 1000 / (1 + 0.3 * (plan["tp"] - 1)) / (1 + 0.2 * (plan["pp"] - 1)) * (1 - 0.1 / plan["micro_batch"])
 rate *= 0.8 if plan["recompute"] == "full" else 1.1 if job["compile"] else 1.0
 fits = plan["micro_batch"] < 8 or job["model"]["layers"] == 2

@@ -20,9 +20,9 @@ from starlette.staticfiles import StaticFiles
 
 from knee.serve.answer_places import QUICK, SLOW
 from knee.serve.answering import ClientLeft, Desk, desks
-from knee.serve.event_stream import EventStream
+from knee.serve.event_stream import SearchEvents
 from knee.serve.files_given import FilesGiven
-from knee.serve.security import COOKIE, Door, Refusal, Wall, client_of
+from knee.serve.security import COOKIE, Door, Refusal, RequestWall, client_of
 from knee.serve.serve_limits import ServeLimits
 from knee.serve.study_files import StudyFiles
 
@@ -94,7 +94,7 @@ def make_app(options: ServeOptions) -> Starlette:
     async def search(request: Request) -> Response:
         body = await request.body()
         ticket = slow.join(client_of(request.scope, dict(request.headers)))
-        return EventStream(slow.search(ticket, body))
+        return SearchEvents(slow.search(ticket, body))
 
     async def session(request: Request) -> Response:
         """The token as a cookie, for pages that a script does not ask for; the wall has seen the token."""
@@ -133,7 +133,7 @@ def make_app(options: ServeOptions) -> Starlette:
         Route("/", page),
         Mount("/", StaticFiles(directory=PAGE)),
     ]
-    wall = Middleware(Wall, door=options.door, limits=options.limits)
+    wall = Middleware(RequestWall, door=options.door, limits=options.limits)
     handlers: dict[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
         HTTPException: _http_error,
         Refusal: _refused,

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 
-class EventStream(Response):
+class SearchEvents(Response):
     """Starlette's own StreamingResponse leaves a source that waits in ``send`` to the garbage collector."""
 
     def __init__(self, events: AsyncGenerator[bytes, None]) -> None:

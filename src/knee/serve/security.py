@@ -123,12 +123,12 @@ def _bug() -> Refusal:
     return Refusal(500, "bug", "this request meets a bug in knee", hint=hint)
 
 
-class Wall:
+class RequestWall:
     """The wall, as ASGI middleware."""
 
     def __init__(self, app: App, *, door: Door, limits: ServeLimits) -> None:
         self.app, self.door, self.limits = app, door, limits
-        self.rates = Rates(limits.requests_per_s, limits.burst)
+        self.rates = ClientRates(limits.requests_per_s, limits.burst)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, or answer it here."""
@@ -228,7 +228,7 @@ def too_large(most: int) -> Refusal:
 class ArrivingBody:
     """ASGI's ``receive`` for a body that ends in time and is no larger than it may be."""
 
-    def __init__(self, wall: Wall, scope: Scope, receive: Receive) -> None:
+    def __init__(self, wall: RequestWall, scope: Scope, receive: Receive) -> None:
         self.receive, self.limits, self.most = receive, wall.limits, wall.most(scope)
         self.got, self.ends = 0, time.monotonic() + wall.limits.request_s
         self.whole = scope["method"] in ("GET", "HEAD")
@@ -250,7 +250,7 @@ class ArrivingBody:
         return message
 
 
-class Rates:
+class ClientRates:
     """Requests of each client: a bucket that fills at a rate and holds a burst."""
 
     def __init__(self, per_s: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:

@@ -132,7 +132,7 @@ def run_states(stages: Mapping[str, str], words: Mapping[str, str], now: Progres
         RunState(
             id=run.id,
             stage=stages.get(run.plan, ""),
-            plan=words.get(run.plan, run.plan),
+            plan=words.get(run.plan, run.name),
             state=run.status.state,
             cause=run.status.cause,
             words=run.status.words,

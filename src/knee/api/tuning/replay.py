@@ -22,6 +22,7 @@ from knee.tuning.replay import (
     tpe_orders,
     trial_counts,
 )
+from knee.tuning.transfer_pairs import transfer_errors
 from knee.validation.carried_set import carried_runs
 from knee.validation.published_runs import read_runs
 from knee.validation.ranking import job_key
@@ -80,7 +81,12 @@ def replay_tuning(
     )
     every = len({job_key(run.setting) for run in found.runs})
     return TuneReplay(
-        file=str(file), within_frac=within, jobs=played, methods=methods, small_jobs=max(0, every - len(jobs))
+        file=str(file),
+        within_frac=within,
+        jobs=played,
+        methods=methods,
+        small_jobs=max(0, every - len(jobs)),
+        transfers=tuple(transfer_errors(found.runs)),
     )
 
 

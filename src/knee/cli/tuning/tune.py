@@ -19,7 +19,7 @@ from knee.cli.progress_bar import Patience
 from knee.errors import InputError
 from knee.signals import BY_SIGNAL
 from knee.specs.choices import LAUNCHERS
-from knee.specs.plan import PRECISIONS, REDUCE_DTYPES
+from knee.specs.plan import PRECISIONS, REDUCE_DTYPES, STATE_DTYPES
 
 if TYPE_CHECKING:
     from knee.launch.run_status import Status
@@ -66,7 +66,10 @@ def command(ctx: click.Context) -> None:
 @job_options.global_batch()
 @job_options.local_batch("Sequences per step divided by the number of GPUs.")
 @job_options.seq_len()
-@job_options.profile()
+@job_options.profile(
+    "Software profile: a name from `knee catalog`, or the path of a TOML file; default: `knee` if knee's trainer runs "
+    "on GPUs, else `eager`."
+)
 @job_options.sets("Override one value of the model, cluster or profile. May be repeated.")
 @option("--precision", section="Job", type=Word(PRECISIONS), help="Data type of the matrix products; default: bf16.")
 @option(
@@ -74,6 +77,12 @@ def command(ctx: click.Context) -> None:
     section="Job",
     type=Word(REDUCE_DTYPES),
     help="Data type of the gradient reduction; default: fp32.",
+)
+@option(
+    "--state-dtype",
+    section="Job",
+    type=Word(STATE_DTYPES),
+    help="Data type of the parameters and moments in the optimizer; default: fp32.",
 )
 @space_limits
 @option(
@@ -270,12 +279,17 @@ def _write_page(answer: Tuned, html: str | None) -> None:
 def _knobs(text: str) -> list[Any]:
     """Names by commas."""
     names = [name.strip() for name in text.split(",") if name.strip()]
-    wrong = [name for name in names if name not in (*ALL_KNOBS, "none")]
-    if wrong:
+    if names == ["none"]:
+        return []
+    wrong = [name for name in names if name not in ALL_KNOBS]
+    if wrong or not names:
         raise InputError(
-            f"--knobs: {wrong[0]!r} is not one of {', '.join(ALL_KNOBS)}, none", code="unknown-choice", field="knobs"
+            f"--knobs {text!r}: {wrong[0] if wrong else ''!r} is not one of {', '.join(ALL_KNOBS)}",
+            hint="--knobs none varies no setting",
+            code="unknown-choice",
+            field="knobs",
         )
-    return [name for name in names if name != "none"]
+    return names
 
 
 def _say(sentence: str) -> None:

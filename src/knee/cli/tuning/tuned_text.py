@@ -150,6 +150,21 @@ def print_replay(answer: TuneReplay) -> None:
             ["  GPU-hours", f"{answer.gpu_h_frac:.1%} of running every plan"],
         ]
     )
+    if answer.transfers:
+        print_heading("transfer from smaller runs (pairs of runs of one plan)")
+        rows = [["smaller in", "pairs", "sources", "median error", "p90", "within the 90% band"]]
+        rows += [
+            [
+                {"gpus": "GPUs"}.get(one.what, one.what),
+                f"{one.pairs:,}",
+                f"{one.sources:,}",
+                _share(one.median_error_frac),
+                _share(one.p90_error_frac),
+                "unknown" if one.band_holds_frac is None else f"{one.band_holds_frac:.0%} of pairs",
+            ]
+            for one in answer.transfers
+        ]
+        print_rows(rows, right=(1, 2, 3, 4, 5))
     print_heading("jobs")
     rows = [["source", "job", "plans", "to 2%", "to stop", "bound", "missed"]]
     rows += [

@@ -13,7 +13,7 @@ from knee.serve.answers.questions import asked_of
 from knee.serve.answers.step_lanes import lanes_of
 from knee.serve.answers.written import command_of, python_of
 from knee.units import show
-from knee.why import WhyLine
+from knee.why.chain import WhyLine
 
 
 def step_view(body: Mapping[str, Any]) -> dict[str, Any]:
