@@ -10,10 +10,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from knee.budgets.budget_run import HOUR_S, J_PER_MWH, BudgetRun
+from knee.budgets.budget_run import J_PER_MWH, BudgetRun
 from knee.budgets.model_family import LEAST_PARAMS, MOST_PARAMS
 from knee.budgets.scaling_laws import FLOP_PER_PARAM_TOKEN, Law, assumed_mfu, law_of
-from knee.budgets.training_cost import DAY_S, checked_pue
+from knee.budgets.training_cost import checked_pue
 from knee.errors import InputError
 from knee.inputs.amounts import amount_of, count_of
 from knee.results.budget_result import Budget
@@ -22,6 +22,7 @@ from knee.serve.answers.written import command_of, python_of
 from knee.specs.defaults import DEFAULT_LAW
 from knee.specs.load import load_cluster
 from knee.specs.plan import Plan
+from knee.units import DAY_S, HOUR_S
 
 AROUND = 16.0
 """Sizes that are drawn: so many times smaller and larger than the best."""
