@@ -40,14 +40,14 @@ TOKEN = "KNEE_SERVE_TOKEN"
 @option(
     "--records",
     section="Data",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
     metavar="FOLDER",
     help="Folder whose records, runs and traces can be opened from the page. Nothing outside it is read.",
 )
 @option(
     "--study",
     section="Data",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
     metavar="FOLDER",
     help="Folder of `knee study run`, served as /study/; its figures link to the explorer.",
 )
@@ -75,6 +75,9 @@ def command(port: int, host: str, token: bool, open_: bool, records: Path | None
     if secret is not None and len(secret) < 16:
         text = f"{TOKEN} has {len(secret)} characters; a token needs at least 16"
         raise InputError(text, hint=f"unset {TOKEN} to let knee make one", code="out-of-range", field="token")
+    if records is not None and not records.is_dir():
+        text = f"{argument('records')} {records} is not a folder"
+        raise InputError(text, hint="`knee train --out FOLDER` writes records", code="no-file", field="records")
     if study is not None and not (study / "index.html").is_file():
         text = f"{argument('study')} {study} has no index.html"
         raise InputError(text, hint="`knee study run --out FOLDER` writes one", code="no-file", field="study")

@@ -19,7 +19,10 @@ if (token) {
   sessionStorage.setItem("knee-token", token);
   history.replaceState(null, "", location.pathname + location.search);
 }
-const headers = (more = {}) => (token ? { ...more, Authorization: `Bearer ${token}` } : more);
+// clients take turns in the server's queues; a page has several connections and is one client
+const client = sessionStorage.getItem("knee-client") ?? Math.random().toString(36).slice(2);
+sessionStorage.setItem("knee-client", client);
+const headers = (more = {}) => ({ ...more, "X-Knee-Client": client, ...(token ? { Authorization: `Bearer ${token}` } : {}) });
 
 export async function get(path, options = {}) {
   const response = await fetch(path, { headers: headers(), ...options });
