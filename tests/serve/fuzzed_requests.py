@@ -159,7 +159,8 @@ def fuzz(host: str, port: int, count: int, *, seed: int = 0) -> Fuzzed:
 
 
 def _sorted_out(answers: Iterable[tuple[bytes, bytes]], found: Fuzzed) -> Fuzzed:
-    for request, answer in answers:
+    for request, whole in answers:
+        answer = whole.partition(b"\r\n\r\n")[2] if whole.startswith(b"HTTP/1.1 100 ") else whole
         status = int(answer[9:12]) if answer.startswith(b"HTTP/1.1 ") and answer[9:12].isdigit() else None
         found.statuses[status] += 1
         if (status is not None and status not in RIGHT) or b"<script" in answer.partition(b"\r\n\r\n")[0]:
