@@ -110,6 +110,13 @@ def test_records_were_predicted(name: str) -> None:
     assert w.memory.total_bytes[0] == pytest.approx(run["memory_bytes"], rel=0.05)
 
 
+@pytest.mark.parametrize("name", ["1b-bf16-fsdp", "8b-16-layers-bf16-fsdp", "8b-16-layers-fp8-fsdp"])
+def test_records_under_fsdp_were_predicted(name: str) -> None:
+    run, predicted = run_of(name), PREDICTED[name]
+    assert float(predicted["tokens_per_s"]) == pytest.approx(run["tokens_per_s"], rel=0.042)
+    assert float(predicted["memory_gib"]) * 2**30 == pytest.approx(run["memory_bytes"], rel=0.055)
+
+
 @pytest.mark.parametrize("name", ["7b-bf16-fsdp", "7b-fp8-fsdp"])
 def test_fsdp_on_one_gpu_copies_parameters_and_gradients(name: str) -> None:
     """The rates of its copies are those of the bf16 record; the memory of both was not looked at by any fit."""
