@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 import click
@@ -65,6 +66,7 @@ def print_tuned(answer: Tuned) -> None:
             ["bound", f"{_share(state.bound_frac)}: with 90% probability no untried candidate is faster by more"],
         ]
         rows += [["job file", str(answer.job_file)]] if answer.job_file else []
+        rows += [["train it with", shlex.join(answer.train_command)]] if answer.train_command else []
     else:
         rows = [["best plan", "no run has completed"]]
     running = [seen(run.plan) for run in state.runs if (now := answer.statuses.get(run.id)) and now.state == "running"]
