@@ -89,7 +89,7 @@ def _about(job: Job) -> tuple[str, ...]:
     if job.plan.sync_every > 1:
         notes.append(
             f"replicas synchronize every {job.plan.sync_every:,} steps, and all values are means over these steps; "
-            + loss_words(parameter_count(job.model), job.plan.dp_replicate)
+            + loss_words(parameter_count(job.model), job.plan.dp_replicate, sync_every=job.plan.sync_every)
         )
         if job.plan.sync_fragments > 1:
             notes.append("exchanges of fragments run beside compute without slowing it down; the trace leaves them out")

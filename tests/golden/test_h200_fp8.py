@@ -108,7 +108,7 @@ def test_records_were_predicted(name: str) -> None:
 def test_every_part_of_a_record(name: str) -> None:
     run = run_of(name)
     simulated, traced = simulated_s(step_of(run)), traced_s(run)
-    # with scales of rows the search for largest elements takes longer than simulated, and in 1B fp8 all of it is shorter
+    # scales of rows: the search for largest elements takes longer than simulated; 1B in fp8: all of it is shorter
     memory_bound = {"7b-fp8-rowwise": 0.15, "1b-fp8": 0.1}.get(name, 0.08)
     for kind, seconds in traced.items():
         assert simulated[kind] == pytest.approx(seconds, rel=memory_bound if kind == "memory-bound" else 0.08), kind

@@ -12,16 +12,11 @@ from knee.errors import DoesNotFit, InputError, argument
 from knee.inputs.amounts import Amount, training_of
 from knee.inputs.argument_types import checked_arguments
 from knee.inputs.plan_request import searched_parts
-from knee.inputs.request import (
-    ClusterLike,
-    ModelLike,
-    Overrides,
-    ProfileLike,
-    pairs_of,
-)
+from knee.inputs.request import ClusterLike, ModelLike, Overrides, ProfileLike, pairs_of
 from knee.limits import MOST_LISTED_PLANS
 from knee.progress import Progress, silent
 from knee.results.plan_result import PlanSearch
+from knee.search.collective_choice import searched_collectives
 from knee.search.nearest_plan import no_plan, nothing_fits
 from knee.search.plan_filter import NUMBERS, WORDS
 from knee.search.plan_search import RANKED, SearchResult, search
@@ -30,6 +25,7 @@ from knee.search.space import Space, whole_table
 from knee.specs.choices import Objective
 from knee.specs.defaults import DEFAULT_GRID
 from knee.specs.hardware import Precision
+from knee.specs.model.split_rules import check_searched_exchanges
 from knee.specs.plan import (
     Collectives,
     Dispatcher,
@@ -62,7 +58,7 @@ def plan(
     fp8_recipe: Fp8Recipe | None = None,
     reduce_dtype: ReduceDtype | None = None,
     state_dtype: StateDtype | None = None,
-    sync_every: int = 1,
+    sync_every: int | None = None,
     sync_fragments: int | None = None,
     sync_dtype: SyncDtype | None = None,
     collectives: Collectives | None = None,
@@ -92,9 +88,10 @@ def plan(
 
     ``model`` is the same as for ``knee.simulate``. If it is a job file, the search keeps the data types of its plan and
     replaces the rest. ``dispatcher``, ``ep_overlap``, ``routing``, ``imbalance`` and ``capacity_factor`` say how tokens
-    reach the experts of all plans. ``sharding``, ``schedule``, ``recompute`` and ``micro_batch`` list the values to
-    consider; ``only`` is a condition such as ``"pp == 1 and tp <= 8"``. ``progress`` is called with the current
-    activity and the share that is done; an exception that it raises ends the search.
+    reach the experts of all plans. ``collectives`` left out tries both kinds where the job crosses a slow tier of the
+    network. ``sharding``, ``schedule``, ``recompute`` and ``micro_batch`` list the values to consider; ``only`` is a
+    condition such as ``"pp == 1 and tp <= 8"``. ``progress`` is called with the current activity and the share that is
+    done; an exception that it raises ends the search.
 
     If ``tokens`` is given, ``training`` has the cost of the whole run, as in ``knee.simulate``.
 
@@ -129,9 +126,11 @@ def plan(
         "collectives": collectives,
         "capacity_factor": capacity_factor,
     }
+    every = parts.sync_every if sync_every is None else sync_every
     space = parts.space(
         types,
-        sync_every=sync_every,
+        sync_every=every,
+        collectives=() if collectives else searched_collectives(parts.cluster, parts.gpus),
         max_tp=max_tp,
         max_pp=max_pp,
         max_cp=max_cp,
@@ -142,6 +141,7 @@ def plan(
         recompute=recompute,
         micro_batch=micro_batch,
     )
+    check_searched_exchanges(space.fixed, every)
     found = search(
         space,
         parts.cluster,

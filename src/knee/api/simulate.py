@@ -29,7 +29,7 @@ from knee.trust.trust import Trust, trust_of
 from knee.units import show
 
 if TYPE_CHECKING:
-    from knee.why import WhyLine
+    from knee.why.chain import WhyLine
 
 TRACED_PASSES = 2**16
 """Most layers times microbatches of a trace: already gigabytes with eager kernels."""
@@ -66,9 +66,13 @@ class Simulation(Result, Measurement):
     @np.errstate(all="ignore")
     def why(self) -> list[WhyLine]:
         """The formulas, constants and sources behind the answer, one line each; ``depth`` is the indentation."""
-        from knee.why import explain
+        from knee.why.months import explain_run
+        from knee.why.step import explain
 
-        return explain(self.job, self.request.sources, convention=self.flop_convention)
+        lines = explain(self.job, self.request.sources, convention=self.flop_convention)
+        if self.training is not None:
+            lines += explain_run(self.job, self.request.sources, self.training, step_s=self.step_s)
+        return lines
 
     @checked_arguments
     def write_trace(self, path: str | Path) -> list[Path]:

@@ -60,6 +60,11 @@ class BudgetRun:
         return self.rate.gpus
 
     @property
+    def step_s(self) -> float:
+        """Of one step."""
+        return self.batch_tokens / self.rate.tokens_per_s
+
+    @property
     def days(self) -> float:
         """How long it takes."""
         return self.time_s / DAY_S

@@ -38,6 +38,7 @@ class SearchedParts:
     seq_len: int
     types: dict[str, Any]
     """Fields that all plans have, as the job file says."""
+    sync_every: int = 1
 
     def space(
         self,
@@ -91,6 +92,7 @@ def searched_parts(
             global_batch=job.global_batch,
             seq_len=job.seq_len,
             types=types,
+            sync_every=job.plan.sync_every,
         )
     require({"cluster": cluster, **sizes}, ("cluster", "gpus", "local_batch"), _shown())
     assert cluster is not None

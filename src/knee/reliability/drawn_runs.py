@@ -26,7 +26,7 @@ def drawn_times(goodput: Goodput, steps_s: float, *, runs: int, spread: float = 
         times = _with_failures(goodput, work, means, random)
     # a planned stop saves a checkpoint first, so that it costs only its own time
     stops = random.poisson(goodput.planned_per_s * times)
-    return np.asarray(times + stops * (saved.wait_s + goodput.planned_restart_s))
+    return np.asarray(times + stops * (saved.wait_s + goodput.restart.planned_s))
 
 
 def _with_failures(goodput: Goodput, work_s: float, means: Floats, random: np.random.Generator) -> Floats:
@@ -37,7 +37,7 @@ def _with_failures(goodput: Goodput, work_s: float, means: Floats, random: np.ra
     """
     assert goodput.interval_s is not None
     saved, down = goodput.checkpoint, goodput.conditions.detection_s
-    segment, again = goodput.interval_s + saved.wait_s, goodput.restart_s
+    segment, again = goodput.interval_s + saved.wait_s, goodput.restart.failed_s
     segments = work_s / goodput.interval_s
     times, done = np.zeros(len(means)), np.zeros(len(means))
     left = np.arange(len(means))

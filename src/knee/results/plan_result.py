@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from knee.reliability.drawn_month import month_of_job
 from knee.results.result import Result, flat
 from knee.search.pareto_front import pareto
 from knee.search.plain_fsdp import Baseline, baseline, why
-from knee.search.plan_search import SearchResult
+from knee.search.plan_search import SearchResult, search
 from knee.search.robust import CLOSE, Robust
 from knee.search.sensitivity import Bar, sensitivity
 from knee.single import simulate as simulate_job
@@ -28,6 +28,7 @@ from knee.trust.trust import Trust, trust_of
 
 EXPORT_TRIES = 500
 """Plans of the ranking that are tried where a tool cannot run the recommended one."""
+NOT_IN_NCCL = "no NCCL up to 2.30 has hierarchical collectives"
 METRICS = (
     "tokens_per_s",
     "tokens_per_s_per_gpu",
@@ -128,9 +129,27 @@ class PlanSearch(Result):
     @cached_property
     @np.errstate(all="ignore")
     def why(self) -> str:
-        """What the recommended plan saves beside plain FSDP."""
-        plain = self._plain_fsdp
-        return plain if isinstance(plain, Note) else why(self.job, simulate_job(self.job), plain)
+        """What the recommended plan saves beside plain FSDP, and what hierarchical collectives save."""
+        plain, flat = self._plain_fsdp, self.flat_collectives
+        said = plain if isinstance(plain, Note) else why(self.job, simulate_job(self.job), plain)
+        if flat is None:
+            return said
+        slower = 1.0 - flat.tokens_per_s / self.best.tokens_per_s
+        return f"{said}; {NOT_IN_NCCL}, and without them the best plan is {slower:.1%} slower: {plan_words(flat.plan)}"
+
+    @cached_property
+    @np.errstate(all="ignore")
+    def flat_collectives(self) -> RankedPlan | None:
+        """The best plan that NCCL's own collectives can run; None where the recommended plan has them, or none fits."""
+        if self.best.plan.collectives == "flat":
+            return None
+        found = self.found
+        space = replace(found.space, collectives=("flat",))
+        flat = search(space, found.cluster, found.profile, objective=found.objective, only=found.only, keep=1)
+        if not len(flat):
+            return None
+        values = {name: float(getattr(flat.results, name)[0]) for name in METRICS}
+        return self._ranked(None, flat.table.plan(0), values)
 
     @cached_property
     @np.errstate(all="ignore")
@@ -200,6 +219,7 @@ class PlanSearch(Result):
             "alike": [row + 1 for row in drawn.indistinguishable_rows],
             "why": self.why,
             "baseline": None if self.baseline is None else self.baseline.to_dict(),
+            "flat_collectives": None if self.flat_collectives is None else self.flat_collectives.to_dict(),
             "front": [plan.to_dict() for plan in self.front],
             "robustness": {
                 "draws": drawn.draws,
@@ -227,8 +247,11 @@ class PlanSearch(Result):
 
         every = (*self.plans, *self.front, self.best)
         words = {plan.rank: plan_words(plan.plan) for plan in every if plan.rank is not None}
-        job = self.job
-        month = month_of_job(job.model, job.cluster, job.gpus, self.best.step_s) if self.whole_run else []
+        job, run = self.job, self.training
+        month = []
+        if run is not None:
+            days = run["with_failures"]["days"]
+            month = month_of_job(job.model, job.cluster, job.gpus, step_s=self.best.step_s, days=days)
         write_text(Path(path), plan_page(self.to_dict(), words, command=command, month=month))
 
     @checked_arguments

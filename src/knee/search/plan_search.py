@@ -11,6 +11,7 @@ from knee.arrays import Bools, ByValue, Floats, Ints
 from knee.errors import InputError, argument
 from knee.progress import Progress, silent
 from knee.search.best_first import BestFirst, Unsharded
+from knee.search.collective_choice import without_twins
 from knee.search.memory_fit import memory_bytes
 from knee.search.pareto_front import FRONT_STEP
 from knee.search.plan_filter import matching
@@ -126,10 +127,12 @@ def search(
     found = BestFirst(
         start, hbm_bytes=cluster.gpu.hbm_bytes, wanted=wanted, progress=lambda: progress("simulating plans", 0, 0)
     )
-    found.rank(keep)
+    # a plan may take the same time with each kind of collectives, and counts once
+    found.rank(keep * len(space.every_collectives))
     if front:
         found.find_front()
     order = _order(found.table, score(found.results, objective))
+    order = order[without_twins(found.table.rows(order), results_rows(found.results, order))]
     return SearchResult(
         space=space,
         cluster=cluster,
@@ -156,7 +159,7 @@ def _every_plan(space: Space, only: str | None) -> PlanTable:
 
 
 SPLITS = ("pp", "cp", "tp", "virtual_stages", "dp_replicate")
-TIES = (*SPLITS, "sharding", "schedule", "recompute", "recompute_frac", "micro_batch", "cp_method")
+TIES = (*SPLITS, "sharding", "schedule", "recompute", "recompute_frac", "micro_batch", "cp_method", "collectives")
 """Of plans with the same score, those that split the model less come first."""
 
 

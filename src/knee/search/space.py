@@ -17,6 +17,7 @@ import numpy as np
 
 from knee.arrays import Bools, Floats, Ints, distinct
 from knee.errors import InputError
+from knee.search.collective_choice import with_each
 from knee.specs.model import Model
 from knee.specs.model.split_rules import OWN_STAGES, splits_directions, splits_heads, splits_sequence, splits_tokens
 from knee.specs.plan import (
@@ -34,6 +35,7 @@ from knee.specs.plan import (
     SHARDINGS,
     SPLIT_BACKWARD,
     STATE_DTYPES,
+    Collectives,
     Plan,
     RecomputeModule,
     Sharding,
@@ -63,6 +65,8 @@ class Space:
     micro_batches: tuple[int, ...] = ()
     sync_every: int = 1
     """Steps between exchanges of replicas, in all plans that have some."""
+    collectives: tuple[Collectives, ...] = ()
+    """Kinds that every plan is tried with; empty: that of ``fixed``."""
     attention_again: bool = False
     """Whether recomputing attention alone saves anything: not beside kernels that keep no scores."""
 
@@ -75,6 +79,11 @@ class Space:
         for name, value in limits.items():
             if value is not None and value < 1:
                 raise _too_small(name, value)
+
+    @property
+    def every_collectives(self) -> tuple[Collectives, ...]:
+        """Kinds that every plan is tried with, the one that is never slower alone last."""
+        return self.collectives or (self.fixed.collectives,)
 
 
 def _too_small(name: str, value: int) -> InputError:
@@ -155,17 +164,17 @@ def _sensible(layers: int, pp: int, virtual: int) -> bool:
 
 def whole_table(space: Space) -> PlanTable:
     """The space as one table; of no rows where there is no plan."""
-    return _table(space, lambda dp: shardings(space, dp))
+    return with_each(_table(space, lambda dp: shardings(space, dp)), space.every_collectives)
 
 
 def unsharded_table(space: Space) -> PlanTable:
-    """Plans that differ in more than their sharding; all are ZeRO-1, whose compute is the least. ``sharded_table`` has
-    the rest."""
+    """Plans that differ in more than their sharding and collectives; all are ZeRO-1, whose compute is the least, with
+    the faster collectives. ``sharded_table`` has the rest."""
     return _table(space, lambda dp: [("zero1", dp, 1)])
 
 
 def sharded_table(space: Space, unsharded: PlanTable) -> PlanTable:
-    """Every sharding of these plans."""
+    """Every sharding of these plans, with each kind of collectives."""
     parts = []
     for dp in distinct(unsharded.dp_shard).tolist():
         plans, shared = np.flatnonzero(unsharded.dp_shard == dp), shardings(space, dp)
@@ -180,7 +189,7 @@ def sharded_table(space: Space, unsharded: PlanTable) -> PlanTable:
             **_synced(space, copies),
         )
         parts.append(some.rows(np.flatnonzero(_can_be(mode, some.schedule, some.pp) & _folds(some))))
-    return joined(unsharded.rows(slice(0, 0)), *parts)
+    return with_each(joined(unsharded.rows(slice(0, 0)), *parts), space.every_collectives)
 
 
 def count_plans(space: Space, unsharded: PlanTable) -> int:
@@ -193,7 +202,7 @@ def count_plans(space: Space, unsharded: PlanTable) -> int:
             mode = np.full(len(some), SHARDINGS.index(name))
             fits = _stage_ranks(mode, shard, copies, some.tp, some.cp) % folded == 0
             found += int((_can_be(mode, some.schedule, some.pp) & fits).sum())
-    return found
+    return found * len(space.every_collectives)
 
 
 def joined(*tables: PlanTable) -> PlanTable:
@@ -267,7 +276,7 @@ def _table(space: Space, shared: Callable[[int], Sequence[tuple[Sharding, int, i
         reduce_dtype=same(REDUCE_DTYPES.index(fixed.reduce_dtype)),
         state_dtype=same(STATE_DTYPES.index(fixed.state_dtype)),
         **_synced(space, open_.dp_replicate),
-        collectives=same(COLLECTIVES.index(fixed.collectives)),
+        collectives=same(COLLECTIVES.index(space.every_collectives[-1])),
         recompute_frac=np.where(open_.recompute == RECOMPUTES.index("blocks"), 0.5, 1.0),
         modules=np.where(open_.recompute == RECOMPUTES.index("modules"), modules, 0),
         dispatcher=same(DISPATCHERS.index(fixed.dispatcher)),

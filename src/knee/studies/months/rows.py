@@ -49,8 +49,8 @@ def long_run_rows(study: str, grid: LongRun) -> Iterator[dict[str, Any]]:
         days = {
             "no failures": bill.time_s,
             "mean": run.mean_s,
-            "10% are faster": run.p10_s,
-            "90% are faster": run.p90_s,
+            "p10": run.p10_s,
+            "p90": run.p90_s,
         }
         for name, time_s in days.items():
             row = {"goodput_frac": goodput.goodput_frac, "interruptions": run.interruptions}
