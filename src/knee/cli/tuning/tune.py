@@ -90,7 +90,6 @@ def command(ctx: click.Context) -> None:
 @option(
     "--out",
     section="Tuning",
-    type=click.Path(path_type=Path),
     metavar="DIR",
     help="Folder of the tuning. If it already contains this tuning, the command continues it.",
 )
