@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator
+import pickle
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from knee.studies.record_store import Store
 from knee.studies.run_study import Ran, points_to_run, recorded, results
+from knee.validation.carried_set import CarriedFidelity
 
 
 @contextmanager
@@ -29,3 +31,12 @@ def ran_once(names: list[str], studied: Path) -> list[Ran]:
     with alone(studied):
         store = Store(studied / "records", stop, coming=[point.question for point in points])
         return results(names, list(recorded(points, store.record)), kept=studied / ".kept")
+
+
+def fidelity(path: Path, make: Callable[[], CarriedFidelity]) -> CarriedFidelity:
+    """What lies in the file, or what is made, which then does."""
+    with alone(path):
+        if not path.exists():
+            path.write_bytes(pickle.dumps(make()))
+        found: CarriedFidelity = pickle.loads(path.read_bytes())
+        return found

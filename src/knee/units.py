@@ -28,6 +28,7 @@ _PREFIX = {
 }
 _BINARY = {"Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": 2.0**40}
 
+HOUR_S, DAY_S = 3600.0, 86_400.0
 HUGE = 0.9995e15
 """From here on a number is written with an exponent."""
 # dimension -> {unit as written: factor to base SI}

@@ -196,6 +196,8 @@ def test_published_runs() -> None:
 def test_every_default_has_a_source() -> None:
     rows = default_rows()
     assert all(kind in ("published", "assumed", "measured") and len(source) > 20 for *_, kind, source in rows)
+    shown = {value.field: value.source for value in knee.catalog_entry("dgx-h100").values}
+    assert all(shown[f"reliability.{name}"].startswith("default: ") for name in conditions_of(H100).defaults)
     ranges = {name: span for name, _, span, _, _ in rows}
     assert all(ranges[name] for name in (*CAUSES.values(), "detection_s", "scheduling_s", "storage_bytes_per_s"))
 

@@ -16,7 +16,6 @@ from knee.specs.fields import unit_of
 from knee.specs.hardware import Cluster
 from knee.specs.reliability import CAUSES, Cause, CheckpointMethod, Reliability, Startup
 
-HOUR_S = 3600.0
 NO_DEFAULT = ("initialisation_s", "checkpoint_interval_s", "spare_nodes")
 """Fields whose absence means something else than a number."""
 RATE_ENDS = ("rate_low_frac", "rate_high_frac")

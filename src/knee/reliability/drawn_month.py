@@ -8,9 +8,10 @@ import numpy as np
 
 from knee.errors import SpecError
 from knee.reliability.drawn_runs import SEED
-from knee.reliability.goodput import DAY_S, Goodput, goodput_of
+from knee.reliability.goodput import Goodput, goodput_of
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
+from knee.units import DAY_S
 from knee.workload.parameters import parameter_count
 
 MONTH_DAYS = 30.0

@@ -8,16 +8,15 @@ from typing import Any, Literal
 
 from knee.errors import SpecError
 from knee.reliability.checkpoint import Checkpoint, checkpoint_of
-from knee.reliability.defaults import HOUR_S, Conditions, conditions_of
+from knee.reliability.defaults import Conditions, conditions_of
 from knee.reliability.intervals import best_interval_s, daly_interval_s, time_per_work, young_interval_s
 from knee.reliability.restart import Restart, restart_of
 from knee.specs.hardware import Cluster
-from knee.units import duration
+from knee.units import DAY_S, HOUR_S, duration
 
 Part = Literal[
     "training", "checkpoints", "lost_work", "detection", "restart", "planned_stops", "evaluation", "slow_nodes"
 ]
-DAY_S = 86_400.0
 NO_PROGRESS = "no-progress"
 SHORTEST_S = 1e-9
 """Between checkpoints that cost nothing."""

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from knee.errors import SpecError
-from knee.reliability.defaults import HOUR_S, conditions_of
+from knee.reliability.defaults import conditions_of
 from knee.reliability.drawn_runs import drawn_times
-from knee.reliability.goodput import DAY_S, MOST_SLOWDOWN, NO_PROGRESS, Goodput, goodput_of
+from knee.reliability.goodput import MOST_SLOWDOWN, NO_PROGRESS, Goodput, goodput_of
 from knee.reliability.intervals import time_per_work
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
+from knee.units import DAY_S, HOUR_S
 from knee.workload.parameters import parameter_count
 
 DRAWS = 1_000_000

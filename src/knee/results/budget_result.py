@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from knee.arrays import ByValue
-from knee.budgets.budget_run import HOUR_S, J_PER_MWH, BudgetLimits, BudgetRun
+from knee.budgets.budget_run import J_PER_MWH, BudgetLimits, BudgetRun
 from knee.budgets.budget_search import Problem
 from knee.budgets.equal_loss import EVEN_LOSS
 from knee.budgets.flop_counting import FlopChoice
@@ -17,7 +17,6 @@ from knee.budgets.frontier import KNEE_WORDS, Bands, Frontier, IsoLoss, Lost, Ma
 from knee.budgets.model_family import STEPS_PER_DOUBLING
 from knee.budgets.rare_exchange import RareExchange
 from knee.budgets.scaling_laws import BAND_FRAC, FLOP_PER_PARAM_TOKEN
-from knee.budgets.training_cost import DAY_S
 from knee.energy.carbon import CarbonGrid
 from knee.errors import InputError, argument
 from knee.inputs.argument_types import checked_arguments
@@ -29,6 +28,7 @@ from knee.results.result import Result, flat
 from knee.specs.catalog import Source
 from knee.specs.model import Model
 from knee.trust.trust import Trust
+from knee.units import DAY_S, HOUR_S
 from knee.workload.flop import model_flop_per_token
 from knee.workload.parameters import parameter_count
 

@@ -95,8 +95,17 @@ def _kernels(model: Model, cluster: Cluster, parts: StepParts, action: str) -> d
         total = sum(t for _, t in seconds) or 1.0
         return tuple(Kernel(name=n, share=t / total) for n, t in seconds if t > 0)
 
-    half = half_column(one)
-    return {"lead": named(ends[0], half), "layer": named(layer, products, extra), "tail": named(ends[1], half)}
+    half, forward_first = half_column(one), action[0] == "F"
+    weights = (parts.traffic.embedding, parts.traffic.head)
+    which, name = (0, "copy_out") if forward_first else (1, "copy_in")
+    more = [
+        [(name, float(parts.root_copies(part)[which][0]))] for part in (weights if forward_first else weights[::-1])
+    ]
+    return {
+        "lead": named(ends[0], half, more[0]),
+        "layer": named(layer, products, extra),
+        "tail": named(ends[1], half, more[1]),
+    }
 
 
 def _hidden_send(parts: StepParts, stage: int, layers: int, forward: bool) -> Timed:

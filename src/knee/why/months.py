@@ -7,12 +7,12 @@ from typing import Any
 
 from knee.errors import SpecError
 from knee.reliability.defaults import RATE_ENDS, Conditions, default_of, initialisation_source
-from knee.reliability.goodput import DAY_S, Goodput, goodput_of
+from knee.reliability.goodput import Goodput, goodput_of
 from knee.reliability.intervals import time_per_work
 from knee.specs.catalog import Source
 from knee.specs.job import Job
 from knee.specs.reliability import CAUSES
-from knee.units import amount, dimension, duration, show
+from knee.units import DAY_S, amount, dimension, duration, short, show
 from knee.why.chain import Chain, WhyLine
 from knee.workload.parameters import parameter_count
 
@@ -107,7 +107,7 @@ def _restart(c: Chain, g: Goodput) -> None:
         c.constant(1, "reliability.initialisation_s", _seconds(restart.initialisation_s))
     else:
         published = initialisation_source(given.startup)
-        how = f"{given.startup} on {g.gpus:,} GPUs, between published points in logarithms"
+        how = f"{given.startup}, {g.gpus:,} GPUs: between published points in logarithms, below them as the GPUs"
         c.add(1, "initialisation", _seconds(restart.initialisation_s), how, f"{published.kind}: {published.text}")
     c.add(1, "reading of the checkpoint", _seconds(restart.read_s), "from the storage, or from another node's memory")
     _constant(c, 1, given, "warmup_s", _seconds(restart.warmup_s))
@@ -132,7 +132,7 @@ def _other_parts(c: Chain, g: Goodput) -> None:
 
 
 def _days(c: Chain, g: Goodput, training: Mapping[str, Any], failed: Mapping[str, Any]) -> None:
-    c.add(0, "days", amount(training["days"]), f"tokens({training['tokens']:.4g}) / tokens_per_s, without failures")
+    c.add(0, "days", amount(training["days"]), f"tokens({short(training['tokens'])}) / tokens_per_s, without failures")
     c.add(0, "days with failures", amount(failed["days"]), "days / goodput_frac")
     ends = ", ".join(f"p{end} {amount(failed[f'p{end}_days'])}" for end in (10, 50, 90))
     c.add(1, "distribution", ends, f"{failed['runs_drawn']:,} runs with failures drawn at random")

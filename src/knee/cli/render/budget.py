@@ -6,9 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from knee.budgets.budget_run import HOUR_S, J_PER_MWH, BudgetLimits, BudgetRun
+from knee.budgets.budget_run import J_PER_MWH, BudgetLimits, BudgetRun
 from knee.budgets.frontier import KNEE_WORDS, Frontier, IsoLoss
-from knee.budgets.training_cost import DAY_S
 from knee.cli.render.measurement import failure_words
 from knee.cli.render.table import print_heading, print_rows
 from knee.record.plan_words import plan_words
@@ -24,7 +23,7 @@ from knee.results.budget_words import (
     sentences,
     sure_rows,
 )
-from knee.units import amount, counted, short
+from knee.units import DAY_S, HOUR_S, amount, counted, short
 
 if TYPE_CHECKING:
     from knee.results.budget_result import Budget

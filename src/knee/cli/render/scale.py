@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from knee.budgets.training_cost import DAY_S
 from knee.cli.render.measurement import PRICE, between
 from knee.cli.render.table import print_heading, print_rows
 from knee.record.plan_words import plan_words
@@ -14,7 +13,7 @@ from knee.results.scale_words import assumptions, listed, sentence, weak_words
 from knee.search.knee import GOALS, Knee
 from knee.specs.choices import OBJECTIVE_WORDS
 from knee.trust.doubling_errors import DoublingBand
-from knee.units import precise
+from knee.units import DAY_S, precise
 
 
 def print_answer(answer: Scaling) -> None:
