@@ -122,6 +122,7 @@ def _checked(folder: Path, job: TrainJob, say: Say) -> Path:
 
 
 def _check_config(folder: Path, job: TrainJob, say: Say) -> None:
+    folder = real_path(folder)  # a name without a slash would be one of the catalogue
     theirs, ours = (asdict(model) for model in (load_model(str(folder)).spec, job.model))
     for fields in (theirs, ours):
         fields["head_size"] = fields["head_size"] or fields["hidden"] // fields["heads"]

@@ -161,6 +161,8 @@ def trainer_job(
             code="missing-argument",
             field="valid_data",
         )
+    if data is not None and valid_data is not None and real_path(data) == real_path(valid_data):
+        tell("the validation loss is one of the training data: both are of the same folder")
     if data is None:
         best, first = best_loss(job.model.vocab), log(job.model.vocab)
         tell(f"the tokens are synthetic: the best model has a loss of {best:.2f}, an untrained one {first:.2f}")
