@@ -116,6 +116,8 @@ def test_runs_side_by_side_have_hosts_of_their_own(tmp_path: Path) -> None:
         ({"max_runs": 0}, "out-of-range", "max_runs"),
         ({"at_once": 2}, "out-of-range", "at_once"),
         ({"smaller_gpus": 8}, "out-of-range", "smaller_gpus"),
+        ({"smaller_gpus": 3}, "does-not-divide", "smaller_gpus"),
+        ({"smaller_gpus": 2, "max_gpu_hours": 1e-6}, "too-many-gpu-hours", "max_gpu_hours"),
     ],
 )
 def test_bad_input_is_one_sentence(tmp_path: Path, changed: dict[str, Any], code: str, field: str | None) -> None:
@@ -133,6 +135,7 @@ def test_what_the_end_of_a_run_tells() -> None:
 
     assert end({"tokens_per_s_per_gpu": 5.0}, state="done") == "ok"
     assert end({}, state="done") == "failed"
+    assert end({"tokens_per_s_per_gpu": float("inf")}, state="done") == "failed"
     assert end(state="oom", cause="memory", attempts=1) == "oom"
     assert end(state="failed", cause="lost_node", attempts=2) is None
     assert end(state="failed", cause="lost_node", attempts=3) == "failed"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +16,7 @@ from knee.inputs.request import ClusterLike, ModelLike, Overrides, ProfileLike, 
 from knee.limits import MOST_LISTED_PLANS
 from knee.progress import Progress, silent
 from knee.results.plan_result import PlanSearch
+from knee.results.plans.ranked_plan import RankedPlan, tell_better
 from knee.search.collective_choice import searched_collectives
 from knee.search.nearest_plan import no_plan, nothing_fits
 from knee.search.plan_filter import NUMBERS, WORDS
@@ -83,6 +84,7 @@ def plan(
     grid: str = DEFAULT_GRID,
     pue: float | None = None,
     progress: Progress | None = None,
+    on_better: Callable[[RankedPlan], None] | None = None,
 ) -> PlanSearch:
     """Find the best parallel plan among all valid plans.
 
@@ -91,7 +93,8 @@ def plan(
     reach the experts of all plans. ``collectives`` left out tries both kinds where the job crosses a slow tier of the
     network. ``sharding``, ``schedule``, ``recompute`` and ``micro_batch`` list the values to consider; ``only`` is a
     condition such as ``"pp == 1 and tp <= 8"``. ``progress`` is called with the current activity and the share that is
-    done; an exception that it raises ends the search.
+    done; an exception that it raises ends the search. ``on_better`` is called with each plan that is better than all
+    before it, while the search runs.
 
     If ``tokens`` is given, ``training`` has the cost of the whole run, as in ``knee.simulate``.
 
@@ -151,6 +154,7 @@ def plan(
         keep=max(top, RANKED),
         front=True,
         progress=progress or silent,
+        watch=None if on_better is None else tell_better(on_better, objective, parts.cluster.gpu.hbm_bytes),
     )
     if not len(found):
         raise _none_fits(found, space, only)

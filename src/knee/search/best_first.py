@@ -17,7 +17,7 @@ from knee.search.bound import by_chunk, least_step, least_unsharded_step
 from knee.search.memory_fit import fitting, least_memory_bytes
 from knee.search.pareto_front import FRONT_STEP, Merits, pareto
 from knee.search.space import Space, joined, sharded_table, unsharded_table
-from knee.simulator import joined_results, simulate_table
+from knee.simulator import Results, joined_results, simulate_table
 from knee.specs.choices import Objective
 from knee.specs.hardware import Cluster
 from knee.specs.plan_table import PlanTable
@@ -102,11 +102,12 @@ class BestFirst:
         below: float = np.inf,
         above_bytes: float = 0.0,
         wanted: Callable[[PlanTable], Bools] | None = None,
-        progress: Callable[[], None] = lambda: None,
+        watch: Callable[[PlanTable, Results], None] | None = None,
     ) -> None:
-        """``below`` is a cost that is known to be reached: plans that cannot be under it are not looked at, nor those
+        """``watch`` sees all that is simulated, each time that more is. ``below`` is a cost that is known to be
+        reached: plans that cannot be under it are not looked at, nor those
         that need no more memory than ``above_bytes``."""
-        self.start, self.hbm_bytes, self.below, self.wanted, self.progress = start, hbm_bytes, below, wanted, progress
+        self.start, self.hbm_bytes, self.below, self.wanted, self.watch = start, hbm_bytes, below, wanted, watch
         self.above_bytes = above_bytes
         none, nothing = start.table.rows(slice(0, 0)), np.zeros(0)
         self.table = none
@@ -202,4 +203,5 @@ class BestFirst:
         self.table = joined(self.table, now.table)
         self.results = joined_results([self.results, results])
         self._waiting = self._waiting.rows(np.delete(np.arange(len(self._waiting.step_s)), first))
-        self.progress()
+        if self.watch is not None:
+            self.watch(self.table, self.results)

@@ -81,7 +81,7 @@ class SearchResult(ByValue):
         above = now if hbm_bytes > now else 0.0
         if self.objective == "tokens_per_j":
             start, above = Unsharded.of(self.space, self.cluster, self.profile, "tokens_per_s"), 0.0
-        found = BestFirst(start, hbm_bytes=hbm_bytes, below=below, above_bytes=above, wanted=_wanted(self.only))
+        found = BestFirst(start, hbm_bytes=hbm_bytes, below=below, above_bytes=above, wanted=wanted_by(self.only))
         found.rank(1)
         return float(found.results.tokens_per_s.max(initial=known))
 
@@ -109,9 +109,10 @@ def search(
     keep: int = RANKED,
     front: bool = False,
     progress: Progress = silent,
+    watch: Callable[[PlanTable, Results], None] | None = None,
 ) -> SearchResult:
     """Find the best ``keep`` plans of a space, and with ``front`` those that no other beats in speed, energy and memory
-    at once."""
+    at once. ``watch`` sees what has been simulated, each time that there is more."""
     if objective == "usd_per_mtoken" and cluster.usd_per_gpu_h is None:
         hint = f"give {argument('overrides')} cluster.usd_per_gpu_h='2.5 USD/h'"
         text = f"the price of {cluster.name} is unknown"
@@ -120,13 +121,17 @@ def search(
         text = f"gpus is {space.gpus:,}; {cluster.name} is described only up to {cluster.max_gpus:,}"
         raise InputError(text, code="out-of-range", field="gpus")
     _check_modelled(space, cluster, profile)
-    wanted = _wanted(only)
+    wanted = wanted_by(only)
     progress("listing plans", 0, 0)
     start = Unsharded.of(space, cluster, profile, objective)
     plans = count_plans(space, start.table) if only is None else len(_every_plan(space, only))
-    found = BestFirst(
-        start, hbm_bytes=cluster.gpu.hbm_bytes, wanted=wanted, progress=lambda: progress("simulating plans", 0, 0)
-    )
+
+    def watched(table: PlanTable, results: Results) -> None:
+        progress("simulating plans", 0, 0)
+        if watch is not None:
+            watch(table, results)
+
+    found = BestFirst(start, hbm_bytes=cluster.gpu.hbm_bytes, wanted=wanted, watch=watched)
     # a plan may take the same time with each kind of collectives, and counts once
     found.rank(keep * len(space.every_collectives))
     if front:
@@ -147,7 +152,8 @@ def search(
     )
 
 
-def _wanted(only: str | None) -> Callable[[PlanTable], Bools] | None:
+def wanted_by(only: str | None) -> Callable[[PlanTable], Bools] | None:
+    """The plans that a condition allows."""
     if only is None:
         return None
     return lambda table: matching(table, only)

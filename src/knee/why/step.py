@@ -31,9 +31,15 @@ from knee.workload.traffic import PARAMETER_BYTES
 SPELLED = ("no", "one", "two", "three", "four", "five", "six")
 
 
-def explain(job: Job, sources: Mapping[str, Source], *, convention: str = DEFAULT_CONVENTION) -> list[WhyLine]:
-    """The whole chain, from tokens per second down to constants."""
-    w = evaluate(job.model, job.cluster, job.profile, table_of([job]), convention=convention)
+def explain(
+    job: Job,
+    sources: Mapping[str, Source],
+    *,
+    convention: str = DEFAULT_CONVENTION,
+    step: EvaluatedStep | None = None,
+) -> list[WhyLine]:
+    """The whole chain, from tokens per second down to constants, of a step that may have been evaluated already."""
+    w = step or evaluate(job.model, job.cluster, job.profile, table_of([job]), convention=convention)
     chain = Chain(sources)
     _throughput(chain, job, w, convention)
     _compute(chain, job, w)

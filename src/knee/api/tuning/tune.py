@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ from knee.tuning.searched_plans import SearchedPlans, outside_of, refusal_of, se
 from knee.tuning.session import OnStep, Session
 from knee.tuning.smaller_jobs import Smaller
 from knee.tuning.start_runs import check_room, start_runs
-from knee.tuning.tuned_state import read_state, with_new_runs, write_state
+from knee.tuning.tuned_state import TunedState, read_state, with_new_runs, write_state
 from knee.tuning.tuning_folder import open_folder, read_tuning
 
 TRAINER = "knee"
@@ -192,7 +192,7 @@ def tune(
             write_text(folder / BEST, text)
         state = session.finish(*_calibrated(folder, profile, parts.cluster, done.why, smaller))
         write_state(folder, state)
-    return Tuned(folder=folder, state=state, statuses=done.sweep.statuses(), signal=done.signal)
+    return replace(_tuned(done.sweep, state, done.sweep.statuses()), signal=done.signal)
 
 
 @checked_arguments
@@ -202,7 +202,17 @@ def tune_status(folder: str | Path) -> Tuned:
     read_tuning(path)
     sweep = read_sweep(path)
     statuses = current_statuses(sweep)
-    return Tuned(folder=path, state=with_new_runs(read_state(path), sweep, statuses), statuses=statuses)
+    return _tuned(sweep, with_new_runs(read_state(path), sweep, statuses), statuses)
+
+
+def _tuned(sweep: Sweep, state: TunedState, statuses: Mapping[str, Status]) -> Tuned:
+    return Tuned(
+        folder=sweep.folder,
+        state=state,
+        statuses=statuses,
+        launcher=sweep.launcher,
+        own_program=bool(sweep.options.get("program")),
+    )
 
 
 def _profile_of_trainer(model: ModelLike, cluster: ClusterLike | None, *, own_program: bool) -> str | None:

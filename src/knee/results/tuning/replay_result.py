@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ class TuneReplay(Result):
     """Jobs with fewer measured plans, which are not played."""
     transfers: tuple[TransferErrors, ...] = ()
     """How wrong predictions from runs with fewer GPUs or layers are, where the file has such runs."""
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    """Why rows of the file cannot be used -> how many."""
 
     @property
     def few_trials_frac(self) -> float:
@@ -60,6 +63,7 @@ class TuneReplay(Result):
             "bound_holds_frac": self.bound_holds_frac,
             "gpu_h_frac": self.gpu_h_frac,
             "transfers": [asdict(one) for one in self.transfers],
+            "skipped": dict(self.skipped),
         }
 
     def rows(self) -> list[dict[str, Any]]:
