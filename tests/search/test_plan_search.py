@@ -14,7 +14,8 @@ from knee.search.plain_fsdp import baseline, why
 from knee.search.plan_search import RANKED, SearchResult, search
 from knee.search.robust import robust
 from knee.search.sensitivity import sensitivity
-from knee.search.space import Space, whole_table
+from knee.search.space import Space
+from knee.search.space_tables import whole_table
 from knee.single import simulate
 from knee.specs.load import load_cluster, load_model, load_profile
 from knee.specs.notes import Note

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
@@ -14,7 +14,8 @@ from knee.search.best_first import BestFirst, Unsharded
 from knee.search.memory_fit import memory_bytes
 from knee.search.pareto_front import FRONT_STEP
 from knee.search.plan_filter import matching
-from knee.search.space import Space, count_plans, whole_table
+from knee.search.space import Space
+from knee.search.space_tables import count_plans, whole_table
 from knee.simulator import Results
 from knee.specs.choices import Objective
 from knee.specs.hardware import Cluster
@@ -43,7 +44,7 @@ class SearchResult(ByValue):
     table: PlanTable
     """What was simulated, best first."""
     results: Results
-    start: Unsharded
+    start: Unsharded = field(compare=False)
 
     def __len__(self) -> int:
         return len(self.table)
@@ -79,7 +80,7 @@ class SearchResult(ByValue):
         # of the plans that fit now, the fastest is known
         above = now if hbm_bytes > now else 0.0
         if self.objective == "tokens_per_j":
-            start, above = Unsharded.of(self.space, self.cluster, self.profile, "tokens_per_s"), 0.0
+            start, above = Unsharded(self.space, self.cluster, self.profile, "tokens_per_s"), 0.0
         found = BestFirst(start, hbm_bytes=hbm_bytes, below=below, above_bytes=above, wanted=_wanted(self.only))
         found.rank(1)
         return float(found.results.tokens_per_s.max(initial=known))
@@ -121,8 +122,8 @@ def search(
     _check_modelled(space, cluster, profile)
     wanted = _wanted(only)
     progress("listing plans", 0, 0)
-    start = Unsharded.of(space, cluster, profile, objective)
-    plans = count_plans(space, start.table) if only is None else len(_every_plan(space, only))
+    start = Unsharded(space, cluster, profile, objective)
+    plans = count_plans(space) if only is None else len(_every_plan(space, only))
     found = BestFirst(
         start, hbm_bytes=cluster.gpu.hbm_bytes, wanted=wanted, progress=lambda: progress("simulating plans", 0, 0)
     )
@@ -156,7 +157,7 @@ def _every_plan(space: Space, only: str | None) -> PlanTable:
 
 
 SPLITS = ("pp", "cp", "tp", "virtual_stages", "dp_replicate")
-TIES = (*SPLITS, "sharding", "schedule", "recompute", "recompute_frac", "micro_batch", "cp_method")
+TIES = (*SPLITS, "sharding", "schedule", "recompute", "recompute_frac", "micro_batch", "cp_method", "ep", "etp")
 """Of plans with the same score, those that split the model less come first."""
 
 
