@@ -139,6 +139,14 @@ def test_better_hardware_never_slows_the_best_plan(found: SearchResult) -> None:
         assert bar.better_frac >= bar.worse_frac - 0.01, bar
 
 
+def test_what_would_help_is_certain(found: SearchResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few plans are simulated together, the result is that of all: the one with the least bound may not be the
+    fastest."""
+    bars = sensitivity(found)
+    monkeypatch.setattr("knee.search.sensitivity.SIMULATED", 1)
+    assert sensitivity(found) == bars
+
+
 def test_what_is_closest() -> None:
     words, hint = no_plan(Space(model=MODEL, gpus=257, global_batch=512, seq_len=4096))
     assert numbers(words) == [257, 512]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -168,17 +169,9 @@ def _none_fits(found: SearchResult, space: Space, only: str | None) -> DoesNotFi
     if found.plans:
         words, hint = nothing_fits(found)
         return DoesNotFit(words, hint=hint, code="no-plan-fits")
-    whole = replace(
-        space,
-        max_tp=None,
-        max_pp=None,
-        max_cp=None,
-        max_ep=None,
-        shardings=(),
-        schedules=(),
-        recomputes=(),
-        micro_batches=(),
-    )
+    limits: dict[str, Any] = dict.fromkeys(("max_tp", "max_pp", "max_cp", "max_ep"))
+    limits |= dict.fromkeys(("shardings", "schedules", "recomputes", "micro_batches"), ())
+    whole = replace(space, **limits)
     table = whole_table(whole)
     if len(table):
         return DoesNotFit(

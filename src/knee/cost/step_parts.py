@@ -102,8 +102,8 @@ def compute_costs(
     model: Model, cluster: Cluster, profile: Profile, table: PlanTable, *, any_sharding: bool = False
 ) -> tuple[ComputeCosts, ...]:
     """Evaluate each segment once per distinct shape, and slow it down to the clock that the plan's draw leaves: of the
-    mean layer, and of the two kinds of layers where they are not alike. With ``any_sharding``, to the highest clock that
-    it would have under another sharding."""
+    mean layer, and of the two kinds of layers where they are not alike. With ``any_sharding``, to the highest clock
+    that it would have under another sharding."""
     kinds, more = layer_kinds(model), launches_of_casts(model, profile, table) if any_sharding else 0.0
     if kinds is None:
         fastest = _fastest_costs(model, cluster, profile, table)

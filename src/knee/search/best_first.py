@@ -40,8 +40,8 @@ def cost_of(step_s: Floats, energy_j: Floats, objective: Objective) -> Floats:
 
 
 class Unsharded:
-    """The plans of a space before their sharding is chosen, with their bounds: at any time, those of the shapes that were
-    asked for so far. More come at the end of the columns."""
+    """The plans of a space before their sharding is chosen, with their bounds: at any time, those of the shapes that
+    were asked for so far. More come at the end of the columns."""
 
     def __init__(self, space: Space, cluster: Cluster, profile: Profile, objective: Objective) -> None:
         self.space, self.cluster, self.profile, self.objective = space, cluster, profile, objective
@@ -50,7 +50,7 @@ class Unsharded:
         # messages of other placements depend on the stages; and few shapes are not worth two bounds
         self._together = SHAPES_FIRST
         if len(self._shapes) > FEW_SHAPES and space.fixed.placement == AXES:
-            least = by_chunk(least_shape_step, space.model, cluster, profile, self._as_hidden(self._shapes))
+            least = by_chunk(least_shape_step, space.model, cluster, profile, hides_most(space, self._shapes))
         else:
             self._together = len(self._shapes)
         cost = cost_of(least.step_s, least.energy_j, objective)
@@ -87,10 +87,10 @@ class Unsharded:
         self.step_s = np.concatenate((self.step_s, least.step_s))
         self.cost = np.concatenate((self.cost, cost_of(least.step_s, least.energy_j, self.objective)))
 
-    def _as_hidden(self, shapes: PlanTable) -> PlanTable:
-        """DualPipe hides tokens in all plans."""
-        overlaps = shapes.ep_overlap | ("dualpipe" in self.space.schedules)
-        return replace(shapes, ep_overlap=overlaps)
+
+def hides_most(space: Space, shapes: PlanTable) -> PlanTable:
+    """The shapes as in plans that hide most tokens: DualPipe hides them in all plans."""
+    return replace(shapes, ep_overlap=shapes.ep_overlap | ("dualpipe" in space.schedules))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,8 +118,8 @@ def by_chunk(
     profile: Profile,
     table: PlanTable,
 ) -> LeastStep:
-    """One of the bounds for a table of any length. Plans whose kernels have the same shapes are priced together, so that
-    each shape is priced once."""
+    """One of the bounds for a table of any length. Plans whose kernels have the same shapes are priced together, so
+    that each shape is priced once."""
     if 0 < len(table) <= CHUNK:
         return bound(model, cluster, profile, table)
     order = np.argsort((table.tp * 2**20 + table.cp) * 2**20 + table.micro_batch, kind="stable")
@@ -247,9 +247,9 @@ def _with_transfers(parts: StepParts, stretch: Stretch, sent_s: Floats) -> Stret
 
 def _beside(parts: StepParts, stretch: Stretch, queue_s: Floats, more_s: Floats | float = 0.0) -> Floats:
     """A stretch that computes so much more, and with so much queued beside it: compute slows down beside what does not
-    run in its pauses. A device that waits for the host has time for both."""
+    run in its pauses. A device that waits for the host has time for both, and messages have room for compute."""
     slowed = _contention(parts) * np.maximum(queue_s - stretch.free_s, 0.0)
-    busy = stretch.time_s - stretch.idle_s + more_s + slowed
+    busy = stretch.time_s - stretch.idle_s + np.maximum(more_s - stretch.room_s, 0.0) + slowed
     return np.asarray(np.maximum(np.maximum(stretch.time_s, busy), queue_s), dtype=np.float64)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from knee.search.memory_fit import memory_bytes
 from knee.search.pareto_front import FRONT_STEP
 from knee.search.plan_filter import matching
 from knee.search.space import Space
-from knee.search.space_tables import count_plans, whole_table
+from knee.search.space_tables import count_plans, whole_tables
 from knee.simulator import Results
 from knee.specs.choices import Objective
 from knee.specs.hardware import Cluster
@@ -87,10 +87,13 @@ class SearchResult(ByValue):
 
     def least_memory(self) -> tuple[Plan, float]:
         """Of all plans, the one that needs least memory, and the bytes."""
-        table = _every_plan(self.space, self.only)
-        needs = memory_bytes(self.space.model, self.profile, table)
-        row = int(np.argmin(needs))
-        return table.plan(row), float(needs[row])
+        found: list[tuple[float, Plan]] = []
+        for table in _every_plan(self.space, self.only):
+            needs = memory_bytes(self.space.model, self.profile, table)
+            if len(needs) and (not found or needs.min() < found[-1][0]):
+                found.append((float(needs.min()), table.plan(int(np.argmin(needs)))))
+        needed, plan = found[-1]
+        return plan, needed
 
 
 def score(results: Results, objective: Objective) -> Floats:
@@ -123,7 +126,7 @@ def search(
     wanted = _wanted(only)
     progress("listing plans", 0, 0)
     start = Unsharded(space, cluster, profile, objective)
-    plans = count_plans(space) if only is None else len(_every_plan(space, only))
+    plans = count_plans(space) if only is None else sum(map(len, _every_plan(space, only)))
     found = BestFirst(
         start, hbm_bytes=cluster.gpu.hbm_bytes, wanted=wanted, progress=lambda: progress("simulating plans", 0, 0)
     )
@@ -151,9 +154,10 @@ def _wanted(only: str | None) -> Callable[[PlanTable], Bools] | None:
     return lambda table: matching(table, only)
 
 
-def _every_plan(space: Space, only: str | None) -> PlanTable:
-    table = whole_table(space)
-    return table if only is None else table.rows(np.flatnonzero(matching(table, only)))
+def _every_plan(space: Space, only: str | None) -> Iterator[PlanTable]:
+    """Tables of all plans that are asked for, of which one is held at a time."""
+    for table in whole_tables(space):
+        yield table if only is None else table.rows(np.flatnonzero(matching(table, only)))
 
 
 SPLITS = ("pp", "cp", "tp", "virtual_stages", "dp_replicate")

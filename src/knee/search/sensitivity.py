@@ -104,7 +104,7 @@ def _fastest(found: SearchResult, clusters: Sequence[Cluster], table: PlanTable)
         if not len(unsure):
             break
         near = order[unsure, first : first + SIMULATED]
-        some = side_by_side([clusters[i] for i in unsure], np.repeat(np.arange(len(unsure)), near.shape[1]))
+        some = side_by_side([clusters[i] for i in unsure.tolist()], np.repeat(np.arange(len(unsure)), near.shape[1]))
         step_s = evaluate(model, some, profile, table.rows(near.ravel())).results.step_s
         fastest[unsure] = np.minimum(fastest[unsure], step_s.reshape(near.shape).min(axis=1))
     return np.asarray(found.space.global_batch * found.space.seq_len / fastest, dtype=np.float64)

@@ -40,6 +40,17 @@ def whole_table(space: Space) -> PlanTable:
     return _plans_of(space, kernel_shapes(space), lambda dp: shardings(space, dp))
 
 
+def whole_tables(space: Space) -> Iterator[PlanTable]:
+    """The space as tables of bounded length, of which one is held at a time."""
+    shapes = kernel_shapes(space)
+    for start in range(0, len(shapes), TOGETHER):
+        yield _plans_of(space, shapes.rows(slice(start, start + TOGETHER)), lambda dp: shardings(space, dp))
+
+
+TOGETHER = 2048
+"""Kernel shapes whose plans are one of ``whole_tables``."""
+
+
 def unsharded_table(space: Space, shapes: PlanTable | None = None) -> PlanTable:
     """Plans that differ in more than their sharding, of some kernel shapes or of all; all are ZeRO-1, whose compute is
     the least. ``sharded_table`` has the rest."""
@@ -76,12 +87,12 @@ def count_plans(space: Space) -> int:
     found = 0
     for tp, pp, cp, dp in degrees(space):
         orders, folded, shared = schedules(space, pp), folds(space, tp, cp, dp), shardings(space, dp)
-        sizes, others = _ints(_sizes(space, dp)), prod(map(len, _options(space, tp, cp)))
+        sizes, others = _ints(_sizes(space, dp)), prod(len(option) for option in _options(space, tp, cp))
         modes, codes = (
             _codes(SHARDINGS, [one[0] for one in shared]),
             _codes(SCHEDULES, [one[0] for one in orders]),
         )
-        shard, copies = (_ints([one[i] for one in shared])[:, None] for i in (1, 2))
+        shard, copies = (ranks[:, None] for ranks in _ranks(shared))
         ranks = _stage_ranks(modes[:, None], shard, copies, tp, cp)
         laid = (ranks % _ints([ep * etp for ep, etp in folded])[None] == 0).sum(axis=1)
         cut = _cuts_batch(space, pp, dp, sizes[:, None], codes[None]).sum(axis=0)
@@ -167,22 +178,20 @@ def _plans_of(space: Space, shapes: PlanTable, shared_of: Callable[[int], Shared
         own = np.flatnonzero(shapes.tp == tp)
         pairs |= {(tp, cp): own[shapes.cp[own] == cp] for cp in distinct(shapes.cp[own]).tolist()}
     none = np.zeros(0, dtype=np.int64)
-    parts = [(none,) * 7]
+    parts: list[tuple[Ints, ...]] = [(none,) * 7]
     for tp, pp, cp, dp in degrees(space):
-        rows = pairs.get((tp, cp), none)
-        folded = shapes.ep[rows] * shapes.etp[rows]
-        rows = rows[(space.global_batch // dp % shapes.micro_batch[rows] == 0) & (tp * cp * dp % folded == 0)]
+        own = pairs.get((tp, cp), none)
+        folded = shapes.ep[own] * shapes.etp[own]
+        rows = own[(space.global_batch // dp % shapes.micro_batch[own] == 0) & (tp * cp * dp % folded == 0)]
         if len(rows):
             parts.append(_cut_and_shared(space, shapes, rows, pp, dp, shared_of(dp)))
     row, *columns = (np.concatenate(column) for column in zip(*parts, strict=True))
     names = ("pp", "dp_shard", "dp_replicate", "sharding", "schedule", "virtual_stages")
-    own = dict(zip(names, columns, strict=True))
-    return replace(shapes.rows(row), **own, **_synced(space, own["dp_replicate"]))
+    cut: dict[str, Any] = dict(zip(names, columns, strict=True))
+    return replace(shapes.rows(row), **cut, **_synced(space, cut["dp_replicate"]))
 
 
-def _cut_and_shared(
-    space: Space, shapes: PlanTable, rows: Ints, pp: int, dp: int, shared: Shared
-) -> tuple[Ints, ...]:
+def _cut_and_shared(space: Space, shapes: PlanTable, rows: Ints, pp: int, dp: int, shared: Shared) -> tuple[Ints, ...]:
     """Every combination of shapes, schedules and shardings, less those that cannot be: the row of its shape, pp,
     dp_shard, dp_replicate, sharding, schedule and virtual stages."""
     orders = schedules(space, pp)
@@ -191,7 +200,7 @@ def _cut_and_shared(
     modes, codes = _codes(SHARDINGS, [one[0] for one in shared]), _codes(SCHEDULES, [one[0] for one in orders])
     cut = _cuts_batch(space, pp, dp, shapes.micro_batch[rows][:, None], codes[None])
     can_be = _can_be(modes[:, None], codes[None], pp)[share, order] & cut[shape, order]
-    shard, copies = (_ints([one[i] for one in shared]) for i in (1, 2))
+    shard, copies = _ranks(shared)
     if space.model.experts is not None:
         some = shapes.rows(rows[:1])
         ranks = _stage_ranks(modes, shard, copies, some.tp, some.cp)
@@ -265,6 +274,11 @@ def _synced(space: Space, copies: Ints) -> dict[str, Any]:
     values = {"sync_every": (space.sync_every, 1), "sync_fragments": (space.fixed.sync_fragments, 1)}
     values |= {"sync_dtype": (sync_code(space.fixed), 0)}
     return {name: np.where(apart, *pair) for name, pair in values.items()}
+
+
+def _ranks(shared: Shared) -> tuple[Ints, Ints]:
+    """dp_shard and dp_replicate."""
+    return _ints([shard for _, shard, _ in shared]), _ints([copies for _, _, copies in shared])
 
 
 def _maybe(rows: int, value: float | None) -> Floats:
