@@ -8,7 +8,7 @@
 #   fsdp       the 7B runs under FSDP2 on a mesh of one
 #   rowwise    the 7B fp8 run with scales of rows
 #   1b         Llama 1B, local batch 2, fp32 states, bf16 and fp8
-#   loss       500 steps of the 1B model on text (DATA is a folder of `knee data prepare`), bf16 and fp8
+#   loss       500 steps of the 1B model on text, the first 100 warm-up (DATA is a folder of `knee data prepare`), bf16 and fp8
 #   eager      the 7B and 1B runs without torch.compile, and transformers' model
 #
 # Needs torch and knee's base packages; PEERS is a folder of tools/carry_torchtitan.sh. A part takes one to four minutes
@@ -61,7 +61,7 @@ for part in "$@"; do
         ;;
     loss)
         for precision in ${PRECISIONS:-bf16 fp8}; do
-            measure loss-1b-$precision llama-1b --compile --precision $precision --data "${DATA:?give a folder}" --trace-steps 0 --steps 500
+            measure loss-1b-$precision llama-1b --compile --precision $precision --data "${DATA:?give a folder}" --lr-warmup 100 --trace-steps 0 --steps 500
         done
         ;;
     eager)

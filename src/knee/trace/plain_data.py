@@ -160,6 +160,7 @@ def _loads(loads: Sequence[CollectiveLoad], steps: int) -> list[dict[str, Any]]:
                 "calls": calls / steps,
                 "message_bytes": moved / calls if moved else None,
                 "load_s": sum(load.load_s for load in some) / steps,
+                "exposed_s": sum(load.exposed_s for load in some) / steps,
             }
         )
     return found
@@ -182,6 +183,7 @@ def mean_loads(of_ranks: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, A
                 "calls": calls / ranks,
                 "message_bytes": moved / sum(load["calls"] for load in sized) if moved else None,
                 "load_s": sum(load["load_s"] for load in some) / ranks,
+                "exposed_s": sum(load["exposed_s"] for load in some) / ranks,
             }
         )
     return found

@@ -11,13 +11,18 @@ import numpy as np
 from knee.arrays import Floats
 from knee.errors import SpecError
 from knee.record.plan_words import plan_words
+from knee.simulator import simulate_table
 from knee.specs.job import Job
+from knee.specs.load import load_profile
 from knee.specs.plan import REDUCE_DTYPES
+from knee.specs.plan_table import table_of
+from knee.specs.profile import Kernels
+from knee.sweeps.job_for_trainer import RunSettings
 from knee.sweeps.preflight import PlannedRun, RequestedRun
 from knee.tuning.candidates import Candidates
 from knee.tuning.loop import Stage
 from knee.tuning.plan_covariance import carried_spreads
-from knee.tuning.plan_stage import Planner, question_of
+from knee.tuning.plan_stage import Planner, candidates_for, question_of, shares_of
 from knee.tuning.posterior import Beliefs
 from knee.tuning.tuning_folder import plan_key
 
@@ -32,8 +37,11 @@ NCCL = (
     {"NCCL_IB_QPS_PER_CONNECTION": "4"},
 )
 """Settings of NCCL that are tried, each by itself."""
-COMPILE_SPREAD, NCCL_SPREAD = 0.1, 0.03
-"""Standard deviation of the logarithm of what these change, which the simulator does not predict (assumed)."""
+COMPILED: dict[Kernels, tuple[str, str]] = {"eager": ("eager", "compiled"), "native": ("knee", "knee-compiled")}
+"""Kernel set -> profiles of the catalogue that differ in torch.compile."""
+COMPILE_SPREAD, PRECISION_SPREAD, NCCL_SPREAD = 0.1, 0.1, 0.03
+"""Standard deviation of the logarithm of what these change beyond what the simulator predicts (assumed); runs that have
+the same setting share it."""
 PREFETCH = (0, 1, 2)
 TRAINED_PRECISIONS = ("bf16", "fp8")
 RECOMPUTED = ("none", "attention", "full")
@@ -47,8 +55,6 @@ class Variant:
     job: Job
     compile: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
-    spread: float = 0.0
-    """What the simulator does not know of it."""
 
     @property
     def question(self) -> dict[str, Any]:
@@ -68,16 +74,19 @@ class Variant:
 
 
 def variants(base: Variant, knobs: Sequence[Knob], refused: Refused) -> list[Variant]:
-    """The base first, then what one change makes of it, as far as it can be run."""
+    """The base first, then what one change makes of it, as far as it can be run. Precision is also changed together
+    with compile: casts to fp8 are cheap only if they are fused."""
     found = {plan_key(base.question): base}
-    for knob in knobs:
-        for make in _changes(base, knob):
-            try:
-                one = make()
-            except SpecError:
-                continue
-            if refused(one.job) is None:
-                found.setdefault(plan_key(one.question), one)
+    changed = [make for knob in knobs for make in _changes(base, knob)]
+    if {"compile", "precision"} <= set(knobs):
+        changed += list(_changes(replace(base, compile=not base.compile), "precision"))
+    for make in changed:
+        try:
+            one = make()
+        except SpecError:
+            continue
+        if refused(one.job) is None:
+            found.setdefault(plan_key(one.question), one)
     return list(found.values())
 
 
@@ -104,17 +113,37 @@ def _changes(base: Variant, knob: Knob) -> Iterator[Callable[[], Variant]]:
         for precision in TRAINED_PRECISIONS:
             yield planned(precision=precision)
     elif knob == "compile":
-        yield lambda: replace(base, compile=not base.compile, spread=COMPILE_SPREAD)
+        yield lambda: replace(base, compile=not base.compile)
     else:
         for setting in NCCL:
             joined = {**base.environment, **setting}
-            yield lambda joined=joined: replace(base, environment=joined, spread=NCCL_SPREAD)  # type: ignore[misc]
+            yield lambda joined=joined: replace(base, environment=joined)  # type: ignore[misc]
 
 
-def stage_of_knobs(found: Sequence[Variant], candidates: Candidates, planner: Planner, name: str) -> Stage:
+def candidates_for_variants(found: Sequence[Variant], settings: RunSettings) -> Candidates:
+    """The variants simulated; those that are compiled have what torch.compile gains and saves in the catalogue."""
+    jobs = [one.job for one in found]
+    plain, first = candidates_for(jobs, settings), jobs[0]
+    compiled = np.array([one.compile for one in found])
+    pair = COMPILED.get(first.profile.kernels)
+    if pair is None or not compiled.any():
+        return plain
+    stacks = [replace(load_profile(name).spec, attention=first.profile.attention) for name in pair]
+    before, after = (simulate_table(first.model, first.cluster, stack, table_of(jobs)) for stack in stacks)
+    rate = np.where(compiled, after.tokens_per_s_per_gpu / before.tokens_per_s_per_gpu, 1.0)
+    memory = np.where(compiled, after.memory_bytes / before.memory_bytes, 1.0)
+    return replace(
+        plain,
+        tokens_per_s_per_gpu=plain.tokens_per_s_per_gpu * rate,
+        memory_bytes=plain.memory_bytes * memory,
+        log_rate_draws=plain.log_rate_draws + np.log(rate),
+        log_memory_draws=plain.log_memory_draws + np.log(memory),
+    )
+
+
+def stage_of_knobs(found: Sequence[Variant], settings: RunSettings, planner: Planner, name: str) -> Stage:
     """Candidates are variants of one plan."""
     keys = tuple(plan_key(one.question) for one in found)
-    more: Floats = np.array([one.spread**2 for one in found])
 
     def make(rows: Sequence[int], first: int) -> list[PlannedRun]:
         asked = [
@@ -135,4 +164,21 @@ def stage_of_knobs(found: Sequence[Variant], candidates: Candidates, planner: Pl
         ]
 
     rate, memory = carried_spreads("throughput"), carried_spreads("memory")
-    return Stage(name=name, keys=keys, beliefs=Beliefs(candidates, rate, memory, more=more), make=make)
+    candidates = candidates_for_variants(found, settings)
+    shares = shares_of([one.job for one in found], candidates)
+    beliefs = Beliefs(candidates, rate, memory, more=shared_errors(found), shares=shares)
+    return Stage(name=name, keys=keys, beliefs=beliefs, make=make)
+
+
+def shared_errors(found: Sequence[Variant]) -> Floats:
+    """Covariance of log throughput of variants by the settings that they share."""
+    columns = (
+        (COMPILE_SPREAD, [one.compile for one in found]),
+        (PRECISION_SPREAD, [one.job.plan.precision for one in found]),
+        (NCCL_SPREAD, [str(sorted(one.environment.items())) for one in found]),
+    )
+    total: Floats = np.zeros((len(found), len(found)))
+    for spread, values in columns:
+        settings = np.array(values)
+        total += spread**2 * (settings[:, None] == settings[None, :])
+    return total

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
 from typing import Any
 
 from knee.record.plan_words import plan_words
@@ -12,6 +13,7 @@ from knee.specs.plan_table import table_of
 from knee.sweeps.job_for_trainer import STEPS, RunSettings, device_of
 from knee.sweeps.preflight import PlannedRun, RequestedRun, plan_runs
 from knee.tuning.candidates import Candidates, candidates_of
+from knee.tuning.exposed_comm import SimulatedShares, simulated_shares
 from knee.tuning.loop import Stage
 from knee.tuning.plan_covariance import carried_spreads
 from knee.tuning.posterior import Beliefs
@@ -40,11 +42,17 @@ def stage_of_plans(jobs: Sequence[Job], settings: RunSettings, planner: Planner,
 
     rate, memory = carried_spreads("throughput"), carried_spreads("memory")
     full = candidates_for(jobs, settings)
+    shares = shares_of(made, full)
     if smaller == Smaller():
-        return Stage(name="plan", keys=keys, beliefs=Beliefs(full, rate, memory), make=make)
+        return Stage(name="plan", keys=keys, beliefs=Beliefs(full, rate, memory, shares=shares), make=make)
     both = joined(candidates_for(made, settings), full)
-    beliefs = Beliefs(both, rate, memory, more=transfer_variance(jobs, smaller), goal=len(jobs))
+    beliefs = Beliefs(both, rate, memory, more=transfer_variance(jobs, smaller), goal=len(jobs), shares=shares)
     return Stage(name="plan", keys=keys, beliefs=beliefs, make=make)
+
+
+def shares_of(jobs: Sequence[Job], candidates: Candidates) -> Callable[[int], SimulatedShares]:
+    """Exposed communication that is expected of a run, by row; simulated once, where a run has a trace."""
+    return cache(lambda row: simulated_shares(jobs[row], candidates))
 
 
 def question_of(job: Job, **more: Any) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import erf, exp, log, pi, sqrt
 from typing import Literal
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from knee.arrays import Floats
 from knee.tuning.candidates import Candidates
+from knee.tuning.exposed_comm import SimulatedShares, noise_of
 from knee.tuning.plan_covariance import Spreads, covariance
 
 End = Literal["ok", "oom", "failed", "lost"]
@@ -39,6 +40,8 @@ class Outcome:
     tokens_per_s_per_gpu: float | None = None
     memory_bytes: float | None = None
     """Of the device, as the simulator counts it."""
+    exposed_frac: Mapping[str, float] = field(default_factory=dict)
+    """Collective and group -> exposed share of the step; empty where it has no trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +68,26 @@ class Posterior:
         return np.where(memory <= self.log_hbm, np.exp(rate), 0.0), rate
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What runs measured that depends on throughput or on the stack: values, and how they go together."""
+
+    errors: Floats
+    """Measured less expected, of each value."""
+    among: Floats
+    """Covariance of the values, their noise included."""
+    with_rates: Floats
+    """Covariance of each value with the log throughput of every plan."""
+    with_positions: Floats
+    """Covariance of each value with the positions of the stack's parameters."""
+
+
 class Beliefs:
     """The prior of a job's plans; a posterior for any runs that were made.
 
-    ``more``: variance of log throughput that a candidate has by itself, besides that of its plan. ``goal``: if runs are
-    smaller than the job, the row from which on candidates are the same plans at full size; 0 if a run is the job.
+    ``more``: covariance of log throughput besides that of plans. ``goal``: if runs are smaller than the job, the row
+    from which on candidates are the same plans at full size; 0 if a run is the job. ``shares``: exposed communication
+    that the simulator expects of a run, by row; without it, traces tell nothing.
     """
 
     def __init__(
@@ -80,16 +98,18 @@ class Beliefs:
         *,
         more: Floats | None = None,
         goal: int = 0,
+        shares: Callable[[int], SimulatedShares] | None = None,
     ) -> None:
         self.candidates = candidates
         self.goal = goal
+        self.shares = shares
         self.stack_spread = rate_spreads["stack"]
         with np.errstate(divide="ignore"):
             self.log_rate = np.log(candidates.tokens_per_s_per_gpu)
             self.log_memory = np.log(candidates.memory_bytes)
         self.rate_covariance = covariance(candidates.mechanisms, candidates.log_rate_draws, rate_spreads)
         if more is not None:
-            self.rate_covariance = self.rate_covariance + np.diag(more)
+            self.rate_covariance = self.rate_covariance + more
         self.memory_covariance = covariance(candidates.mechanisms, candidates.log_memory_draws, memory_spreads)
 
     @property
@@ -100,15 +120,20 @@ class Beliefs:
     def after(self, outcomes: Sequence[Outcome]) -> Posterior:
         """Condition on what was measured. What is lost says nothing.
 
-        Formula: Gaussian conditioning on log throughput and log memory; the covariance of throughput is first scaled by
-            (PRIOR_RUNS + e^T S^-1 e) / (PRIOR_RUNS + n), S the covariance of the n errors e that were seen, so a stack
-            that is predicted well narrows faster
+        Formula: Gaussian conditioning on log throughput, exposed communication and log memory; the covariance of
+            throughput is first scaled by (PRIOR_RUNS + e^T S^-1 e) / (PRIOR_RUNS + n), S the covariance of the n errors
+            e of log throughput that were seen, so a stack that is predicted well narrows faster
         Source: a normal-inverse-gamma prior of the scale. A failure changes the memory of its plan by the moments of
             the truncated Gaussian (assumed-density filtering, Minka 2001), and that of others with it
         """
         told = [o for o in outcomes if o.end != "lost"]
-        rates = [(o.plan, log(o.tokens_per_s_per_gpu)) for o in told if o.tokens_per_s_per_gpu is not None]
-        log_rate, rate_covariance = _conditioned(self.log_rate, self._scaled(rates), rates)
+        log_rate, rate_covariance = self.log_rate, self.rate_covariance
+        if any(o.tokens_per_s_per_gpu is not None for o in told):
+            rate_covariance, factor = self._scaled(told)
+            seen = self._evidence(told, rate_covariance, factor)
+            weights = np.linalg.solve(seen.among, seen.with_rates)
+            log_rate = log_rate + weights.T @ seen.errors
+            rate_covariance = rate_covariance - seen.with_rates.T @ weights
         read = [(o.plan, log(o.memory_bytes)) for o in told if o.memory_bytes is not None]
         log_memory, memory_covariance = _conditioned(self.log_memory, self.memory_covariance, read)
         log_hbm = log(self.candidates.hbm_bytes)
@@ -127,26 +152,60 @@ class Beliefs:
     def stack_positions(self, outcomes: Sequence[Outcome]) -> Floats:
         """How far the stack's parameters are from their values by what was measured, in spreads.
 
-        Formula: C (S + noise^2)^-1 e, C the covariance of parameters and log throughput over the draws
+        Formula: C S^-1 e, C the covariance of parameters and values over the draws, S that of the values
         Source: the ensemble Kalman filter's update of parameters (Evensen 2003)
         """
         c = self.candidates
-        seen = [(o.plan, log(o.tokens_per_s_per_gpu)) for o in outcomes if o.tokens_per_s_per_gpu is not None]
-        if not seen or not len(c.positions):
+        if not len(c.positions) or all(o.tokens_per_s_per_gpu is None for o in outcomes):
             return np.zeros(len(c.parameters))
-        at = [plan for plan, _ in seen]
-        errors = np.array([value for _, value in seen]) - self.log_rate[at]
-        among = self._scaled(seen)[np.ix_(at, at)] + NOISE**2 * np.eye(len(at))
-        draws = c.log_rate_draws[:, at] - c.log_rate_draws[:, at].mean(axis=0)
-        with_rates = self.stack_spread**2 * (c.positions - c.positions.mean(axis=0)).T @ draws / (len(draws) - 1)
-        return np.asarray(with_rates @ np.linalg.solve(among, errors), dtype=np.float64)
+        seen = self._evidence(outcomes, *self._scaled(outcomes))
+        return np.asarray(seen.with_positions.T @ np.linalg.solve(seen.among, seen.errors), dtype=np.float64)
 
-    def _scaled(self, seen: Sequence[tuple[int, float]]) -> Floats:
-        """The prior's covariance, with the level and the size of errors that were seen."""
-        if not seen:
-            return self.rate_covariance
+    def _evidence(self, outcomes: Sequence[Outcome], spread: Floats, factor: float) -> Evidence:
+        """Log throughputs first, then exposed shares, which go with throughput by the draws of the stack alone."""
+        at, errors = self._rate_errors(outcomes)
+        draws, share_errors, noise = self._exposed(outcomes)
+        c, n = self.candidates, len(at)
+        stack = factor * self.stack_spread**2
+        positions = c.positions if len(c.positions) else np.zeros((len(c.log_rate_draws), 0))
+        rates_with_shares = stack * _covariance(c.log_rate_draws, draws)
+        among = np.zeros((n + len(noise), n + len(noise)))
+        among[:n, :n] = spread[np.ix_(at, at)] + NOISE**2 * np.eye(n)
+        among[:n, n:] = rates_with_shares[at]
+        among[n:, :n] = rates_with_shares[at].T
+        among[n:, n:] = stack * _covariance(draws, draws) + np.diag(noise**2)
+        return Evidence(
+            errors=np.concatenate([errors, share_errors]),
+            among=among,
+            with_rates=np.concatenate([spread[at], rates_with_shares.T]),
+            with_positions=self.stack_spread**2
+            * np.concatenate([_covariance(c.log_rate_draws[:, at], positions), _covariance(draws, positions)]),
+        )
+
+    def _rate_errors(self, outcomes: Sequence[Outcome]) -> tuple[list[int], Floats]:
+        """Rows and errors of log throughput."""
+        seen = [(o.plan, log(o.tokens_per_s_per_gpu)) for o in outcomes if o.tokens_per_s_per_gpu is not None]
         at = [plan for plan, _ in seen]
-        errors = np.array([value for _, value in seen]) - self.log_rate[at]
+        return at, np.array([value for _, value in seen]) - self.log_rate[at]
+
+    def _exposed(self, outcomes: Sequence[Outcome]) -> tuple[Floats, Floats, Floats]:
+        """Of every exposed share that was traced and is simulated: its draws, its error and its noise."""
+        draws, errors, noise = [np.zeros((len(self.candidates.log_rate_draws), 0))], [np.zeros(0)], [np.zeros(0)]
+        for o in outcomes if self.shares is not None else ():
+            if not o.exposed_frac or self.shares is None:
+                continue
+            expected = self.shares(o.plan)
+            columns = [at for at, name in enumerate(expected.names) if name in o.exposed_frac]
+            measured = np.array([o.exposed_frac[expected.names[at]] for at in columns])
+            simulated = expected.shares[columns]
+            draws.append(expected.draws[:, columns])
+            errors.append(measured - simulated)
+            noise.append(noise_of(measured, simulated))
+        return np.concatenate(draws, axis=1), np.concatenate(errors), np.concatenate(noise)
+
+    def _scaled(self, outcomes: Sequence[Outcome]) -> tuple[Floats, float]:
+        """The prior's covariance with the level and the size of errors that were seen, and the factor of that size."""
+        at, errors = self._rate_errors(outcomes)
         spread = self.rate_covariance
         level = float(np.mean(errors)) ** 2
         if level > LEVEL**2 * float(np.mean(np.diag(spread)[at])):
@@ -154,7 +213,13 @@ class Beliefs:
             spread = spread + level
         among = spread[np.ix_(at, at)] + NOISE**2 * np.eye(len(at))
         size = float(errors @ np.linalg.solve(among, errors))
-        return np.asarray(spread * (PRIOR_RUNS + size) / (PRIOR_RUNS + len(at)), dtype=np.float64)
+        factor = (PRIOR_RUNS + size) / (PRIOR_RUNS + len(at))
+        return np.asarray(spread * factor, dtype=np.float64), factor
+
+
+def _covariance(one: Floats, other: Floats) -> Floats:
+    """Between columns, over draws."""
+    return np.asarray((one - one.mean(axis=0)).T @ (other - other.mean(axis=0)) / max(1, len(one) - 1))
 
 
 def _conditioned(mean: Floats, spread: Floats, seen: Sequence[tuple[int, float]]) -> tuple[Floats, Floats]:

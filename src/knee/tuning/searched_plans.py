@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from knee.errors import DoesNotFit, InputError, SpecError
 from knee.progress import Progress, silent
 from knee.search.nearest_plan import no_plan, nothing_fits
+from knee.search.plan_filter import matching
 from knee.search.plan_search import SearchResult, search
 from knee.search.space import Space
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
+from knee.specs.plan_table import table_of
 from knee.specs.profile import Profile
 
 MOST = 192
@@ -95,5 +97,21 @@ def refusal_of(check: Callable[[Job], object], launcher: Refused) -> Refused:
         except SpecError as error:
             return error.message
         return launcher(job)
+
+    return refused
+
+
+def outside_of(space: Space, only: str | None) -> Refused:
+    """Why a setting of a plan is not in the space that was asked for; None where it is."""
+
+    def refused(job: Job) -> str | None:
+        plan = job.plan
+        if plan.recompute not in (space.recomputes or (plan.recompute,)):
+            return f"recompute {plan.recompute} was not asked for"
+        if plan.recompute == "attention" and not space.attention_again:
+            return "the attention kernel keeps no scores, so its recomputation saves nothing"
+        if plan.micro_batch not in (space.micro_batches or (plan.micro_batch,)):
+            return f"micro-batch {plan.micro_batch} was not asked for"
+        return None if only is None or matching(table_of([job]), only)[0] else f"it does not satisfy {only!r}"
 
     return refused

@@ -9,7 +9,6 @@ from typing import Any
 from knee.export.job_file import job_file
 from knee.launch.sweep_folder import Sweep
 from knee.record.plan_words import plan_words
-from knee.specs.job import Job
 from knee.specs.profile import Profile
 from knee.specs.profile_parameters import applied
 from knee.sweeps.job_for_trainer import RunSettings
@@ -17,10 +16,11 @@ from knee.tuning.candidates import moved
 from knee.tuning.knobs import Knob, Refused, Variant, stage_of_knobs, variants
 from knee.tuning.loop import Limits, Progressed, Stage, Start, run_stage
 from knee.tuning.next_run import Standing
-from knee.tuning.plan_stage import Planner, candidates_for, stage_of_plans
+from knee.tuning.plan_stage import Planner, stage_of_plans
 from knee.tuning.searched_plans import SearchedPlans
 from knee.tuning.smaller_jobs import Smaller
 from knee.tuning.tuned_state import StepState, TunedState, candidate_states, later, run_states, step_states, write_state
+from knee.tuning.tuning_folder import plan_key
 
 OnStep = Callable[[TunedState], None]
 MOST_SEARCHES = 2
@@ -60,6 +60,8 @@ class Session:
     """How the last stage that is over stood."""
     best: Variant | None = None
     """At full size."""
+    tried: dict[str, Variant] = field(default_factory=dict)
+    """Key -> what was run in the stages that are over: it tells about the settings that it shares."""
 
     def run(self, sweep: Sweep) -> Progressed:
         """Run the stages one after another. The caller holds the folder's lock."""
@@ -74,6 +76,7 @@ class Session:
         if at is None or self.smaller != Smaller() or done.why not in ("within", "all"):
             return done
         base = Variant(job=self.plans.jobs[at])
+        self._keep_tried([Variant(job=job) for job in self.plans.jobs], done)
         for number in range(1, 1 + MOST_ROUNDS if self.knobs else 0):
             found = variants(base, self.knobs, self.refused)
             if len(found) < 2:
@@ -105,9 +108,15 @@ class Session:
         return bool(more)
 
     def _round(self, sweep: Sweep, found: Sequence[Variant], number: int) -> Progressed:
-        jobs: list[Job] = [one.job for one in found]
-        stage = stage_of_knobs(found, candidates_for(jobs, self.settings), self.planner, f"settings {number}")
-        return self._stage(sweep, stage, [one.words for one in found])
+        here = {plan_key(one.question) for one in found}
+        rows = [*found, *(one for key, one in self.tried.items() if key not in here)]
+        stage = stage_of_knobs(rows, self.settings, self.planner, f"settings {number}")
+        done = self._stage(sweep, stage, [one.words for one in rows])
+        self._keep_tried(rows, done)
+        return done
+
+    def _keep_tried(self, rows: Sequence[Variant], done: Progressed) -> None:
+        self.tried |= {plan_key(rows[o.plan].question): rows[o.plan] for o in done.outcomes}
 
     def _stage(self, sweep: Sweep, stage: Stage, words: Sequence[str]) -> Progressed:
         fresh = {key: name for key, name in zip(stage.keys, words, strict=True) if key not in self.words}
@@ -140,7 +149,7 @@ class Session:
             made = [run for run in now.made if run.outcome is not None and run.plan in stage.rows]
             already = sum(self.stages[run.plan] != stage.name for run in made)
             steps = (*before.steps, *later(steps, before.steps[-1], already))
-            candidates = (*before.candidates, *candidates[1:])
+            candidates = tuple({one.plan: one for one in (*before.candidates, *candidates)}.values())
         return TunedState(
             job=self.job,
             within_frac=self.limits.within_frac,

@@ -99,6 +99,6 @@ def joined(small: Candidates, full: Candidates) -> Candidates:
 
 
 def transfer_variance(jobs: Sequence[Job], smaller: Smaller) -> Floats:
-    """None for the runs; the error of the transfer for the plans at full size."""
+    """Covariance: none of the runs; the error of the transfer of the plans at full size, each for itself."""
     own = smaller.error_frac(jobs[0]) ** 2
-    return np.concatenate([np.zeros(len(jobs)), np.full(len(jobs), own)])
+    return np.diag(np.concatenate([np.zeros(len(jobs)), np.full(len(jobs), own)]))

@@ -18,6 +18,7 @@ from knee.record.digest import digest
 from knee.sweeps.control import requeue
 from knee.sweeps.new_sweep import update_runs, write_runs
 from knee.sweeps.preflight import PlannedRun
+from knee.tuning.exposed_comm import measured_shares
 from knee.tuning.posterior import Outcome
 
 TUNE = "tune.json"
@@ -110,7 +111,8 @@ def outcome_of(row: int, status: Status, record: Mapping[str, Any]) -> Outcome |
         if not isinstance(rate, (int, float)) or not rate > 0:
             return Outcome(plan=row, end="failed")
         read = float(memory) if isinstance(memory, (int, float)) and memory > 0 else None
-        return Outcome(plan=row, end="ok", tokens_per_s_per_gpu=float(rate), memory_bytes=read)
+        exposed = measured_shares(record)
+        return Outcome(plan=row, end="ok", tokens_per_s_per_gpu=float(rate), memory_bytes=read, exposed_frac=exposed)
     if status.state == "oom":
         return Outcome(plan=row, end="oom")
     if status.cause == "spec":  # it was refused, and would be again

@@ -34,7 +34,7 @@ from knee.sweeps.launchers import refusal_by, require_launcher
 from knee.tuning.knobs import USUAL, Knob
 from knee.tuning.loop import Limits, Why
 from knee.tuning.plan_stage import candidates_for, planner_of
-from knee.tuning.searched_plans import SearchedPlans, refusal_of, searched_plans
+from knee.tuning.searched_plans import SearchedPlans, outside_of, refusal_of, searched_plans
 from knee.tuning.session import OnStep, Session
 from knee.tuning.smaller_jobs import Smaller
 from knee.tuning.start_runs import check_room, start_runs
@@ -147,7 +147,7 @@ def tune(
     def searched(stack: Profile) -> SearchedPlans:
         return searched_plans(space, parts.cluster, stack, only=only, refused=refused, progress=progress)
 
-    plans = searched(parts.profile)
+    plans, outside = searched(parts.profile), outside_of(space, only)
     check_room(smaller.of(plans.jobs[0]), launcher, site, at_once)
     shown = redacted(command)
     per_node = parts.gpus if launcher == "local" else site.gpus_per_node
@@ -158,7 +158,7 @@ def tune(
         settings=settings,
         limits=Limits(within_frac=within, max_gpu_h=max_gpu_hours, max_runs=max_runs),
         planner=planner_of(settings, gpus_per_node=per_node, command=shown),
-        refused=refused,
+        refused=lambda job: outside(job) or refused(job),
         search=searched,
         start=lambda now, ids: start_runs(
             now, site, ids, at_once=at_once, on_run=on_run or (lambda *_: None), say=say or (lambda _: None)
