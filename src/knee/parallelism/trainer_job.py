@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, get_args
 
 from knee.errors import SpecError, argument, out_of_range
@@ -30,6 +32,8 @@ Routing = Literal["learned", "balanced"]
 LrSchedule = Literal["constant", "linear", "cosine", "wsd"]
 AUTO = "auto"
 """Resume from the newest checkpoint of the run's own folder, if there is one."""
+SPLITS_EXPERTS = (2, 12)
+"""Release of torch whose Functions have the ``_input_metadata`` that a split backward asks them for; 2.11 has not."""
 
 MOST_STEPS = 10**9
 """More than anybody trains; what is beyond it no longer multiplies with a time."""
@@ -207,7 +211,7 @@ class TrainJob:
         if model.mtp_layers:
             raise _not_trained(
                 "model.mtp_layers",
-                f"{model.name} has {model.mtp_layers} layers that predict further tokens, which the trainer lacks",
+                f"model.mtp_layers of {model.name} is {model.mtp_layers}; the trainer predicts one token",
                 f"use {argument('overrides')} model.mtp_layers=0",
             )
         if other:
@@ -247,6 +251,10 @@ class TrainJob:
                 "split backward would recompute a block once for every weight",
                 f"use {argument('schedule')} 1f1b, or {argument('recompute')} attention or none",
             )
+        if plan.schedule == "zero_bubble" and min(plan.pp, plan.ep) > 1 and torch_release() < SPLITS_EXPERTS:
+            text = "this torch cannot split the backward of layers whose tokens go to experts on other ranks"
+            hint = f"install torch {'.'.join(map(str, SPLITS_EXPERTS))} or later, or use {argument('schedule')} 1f1b"
+            raise _not_trained("plan.schedule", text, hint)
         if plan.sync_every > 1:
             raise _not_trained(
                 "plan.sync_every",
@@ -368,3 +376,11 @@ def _made(cls: Any, where: str, plain: Mapping[str, Any]) -> Any:
         return cls(**plain)
     except TypeError as e:
         raise SpecError(f"{where} is incomplete: {e}", code="missing-field", field=where) from None
+
+
+def torch_release() -> tuple[int, ...]:
+    """(major, minor) of the installed torch, which is not imported for it; of the newest where there is none."""
+    try:
+        return tuple(int(part) for part in version("torch").split(".")[:2])
+    except (PackageNotFoundError, ValueError):
+        return (sys.maxsize,)
