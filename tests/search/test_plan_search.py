@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import knee
 from knee.search.memory_fit import memory_table
 from knee.search.nearest_plan import no_plan, nothing_fits
 from knee.search.pareto_front import pareto
@@ -145,6 +146,16 @@ def test_what_would_help_is_certain(found: SearchResult, monkeypatch: pytest.Mon
     bars = sensitivity(found)
     monkeypatch.setattr("knee.search.sensitivity.SIMULATED", 1)
     assert sensitivity(found) == bars
+
+
+@pytest.mark.parametrize(
+    ("recompute", "modules"),
+    [(["modules"], []), (["full"], ["mlp"]), ([], ["mla_up_proj"]), (["modules"], ["mlp", "mlp"])],
+)
+def test_parts_to_recompute_are_named_and_there(recompute: list[str], modules: list[str]) -> None:
+    asked = {"recompute": recompute, "recompute_modules": modules}
+    error = caught(lambda: knee.plan("llama2-7b", cluster="dgx-h100", gpus=8, global_batch=16, **asked))
+    assert kind(error) == ("contradiction", "plan.recompute_modules")
 
 
 def test_what_is_closest() -> None:

@@ -177,6 +177,11 @@ def results_rows(results: Results, index: Ints) -> Results:
 
 
 def _check_modelled(space: Space, cluster: Cluster, profile: Profile) -> None:
-    """Refuse what no plan could be simulated on: a precision, an attention kernel, a length."""
+    """Refuse what no plan could be simulated on: a precision, an attention kernel, a length, parts to recompute that are
+    not named or that no plan may recompute."""
     one = replace(Plan(), precision=space.fixed.precision, reduce_dtype=space.fixed.reduce_dtype)
+    asked = "modules" in space.recomputes or (not space.recomputes and bool(space.modules))
+    if asked or space.modules:
+        again = "modules" if asked else next(iter(space.recomputes))
+        one = replace(one, recompute=again, recompute_modules=space.modules)
     Job(model=space.model, cluster=cluster, profile=profile, plan=one, gpus=1, global_batch=1, seq_len=space.seq_len)
