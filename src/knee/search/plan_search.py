@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -177,11 +178,11 @@ def results_rows(results: Results, index: Ints) -> Results:
 
 
 def _check_modelled(space: Space, cluster: Cluster, profile: Profile) -> None:
-    """Refuse what no plan could be simulated on: a precision, an attention kernel, a length, parts to recompute that are
-    not named or that no plan may recompute."""
+    """Refuse what no plan could be simulated on: a precision, an attention kernel, a length, parts to recompute that
+    are not named or that no plan may recompute."""
     one = replace(Plan(), precision=space.fixed.precision, reduce_dtype=space.fixed.reduce_dtype)
-    asked = "modules" in space.recomputes or (not space.recomputes and bool(space.modules))
-    if asked or space.modules:
-        again = "modules" if asked else next(iter(space.recomputes))
-        one = replace(one, recompute=again, recompute_modules=space.modules)
+    if space.modules or "modules" in space.recomputes:
+        again = "modules" if not space.recomputes or "modules" in space.recomputes else space.recomputes[0]
+        changed: dict[str, Any] = {"recompute": again, "recompute_modules": space.modules}
+        one = replace(one, **changed)
     Job(model=space.model, cluster=cluster, profile=profile, plan=one, gpus=1, global_batch=1, seq_len=space.seq_len)
