@@ -52,9 +52,11 @@ check: $(VENV)/.dev
 test: apt $(VENV)/.dev $(VENV)/.torch
 	$(call beside_linters,$(PYTEST) -n $(JOBS) --durations=10)
 
-# Linters run while the tests do. What they find comes after, and either may fail.
+# Linters run while the tests do. What they find comes after, and either may fail. The first time, one process compiles
+# the tests, because otherwise each of pytest's processes would compile all of them.
 beside_linters = @echo "== pytest, and linters beside it"; \
 	$(MAKE) --no-print-directory --silent lint > $(VENV)/lint.log 2>&1 & linters=$$!; \
+	[ -n "$$(find tests -name '*-pytest-*.pyc' -print -quit)" ] || $(BIN)/pytest --collect-only -qq >/dev/null 2>&1; \
 	$(1); tests=$$?; \
 	if wait $$linters; then echo "== ruff, mypy and import-linter found nothing"; \
 	else cat $(VENV)/lint.log; exit 1; fi; \

@@ -8,12 +8,16 @@ import signal
 import sys
 import time
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+import shared_studies
+from knee.api import study
 from knee.cli import progress_bar
+from knee.studies import record_store
 
 # The same cases in every run, and no deadline: how long a case takes says how busy the machine is.
 settings.register_profile("knee", derandomize=True, deadline=None, database=None, print_blob=True)
@@ -55,6 +59,20 @@ SLOW_NAMES = (
 SLOW = tuple(TESTS / name for name in SLOW_NAMES)
 """What starts ranks, Slurm, a browser or many processes, or measures. Other tests are marked where they stand."""
 
+LONGEST = (
+    "train/test_parity.py",
+    "launch/test_slurm.py",
+    "web/test_keyboard.py",  # makes the pages of all files of its folder
+    "cli/test_train_cli.py",
+    "train/test_expert_parity.py",
+    "train/test_fake_ranks.py",
+    "launch/test_hosts.py",
+    "launch/test_sweep_cli.py",
+    "cli/test_study_cli.py",
+    "golden/test_beyond_studies.py",
+)
+"""Half a minute and more; work of a processor stands beside what waits for Slurm."""
+
 
 def pytest_configure() -> None:
     # Under nohup, or as a job in the background of a shell, SIGINT and SIGHUP are inherited as ignored, also by what
@@ -76,15 +94,21 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if config.getoption("markexpr") == "not slow" and collection_path in SLOW else None
 
 
+@cache
+def is_slow(path: Path) -> bool:
+    return any(path.is_relative_to(slow) for slow in SLOW)
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
-    if any(item.path.is_relative_to(path) for path in SLOW):
+    if is_slow(item.path):
         item.add_marker("slow")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests come first, so that no long one is left for the end."""
-    first = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in first)
+    """The longest files come first, then others with slow tests, so that no long one is left for the end."""
+    longest = {TESTS / name: place for place, name in enumerate(LONGEST)}
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: longest.get(item.path, len(LONGEST) + (item.path not in slow)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -109,7 +133,21 @@ def no_progress() -> None:
 
 
 @pytest.fixture(scope="session")
-def studied(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of studies that all of pytest's processes share: what one has simulated, another finds there."""
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all of pytest's processes: what one has made, another finds there."""
     own = tmp_path_factory.getbasetemp()
-    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "paper"
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session")
+def studied(shared: Path) -> Path:
+    """A folder of studies."""
+    return shared / "paper"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fidelity_once(shared: Path) -> None:
+    """Every page and table of studies has the errors of all carried runs, which take seconds to predict."""
+    once = cache(lambda: shared_studies.fidelity(shared / "fidelity", made))
+    made, record_store.carried_fidelity = record_store.carried_fidelity, once  # type: ignore[attr-defined]
+    study.carried_fidelity = once  # type: ignore[attr-defined]

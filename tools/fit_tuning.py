@@ -20,7 +20,9 @@ import numpy as np
 from knee.arrays import Floats, Ints
 from knee.tuning.plan_covariance import TERMS, Quantity, Spreads, kernels
 from knee.tuning.published_jobs import LEAST_PLANS, PublishedJob, published_jobs
+from knee.tuning.transfer_pairs import WHATS, fitted_spread, transfer_pairs
 from knee.validation.carried_set import carried_runs
+from knee.validation.published_runs import PublishedRun
 
 ASSUMED: dict[Quantity, dict[str, float]] = {
     "throughput": dict(zip(TERMS, (0.7, 0.12, 0.06, 0.06, 0.06, 0.06, 0.04, 0.03, 0.05, 0.06, 0.04), strict=True)),
@@ -50,7 +52,8 @@ OUT = Path(__file__).parents[1] / "src" / "knee" / "catalog" / "validation" / "t
 HEAD = """\
 # How errors of predictions go together between plans of one job (src/knee/tuning/plan_covariance.py): the standard
 # deviation of the logarithm for each shared mechanism. Fitted by tools/fit_tuning.py on published jobs with several
-# plans; [left_out.SOURCE] is the fit without a source, with which `knee tune --replay` plays its jobs.
+# plans; [left_out.SOURCE] is the fit without a source, with which `knee tune --replay` plays its jobs. [transfer] is
+# the error that each doubling of the GPUs or layers adds to the prediction of a run from a smaller one.
 """
 
 
@@ -132,9 +135,21 @@ def _moved(
     return best, least
 
 
+def transfer_lines(runs: Sequence[PublishedRun]) -> list[str]:
+    """The spread of each kind of transfer, from pairs of runs of one plan."""
+    lines = ["[transfer]"]
+    for what in WHATS:
+        pairs = transfer_pairs(runs, what)
+        sources = len({pair.source for pair in pairs})
+        source = f'kind = "fitted", source = "tools/fit_tuning.py on {len(pairs)} pairs of runs of {sources} sources"'
+        lines.append(f"{what} = {{ value = {fitted_spread(pairs):.2g}, {source} }}")
+    return [*lines, ""]
+
+
 def main(arguments: Sequence[str]) -> None:
     """Fit and write."""
-    jobs = published_jobs(carried_runs().runs, least_plans=2)
+    runs = carried_runs().runs
+    jobs = published_jobs(runs, least_plans=2)
     played = sorted({job.source for job in jobs if sum(o.end == "ok" for o in job.outcomes) >= LEAST_PLANS})
     lines = [HEAD]
     for without in (None, *played):
@@ -147,6 +162,7 @@ def main(arguments: Sequence[str]) -> None:
                     f"{term} = {{ value = {value:g}, {source} }}" if without is None else f"{term} = {value:g}"
                 )
             lines.append("")
+    lines += transfer_lines(runs)
     text = "\n".join(lines)
     print(text)
     if "--write" in arguments:

@@ -6,6 +6,7 @@
 #   7b         Llama-2-7B, local batch 2, bf16 states, bf16 and fp8, beside torchtitan with and without torchao's float8
 #   8b         Llama-3-8B cut to 16 layers, local batch 2, fp32 states, likewise
 #   fsdp       the 7B runs under FSDP2 on a mesh of one
+#   fsdp32     the 1B and 8B runs, which have fp32 states, likewise
 #   rowwise    the 7B fp8 run with scales of rows
 #   1b         Llama 1B, local batch 2, fp32 states, bf16 and fp8
 #   loss       500 steps of the 1B model on text, the first 100 warm-up (DATA is a folder of `knee data prepare`), bf16 and fp8
@@ -51,6 +52,12 @@ for part in "$@"; do
     fsdp)
         measure 7b-bf16-fsdp llama2-7b --state-dtype bf16 --compile --sharding fsdp
         measure 7b-fp8-fsdp llama2-7b --state-dtype bf16 --compile --sharding fsdp --precision fp8
+        ;;
+    fsdp32)
+        for precision in bf16 fp8; do
+            measure 1b-$precision-fsdp llama-1b --compile --sharding fsdp --precision $precision
+            measure 8b-16-layers-$precision-fsdp llama3-8b --set model.layers=16 --compile --sharding fsdp --precision $precision
+        done
         ;;
     rowwise)
         measure 7b-fp8-rowwise llama2-7b --state-dtype bf16 --compile --precision fp8 --fp8-recipe rowwise

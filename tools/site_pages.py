@@ -87,7 +87,7 @@ def on_files(files: Any, config: Any) -> Any:
     made = {
         "reference/python.md": python_page(),
         "reference/claims.md": claims_page(),
-        "design.md": (ROOT / "DESIGN.md").read_text(encoding="utf-8"),
+        "design.md": (ROOT / "DESIGN.md").read_text(encoding="utf-8").replace("](docs/", "]("),
         "changelog.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
     }
     for path, text in made.items():

@@ -94,7 +94,7 @@ if TYPE_CHECKING:
     from knee.results.compare_result import Comparison as Comparison
     from knee.results.doctor_result import MachineCheck as MachineCheck
     from knee.results.plan_result import PlanSearch as PlanSearch
-    from knee.results.plan_result import RankedPlan as RankedPlan
+    from knee.results.plans.ranked_plan import RankedPlan as RankedPlan
     from knee.results.records_report import RecordsReport as RecordsReport
     from knee.results.scale_result import Scaling as Scaling
     from knee.results.study_description import StudyDescription as StudyDescription
@@ -142,7 +142,7 @@ _HOMES = {
     "PlanSearch": "results.plan_result",
     "PlanTable": "specs.plan_table",
     "Profile": "specs",
-    "RankedPlan": "results.plan_result",
+    "RankedPlan": "results.plans.ranked_plan",
     "RecordsReport": "results.records_report",
     "Results": "simulator",
     "RunsValidation": "results.validate_result",

@@ -12,16 +12,15 @@ from knee.arrays import Bools, ByValue, Floats, blended
 from knee.cost.comm_costs import CommCosts, comm_costs
 from knee.cost.contention import contention
 from knee.cost.group_placements import GroupPlacements, groups_of
-from knee.cost.kernel_cost import Cost, cost_of
+from knee.cost.kernel_cost import Cost
+from knee.cost.optimizer import optimizer_cost
 from knee.cost.outer_sync import OuterSync, outer_sync_cost
 from knee.cost.skew import expected_maximum
 from knee.cost.step_parts import (
     ComputeCosts,
     compute_costs,
     energy_saved_frac,
-    is_narrow,
     peak_column,
-    product_column,
     shapes_of,
     step_total,
 )
@@ -29,22 +28,18 @@ from knee.energy.step_power import power_w, usd_per_mtoken
 from knee.specs.defaults import DEFAULT_CONVENTION
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
-from knee.specs.plan import PRECISIONS
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
 from knee.specs.variants import side_by_side, variant_rows
 from knee.timeline.actions import LayerParts, StepParts, blended_comm, comms_of_kinds, local_comms
 from knee.timeline.step_actions import Actions, run_actions
 from knee.timeline.step_time import StepColumns, run_step
-from knee.workload import operations as op
 from knee.workload.flop import model_flop_per_token
-from knee.workload.fp8_layers import fp8_shapes, shard_casts, weight_casts
-from knee.workload.layer_weights import layer_tensors
+from knee.workload.fp8_layers import fp8_shapes
 from knee.workload.layers_per_stage import cuts_of
 from knee.workload.memory import MemoryColumns, memory_of
-from knee.workload.parameters import stage_elements
 from knee.workload.projections import expert_share, layer_kinds
-from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic, fullest_share, traffic_of
+from knee.workload.traffic import Modes, Traffic, fullest_share, traffic_of
 
 CHUNK = 65536
 """Plans evaluated together: enough that many share their passes and pipelines, few enough to bound memory."""
@@ -119,7 +114,7 @@ def evaluate(
     modes, traffic, compute, comm = parts.modes, parts.traffic, parts.compute, parts.comm
     actions = run_actions(parts, cuts_of(model, profile, table))
     step = run_step(parts, actions, fold=fold)
-    optimizer = optimizer_cost(cluster, profile, model, parts)
+    optimizer = optimizer_cost(model, cluster.gpu, profile, table, modes, traffic)
     late = late_gather_s(profile, model, parts)
     outer_sync = outer_sync_cost(model, cluster, profile, table, modes, traffic, groups)
     memory = memory_of(model, profile, table, shapes_of(model, table, profile), modes, traffic)
@@ -248,60 +243,6 @@ def simulate_tables(
     """Simulate tables one after another, holding one at a time: a million plans in bounded memory."""
     for table in tables:
         yield evaluate(model, cluster, profile, table, convention=convention).results
-
-
-def optimizer_cost(cluster: Cluster, profile: Profile, model: Model, parts: StepParts) -> Cost:
-    """AdamW over the shard that a GPU owns."""
-    table, t = parts.table, parts.traffic
-    shards = np.where(parts.modes.ddp, 1.0, table.dp_shard * table.cp)
-    owned, whole = t.owned_elements(model, table, parts.modes), t.whole_elements(model, table)
-    # FSDP casts its shard on the way into the gather, whole parameters are cast in every forward; others keep 16 bit
-    keeps = parts.modes.zero1 if profile.casts_weights else ~parts.modes.gathers
-    cast = np.where(keeps & (table.state_bytes > PARAMETER_BYTES), owned, 0.0)
-    # gradients that stay whole are summed over microbatches
-    alone = (shards == 1.0) & parts.modes.gathers
-    kept_bytes = np.where(alone, table.state_bytes, np.where(parts.modes.reduces_often, 0.0, t.reduce_bytes))
-    summed = kept_bytes * whole * (table.microbatches - 1.0)
-    copies = _narrow_copies_bytes(model, parts, whole)
-    operations = op.optimizer(owned, table.state_bytes, cast, summed, copies, profile.kernels)
-    operations += fp8_weight_casts(model, parts)
-    return cost_of(cluster.gpu, profile, product_column(table), operations)
-
-
-def _fullest(model: Model, parts: StepParts) -> Traffic:
-    """Of the mean layer of the stage that has most experts."""
-    return parts.traffic if parts.kinds is None else parts.traffic.at(fullest_share(model, parts.table))
-
-
-def _narrow_copies_bytes(model: Model, parts: StepParts, whole: Floats) -> Floats:
-    """Moved to make the fp8 or NVFP4 weights that all microbatches of a step read; passes that gather cast them."""
-    table, none = parts.table, np.zeros(len(whole))
-    kept = is_narrow(table) & ~parts.modes.reshards
-    if parts.profile.fp8_shared_casts:
-        kept = kept & (table.precision == PRECISIONS.index("fp4"))
-    if not kept.any():
-        return none
-    traffic = _fullest(model, parts)
-    held = traffic.layer.elements + traffic.experts.elements
-    layers = stage_elements(model, table, held, none, none)
-    four = op.NVFP4_COPY_BYTES * (1.0 - parts.profile.bf16_layers_frac) * layers
-    narrow = np.where(table.precision == PRECISIONS.index("fp4"), four, op.FP8_COPY_BYTES * whole)
-    return np.where(kept, narrow, 0.0)
-
-
-def fp8_weight_casts(model: Model, parts: StepParts) -> list[op.Operation]:
-    """Casts of weights in stacks with shared casts, for all microbatches of a step: of those that stay whole, or of the
-    shards that are gathered."""
-    fp8, kernels = fp8_shapes(parts.table, parts.profile), parts.profile.kernels
-    if fp8 is None or not fp8.shared_casts:
-        return []
-    traffic, layers = _fullest(model, parts), np.ceil(model.walked_layers / parts.table.pp)
-    weights = layers * sum(bool(np.min(tensor.cols) > 1) and not tensor.experts for tensor in layer_tensors(model))
-    elements = layers * traffic.fp8.weights.elements / fp8.shards
-    there, shard = np.where(elements > 0, weights, 0.0), shard_casts(fp8, kernels)
-    kept = 1.0 - fp8.gathered - fp8.casts_gathered
-    whole = weight_casts(fp8, kernels, fp8.state_bytes).times(kept * elements, kept * there)
-    return op.fp8_casts(whole.plus(shard.times(fp8.gathered * elements, fp8.gathered * there)))
 
 
 def late_gather_s(profile: Profile, model: Model, parts: StepParts) -> Floats:

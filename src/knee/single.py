@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -27,6 +27,8 @@ from knee.workload.traffic import PARAMETER_BYTES
 
 if TYPE_CHECKING:
     from knee.record.events import Events
+    from knee.timeline.outline.step_outline import StageOutline
+    from knee.timeline.step_events import Tail
 
 ASSUMPTIONS = (
     "attention uses the causal mask; sequences are packed to their full length",
@@ -39,8 +41,23 @@ ASSUMPTIONS = (
 
 def simulate(job: Job, *, convention: str = DEFAULT_CONVENTION, assumptions: tuple[str, ...] = ()) -> Measurement:
     """Simulate one step of a job."""
-    step = evaluate(job.model, job.cluster, job.profile, table_of([job]), convention=convention)
-    return measurement_of(step, 0, job, convention=convention, assumptions=assumptions)
+    return measurement_of(evaluated(job, convention), 0, job, convention=convention, assumptions=assumptions)
+
+
+def evaluated(job: Job, convention: str = DEFAULT_CONVENTION) -> EvaluatedStep:
+    """Everything on the way to a job's results."""
+    return evaluate(job.model, job.cluster, job.profile, table_of([job]), convention=convention)
+
+
+def simulate_jobs(jobs: Sequence[Job], *, convention: str = DEFAULT_CONVENTION) -> list[Measurement]:
+    """One step of each job, in one call of the simulator where they are of one model, cluster and profile."""
+    if not jobs:
+        return []
+    first, *others = jobs
+    if any((job.model, job.cluster, job.profile) != (first.model, first.cluster, first.profile) for job in others):
+        return [simulate(job, convention=convention) for job in jobs]
+    step = evaluate(first.model, first.cluster, first.profile, table_of(jobs), convention=convention)
+    return [measurement_of(step, row, job, convention=convention) for row, job in enumerate(jobs)]
 
 
 def measurement_of(
@@ -89,7 +106,7 @@ def _about(job: Job) -> tuple[str, ...]:
     if job.plan.sync_every > 1:
         notes.append(
             f"replicas synchronize every {job.plan.sync_every:,} steps, and all values are means over these steps; "
-            + loss_words(parameter_count(job.model), job.plan.dp_replicate)
+            + loss_words(parameter_count(job.model), job.plan.dp_replicate, sync_every=job.plan.sync_every)
         )
         if job.plan.sync_fragments > 1:
             notes.append("exchanges of fragments run beside compute without slowing it down; the trace leaves them out")
@@ -124,10 +141,27 @@ def events_of(job: Job) -> list[Events]:
     """
     # Imported here: most answers need no events.
     from knee.timeline.segment_events import scripts_of
-    from knee.timeline.step_events import Tail, stage_events
+    from knee.timeline.step_events import stage_events
 
     w = evaluate(job.model, job.cluster, job.profile, table_of([job]), fold=False)
-    tail = Tail(
+    scripts = [scripts_of(job.model, job.cluster, w.parts, w.actions, stage) for stage in range(job.plan.pp)]
+    return stage_events(w.parts, w.actions, scripts, _tail(w), float(w.results.step_s[0]))
+
+
+def outline_of(w: EvaluatedStep) -> list[StageOutline]:
+    """The same step with whole layers and every kind of action once, from what was evaluated already."""
+    from knee.timeline.outline.step_outline import stage_outlines
+    from knee.timeline.segment_events import scripts_of
+
+    # groups as the first stage sees them: other ranks, of the same number
+    script = scripts_of(w.model, w.cluster, w.parts, w.actions, 0, whole_layers=True)
+    return stage_outlines(w.parts, w.actions, [script] * int(w.table.pp[0]), _tail(w))
+
+
+def _tail(w: EvaluatedStep) -> Tail:
+    from knee.timeline.step_events import Tail
+
+    return Tail(
         norm_s=float(w.comm.norm[0]),
         optimizer_s=float(w.optimizer.time_s[0]),
         late_gather_s=float(w.late_gather_s[0]),
@@ -136,8 +170,6 @@ def events_of(job: Job) -> list[Events]:
         exchange_bytes=float((w.outer_sync.per_step * w.outer_sync.message_bytes)[0]),
         outer_s=float(w.outer_sync.compute_s[0]),
     )
-    scripts = [scripts_of(job.model, job.cluster, w.parts, w.actions, stage) for stage in range(job.plan.pp)]
-    return stage_events(w.parts, w.actions, scripts, tail, float(w.results.step_s[0]))
 
 
 Row = tuple[str, str, int, float, float, float]

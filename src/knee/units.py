@@ -28,9 +28,22 @@ _PREFIX = {
 }
 _BINARY = {"Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": 2.0**40}
 
+HOUR_S, DAY_S = 3600.0, 86_400.0
+HUGE = 0.9995e15
+"""From here on a number is written with an exponent."""
 # dimension -> {unit as written: factor to base SI}
 _UNITS: dict[str, dict[str, float]] = {
-    "s": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0},
+    "s": {
+        "s": 1.0,
+        "ms": 1e-3,
+        "us": 1e-6,
+        "µs": 1e-6,
+        "ns": 1e-9,
+        "min": 60.0,
+        "h": 3600.0,
+        "d": 86_400.0,
+        "days": 86_400.0,
+    },
     "bytes": {p + "B": f for p, f in _PREFIX.items() if f >= 1} | {p + "B": f for p, f in _BINARY.items()},
     "bytes_per_s": {p + "B/s": f for p, f in _PREFIX.items() if f >= 1}
     | {p + u: f / 8 for p, f in _PREFIX.items() if f >= 1 for u in ("bit/s", "b/s", "bps")},
@@ -137,7 +150,7 @@ def scaled_to_unit(value: float, unit: str, digits: int = 3) -> tuple[str, str]:
 
 def short(count: float) -> str:
     """``7.12B``: as people write parameters and tokens; larger numbers, such as FLOP, as ``2.09e24``."""
-    if count >= 0.9995e15:
+    if count >= HUGE:
         return f"{count:.3g}".replace("e+", "e")
     for factor, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if count >= factor * 0.9995:
@@ -147,12 +160,17 @@ def short(count: float) -> str:
 
 def amount(value: float) -> str:
     """``1,152``, ``55.2``, ``0.0314``: three digits that count, so that what is small is not shown as zero."""
-    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
+    return all_digits(value) if abs(value) >= 99.95 else f"{value:.3g}"
 
 
 def precise(value: float) -> str:
     """``12,345``, ``0.01234``: four digits that count, or all of a large number's."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+    return all_digits(value) if value >= 1000 else f"{value:.4g}"
+
+
+def all_digits(value: float) -> str:
+    """``12,345``; a number with so many digits that nobody counts them, such as FLOP, as ``1.23e25``."""
+    return f"{value:.4g}".replace("e+", "e") if abs(value) >= HUGE else f"{value:,.0f}"
 
 
 def counted(value: float, noun: str) -> str:

@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,7 @@ from click.testing import CliRunner, Result
 import refusals
 from knee.cli import main
 from knee.errors import InputError, MissingExtra, NotWritten
-from knee.studies import record_store as store
 from knee.studies.study_file import load_study, study_names
-from knee.validation.carried_set import carried_fidelity
 from refusals import ended, kind, numbers
 
 SOURCES = Path(__file__).parents[2] / "src"
@@ -52,15 +49,6 @@ says = "TP is slower"
 paper = "slower"
 test = [{ test = "compares", at = { tp = 2 }, base = { tp = 1 }, has = [{ metric = "tokens_per_s", than = "less" }] }]
 """
-
-
-FIDELITY = cache(carried_fidelity)
-
-
-@pytest.fixture(autouse=True)
-def fidelity_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Knee against all published runs takes seconds, and is the same for every test here."""
-    monkeypatch.setattr(store, "carried_fidelity", FIDELITY)
 
 
 def knee(*args: str | Path) -> Result:

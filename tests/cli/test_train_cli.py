@@ -24,6 +24,8 @@ HAS_TORCH = find_spec("torch") is not None
 needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed")
 SOURCES = Path(__file__).parents[2] / "src"
 SMALL = ("llama-tiny", "--device", "cpu", "--seq-len", "32", "--global-batch", "4", "--micro-batch", "2")
+SIZES: dict[str, Any] = {"seq_len": 32, "global_batch": 4, "micro_batch": 2, "steps": 6}
+"""The same for a script."""
 ENDLESS = ("--steps", "100000", "--timeout", f"{LIMIT_S:.0f}", "--out", "run")
 
 
@@ -79,8 +81,14 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
-    return finish(tmp_path_factory.mktemp("two"), "--steps", "6", "--nproc", "2", "--trace-steps", "1", "--out", "run")
+def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainedRun, list[str], str]:
+    """A script's run, what it was told and what was logged."""
+    out, said, log = tmp_path_factory.mktemp("two") / "run", [], io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(SOURCES))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        run = train("llama-tiny", device="cpu", out=out, say=said.append, log=log, nproc=2, trace_steps=1, **SIZES)
+    return run, said, log.getvalue()
 
 
 @needs_torch
@@ -101,27 +109,21 @@ def test_one_process_needs_no_option(one: tuple[dict[str, Any], str]) -> None:
 
 
 @needs_torch
-def test_two_processes_train_the_same_model(one: tuple[dict[str, Any], str], two: tuple[dict[str, Any], str]) -> None:
-    assert two[0]["losses"] == pytest.approx(one[0]["losses"], rel=1e-5)
-    assert two[0]["grad_norms"] == pytest.approx(one[0]["grad_norms"], rel=1e-4)
-    assert [row["status"] for row in two[0]["ranks"]] == ["done", "done"]
-
-
-@needs_torch
-def test_a_script_trains_as_the_command_does(one: tuple[dict[str, Any], str], tmp_path: Path) -> None:
-    said: list[str] = []
-    log = io.StringIO()
-    sizes: dict[str, Any] = {"seq_len": 32, "global_batch": 4, "micro_batch": 2, "steps": 6, "trace_steps": 0}
-    run = train("llama-tiny", device="cpu", out=tmp_path / "run", say=said.append, log=log, **sizes)
+def test_a_script_trains_on_two_processes_as_the_command_does_on_one(
+    one: tuple[dict[str, Any], str], two: tuple[TrainedRun, list[str], str]
+) -> None:
+    run, said, log = two
     run.check_written()
     run.check_done()
     assert run.to_dict() == record_of(run.out)
     assert (run.signal, run.rank_code) == (None, None)
     assert run.record["losses"] == pytest.approx(one[0]["losses"], rel=1e-5)
+    assert run.record["grad_norms"] == pytest.approx(one[0]["grad_norms"], rel=1e-4)
+    assert [row["status"] for row in run.record["ranks"]] == ["done", "done"]
     assert len(said) == 3
-    assert "tokens/s" in log.getvalue()
+    assert "tokens/s" in log
     with pytest.raises(InputError) as refused:
-        train("llama-tiny", device="cpu", out=run.out, **sizes)
+        train("llama-tiny", device="cpu", out=run.out, **SIZES)
     assert (refused.value.code, refused.value.field) == ("already-there", "out")
 
 
@@ -136,8 +138,8 @@ def test_a_run_that_ends_early_is_raised_when_asked(tmp_path: Path, status: str,
 
 
 @needs_torch
-def test_communication_is_read_from_the_traces(two: tuple[dict[str, Any], str]) -> None:
-    record = two[0]
+def test_communication_is_read_from_the_traces(two: tuple[TrainedRun, list[str], str]) -> None:
+    record = two[0].record
     loads = {(load["collective"], load["group"]): load for load in record["comm_loads"]}
     # without resharding every block is gathered once a step, and so is the root: 4 + 1
     assert loads["all_gather", "dp_shard"]["calls"] == 5
@@ -191,14 +193,14 @@ def test_a_run_that_is_told_to_end_leaves_a_record(tmp_path: Path) -> None:
 
 
 @needs_torch
-def test_torchrun_starts_the_same_run(tmp_path: Path, two: tuple[dict[str, Any], str]) -> None:
+def test_torchrun_starts_the_same_run(tmp_path: Path, two: tuple[TrainedRun, list[str], str]) -> None:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "knee")
     with start(tmp_path, "--steps", "6", "--trace-steps", "0", "--out", "run", module=torchrun) as process:
         _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, err
     record = record_of(tmp_path / "run")
     assert record["status"] == "done"
-    assert record["losses"] == pytest.approx(two[0]["losses"], rel=1e-6)
+    assert record["losses"] == pytest.approx(two[0].record["losses"], rel=1e-6)
 
 
 def refused(*args: str, code: int = 2) -> str:

@@ -15,7 +15,6 @@ import refusals
 from knee.api import validate
 from knee.cli import main
 from knee.errors import InputError
-from knee.validation import carried_set
 from refusals import kind, numbers
 
 HEADER = "id,source,layers,hidden,heads,gpu,n_gpus,seq_len,global_batch,tp,tokens_per_s_per_gpu,memory_gib,status"
@@ -114,9 +113,9 @@ def test_only_status(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_no_file_is_knee_s_own_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validate, "study_names", lambda _kind=None: ["table1", "fig12"])
-    real, found_once = carried_set.carried_fidelity, []
+    real, done = validate.validate_runs, {}
     monkeypatch.setattr(
-        validate, "carried_fidelity", lambda *of: (found_once or found_once.append(real(*of)) or found_once)[0]
+        validate, "validate_runs", lambda file: done.get(file.rows) or done.setdefault(file.rows, real(file))
     )
     result = knee("--json", "--rows", str(tmp_path / "rows.csv"))
     assert result.exit_code == 0

@@ -41,7 +41,7 @@ BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 COMMENT = re.compile(r"\s+# .*$")
-PROGRAMS = {"make", "pip", "torchrun", "sbatch", "bash", "python"}
+PROGRAMS = {"make", "pip", "torchrun", "sbatch", "bash", "python", "curl", "ssh"}
 """What a command that is not run may begin with, beside knee."""
 
 

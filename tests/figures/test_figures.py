@@ -13,6 +13,7 @@ from knee.figures.axes import fitting, x_axis, y_axis
 from knee.figures.heat_map import hatch_path
 from knee.figures.labels import format_value, heading, label, value_with_name
 from knee.figures.svg import svg_for_page
+from knee.units import amount
 
 GPUS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
@@ -182,3 +183,11 @@ def test_pictures_get_smaller_and_say_what_a_mark_is() -> None:
     assert '<circle fill="#1b1f24" cx="1.2" cy="0" r="9"><title>a &lt;b&gt;: 2</title></circle>' in small
     assert "<text>8</text>" in small
     assert not re.search("class=|role=|aria-|xlink|foreground", small)
+
+
+def test_large_numbers_are_written_as_people_write_them() -> None:
+    assert [format_value("run_flop", value) for value in (1e25, 3.4e27, 5.883e23)] == ["1e25", "3.4e27", "5.883e23"]
+    assert [amount(value) for value in (30_840_000.0, 1e25)] == ["30,840,000", "1e25"]
+    # Vega looks labels up by a number as JavaScript writes it
+    axis = x_axis("run_flop", [1e25, 1e26])["axis"]
+    assert axis["labelExpr"].startswith('({"1e+25": "1e25", "1e+26": "1e26"})')

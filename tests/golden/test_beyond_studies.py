@@ -12,12 +12,12 @@ import pytest
 from knee.specs.load import load_cluster, load_model
 from knee.studies.quantities import Row, chosen
 from knee.studies.questions import points_of
-from knee.studies.record_store import Store
 from knee.studies.rows import identity
-from knee.studies.run_study import LABELS, Ran, recorded, results
+from knee.studies.run_study import LABELS, Ran
 from knee.studies.study_file import Draw, load_study, study_names
 from knee.studies.trained_points import refused
 from knee.sweeps.local_devices import LocalDevices
+from shared_studies import ran_once
 
 pytestmark = pytest.mark.slow
 
@@ -33,10 +33,7 @@ H100 = load_cluster("dgx-h100").spec
 
 @pytest.fixture(scope="module")
 def ran(studied: Path) -> dict[str, Ran]:
-    store = Store(studied / "records", pytest.fail)
-    points = [point for name in NAMES for point in points_of(load_study(name))]
-    found = results(NAMES, list(recorded(points, store.record)), kept=studied / ".kept")
-    return {one.study.name: one for one in found}
+    return {one.study.name: one for one in ran_once(NAMES, studied)}
 
 
 def the(study: Ran, series: str, gpus: int, metric: str = "tokens_per_s", **where: float) -> float:

@@ -9,11 +9,6 @@ from types import ModuleType
 import pytest
 
 from knee.specs.load import load_profile
-from knee.trust.error_table import read_errors
-from knee.validation.carried_set import carried_runs
-from knee.validation.left_out import unseen_job_of
-from knee.validation.run_errors import predict
-from knee.validation.run_to_job import job_of
 
 pytestmark = pytest.mark.slow
 
@@ -49,12 +44,3 @@ def test_a_generic_profile_is_the_median_of_its_stacks() -> None:
         assert getattr(load_profile("eager").spec, name) == pytest.approx(middle, rel=1e-2), name
     assert made.stand_in("internevo", "internevo") == "eager"
     assert made.stand_in("nemo", "mlperf_training_v3.1") == "nemo"
-
-
-def test_the_carried_errors_are_todays() -> None:
-    runs = [run for run in carried_runs().runs if run.status == "ok" and run.tokens_per_s_per_gpu is not None]
-    errors = read_errors()
-    for column, ask in (("error_frac", job_of), ("unseen_error_frac", unseen_job_of)):
-        found, _ = predict(runs, ask)
-        today = sorted(p.error_frac for p in found if p.error_frac is not None)
-        assert today == pytest.approx(sorted(errors.numbers[column].tolist()), abs=2e-3, rel=2e-3), column

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import fcntl
 import json
 import re
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from knee.studies.relations import Number
 from knee.studies.rows import preferred
 from knee.studies.run_study import Ran, points_to_run, recorded, results
 from knee.studies.study_file import load_study, study_names, uncounted
+from shared_studies import alone
 
 pytestmark = pytest.mark.slow
 
@@ -55,8 +55,7 @@ def done(studied: Path) -> Done:
     """All of the paper's studies, run once as a user runs them, whichever of pytest's processes comes first."""
     out = studied
     said = out / "said.json"
-    with out.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with alone(out):
         if not said.exists():
             result = CliRunner().invoke(main, ["study", "run", *NAMES, "--no-page", "--json", "--out", str(out)])
             assert result.exit_code == 0, (result.output, result.exception)

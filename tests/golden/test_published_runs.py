@@ -24,6 +24,11 @@ def found(file: RunFile) -> Validation:
     return validate(file)
 
 
+@pytest.fixture(scope="module")
+def unseen(file: RunFile) -> Validation:
+    return validate(file, unseen_job_of)
+
+
 @pytest.mark.slow
 def test_the_whole_file(file: RunFile, found: Validation) -> None:
     assert found.all.rows_used >= 0.85 * found.all.rows
@@ -42,8 +47,17 @@ def test_the_whole_file(file: RunFile, found: Validation) -> None:
 
 
 @pytest.mark.slow
-def test_sources_as_if_never_seen(file: RunFile) -> None:
-    found = validate(file, unseen_job_of)
+def test_the_carried_errors_are_todays(found: Validation, unseen: Validation) -> None:
+    errors = read_errors()
+    for column, one in (("error_frac", found), ("unseen_error_frac", unseen)):
+        runs = {id(p): p for p in one.predictions.values() if p.run.status == "ok"}
+        today = sorted(p.error_frac for p in runs.values() if p.error_frac is not None)
+        assert today == pytest.approx(sorted(errors.numbers[column].tolist()), abs=2e-3, rel=2e-3), column
+
+
+@pytest.mark.slow
+def test_sources_as_if_never_seen(unseen: Validation) -> None:
+    found = unseen
     assert found.headline_frac is not None
     assert found.headline_frac < 0.07
     for name in ("mlperf_training_v3.1", "mlperf_training_v5.0"):

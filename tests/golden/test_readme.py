@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from knee.studies.record_store import Store
-from knee.studies.run_study import Ran, points_to_run, recorded, results
+from knee.studies.run_study import Ran
 from knee.studies.study_file import study_names
+from shared_studies import ran_once
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -23,7 +23,7 @@ ROW = re.compile(r"^\| ([\d,]+)( with TP 4)? \| ([\d,]+) \| ([\d.]+)% \| ([\d.]+
 @pytest.fixture(scope="module")
 def weak(studied: Path) -> Ran:
     """Figure 3."""
-    return results(["fig3"], list(recorded(points_to_run(["fig3"]), Store(studied / "records").record)))[0]
+    return ran_once(["fig3"], studied)[0]
 
 
 def _row(ran: Ran, series: str, gpus: int) -> Mapping[str, Any]:

@@ -21,7 +21,6 @@ CLUSTERS = {
     "b200-sxm": "dgx-b200",
     "gb200": "gb200-nvl72",
 }
-QUICK = [("a100-sxm-80", "bf16"), ("h100-sxm", "fp8"), ("b200-sxm", "bf16")]
 
 
 def unseen(table: ProductTable) -> Residuals:
@@ -38,9 +37,8 @@ def test_the_tables_are_whole() -> None:
     assert {kind for gpu, kind in TABLES if gpu == "gb200"} == {"bf16", "fp8", "fp8_block", "nvfp4"}
 
 
-@pytest.mark.parametrize("which", QUICK, ids=" ".join)
-def test_shapes_that_the_fit_has_not_seen(which: tuple[str, GemmType]) -> None:
-    table = TABLES[which]
+def test_shapes_that_the_fit_has_not_seen() -> None:
+    table = TABLES["h100-sxm", "fp8"]
     errors = unseen(table.kept(np.arange(len(table.m)) % 4 == 0))
     assert errors.median_frac < 0.06
     assert errors.p90_frac < 0.16
@@ -49,7 +47,8 @@ def test_shapes_that_the_fit_has_not_seen(which: tuple[str, GemmType]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("which", TABLES, ids=" ".join)
 def test_all_shapes_that_the_fit_has_not_seen(which: tuple[str, GemmType]) -> None:
-    errors = unseen(TABLES[which])
+    table = TABLES[which]
+    errors = unseen(table.kept(np.arange(len(table.m)) % 2 == 0))
     # GB200's bf16 times have two levels that no shape tells apart (data/gemm/README.md)
     assert errors.median_frac < (0.06 if which == ("gb200", "bf16") else 0.05)
     assert errors.p90_frac < 0.15

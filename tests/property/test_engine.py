@@ -240,6 +240,15 @@ def test_events_of_zero_3_with_deep_prefetch() -> None:
     check_events(job_of(model("llama3-405b"), cluster("gb200-nvl72"), profile("paper"), (plan, 2, 1024)))
 
 
+def test_events_of_fsdp_on_one_gpu() -> None:
+    for sharding, copies in (("fsdp", {"copy_out", "copy_in"}), ("fsdp_no_reshard", set())):
+        plan = Plan(sharding=sharding)
+        job = job_of(model("llama-tiny"), cluster("dgx-h200"), profile("knee"), (plan, 2, 1024))
+        check_events(job)
+        (events,) = events_of(job)
+        assert {name for name in events.names if name.startswith("copy")} == copies
+
+
 @pytest.mark.parametrize(
     "plan",
     [

@@ -16,12 +16,14 @@ import knee
 from knee.errors import SpecError
 from knee.reliability.defaults import conditions_of, default_rows, initialisation_time_s
 from knee.reliability.drawn_runs import drawn_times
-from knee.reliability.goodput import goodput_of, spare_wait_s
+from knee.reliability.goodput import goodput_of
 from knee.reliability.intervals import best_interval_s, daly_interval_s, time_per_work, young_interval_s
 from knee.reliability.published_interruptions import interrupted_runs
+from knee.reliability.restart import spare_wait_s
 from knee.reliability.whole_run import poisson_range, restarted_time_s, whole_run
 from knee.specs.load import load_cluster
 from knee.specs.reliability import CAUSES, Reliability
+from knee.units import amount
 from refusals import refused
 
 H100 = load_cluster("dgx-h100").spec
@@ -192,9 +194,12 @@ def test_published_runs() -> None:
 
 
 def test_every_default_has_a_source() -> None:
-    assert all(
-        kind in ("published", "assumed", "measured") and len(source) > 20 for _, _, kind, source in default_rows()
-    )
+    rows = default_rows()
+    assert all(kind in ("published", "assumed", "measured") and len(source) > 20 for *_, kind, source in rows)
+    shown = {value.field: value.source for value in knee.catalog_entry("dgx-h100").values}
+    assert all(shown[f"reliability.{name}"].startswith("default: ") for name in conditions_of(H100).defaults)
+    ranges = {name: span for name, _, span, _, _ in rows}
+    assert all(ranges[name] for name in (*CAUSES.values(), "detection_s", "scheduling_s", "storage_bytes_per_s"))
 
 
 @pytest.mark.parametrize(
@@ -220,3 +225,24 @@ def test_a_sum_above_one_failure_per_gpu_hour_is_refused() -> None:
         Reliability(gpu_failures_per_gpu_h=0.6, host_failures_per_gpu_h=0.6)
     assert error.value.code == "out-of-range"
     assert math.isclose(0.6 + 0.6, 1.2)
+
+
+def test_why_has_every_value_of_the_run_with_its_source() -> None:
+    asked = {"cluster": "dgx-h100", "gpus": 1024, "local_batch": 2, "tokens": "2T"}
+    given = {"spare_nodes": "4", "evaluation_s": "1 min", "slow_nodes_per_gpu_h": "1e-7", "checkpoint": "async"}
+    overrides = {f"cluster.reliability.{name}": value for name, value in given.items()}
+    answer = knee.simulate("llama2-7b", **asked, overrides=overrides)
+    lines = {line.name: line for line in answer.why()}
+    training = answer.training
+    assert training is not None
+    failed = training["with_failures"]
+    named = {name.removeprefix("reliability."): line for name, line in lines.items() if name.startswith("reliability.")}
+    assert set(failed["defaults"]) <= {*named, "startup"}
+    assert all(named[name].source.startswith("user: ") for name in given)
+    assert all(len(named[name].source) > 30 for name in failed["defaults"] if name != "startup")
+    assert lines["goodput_frac"].value == f"{failed['goodput_frac']:.2%}"
+    assert lines["interruptions"].value == amount(failed["interruptions"])
+    assert {"days", "days with failures", "USD with failures", "cluster.usd_per_gpu_h"} <= set(lines)
+    assert lines["goodput_frac"].formula
+    alone = knee.simulate("llama2-7b", **asked | {"tokens": None}).why()
+    assert not any(line.name.startswith("reliability.") for line in alone)

@@ -24,10 +24,10 @@ from knee.report.step_timeline import joined, outside, step_timelines, timeline_
 from knee.report.study_page import drawn_of, study_page, write_page
 from knee.report.tables import kind_table, record_table
 from knee.studies.claims import Verdict
-from knee.studies.record_store import Store
-from knee.studies.run_study import Ran, points_to_run, recorded, results
+from knee.studies.run_study import Ran
 from knee.studies.study_file import uncounted
 from knee.validation.carried_set import CarriedFidelity, SourceFidelity
+from shared_studies import ran_once
 
 pytestmark = pytest.mark.slow
 
@@ -235,8 +235,7 @@ def verdict(outcome: str = "reproduced", **changes: object) -> Verdict:
 def ran(studied: Path) -> list[Ran]:
     """Weak scaling with its steps, what needs no simulation, and a heat map."""
     pytest.importorskip("vl_convert")
-    names = ["fig1", "fig2b", "fig3", "table1"]
-    return results(names, recorded(points_to_run(names), Store(studied / "records").record))
+    return ran_once(["fig1", "fig2b", "fig3", "table1"], studied)
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ ENTRIES = [(kind, name) for kind in KINDS for name in entry_names(kind)]
 DOCS = Path(__file__).parents[2] / "docs"
 
 
+@cache
 def validator(kind: FileKind) -> Any:
     jsonschema = pytest.importorskip("jsonschema")
     jsonschema.Draft202012Validator.check_schema(file_schema(kind))

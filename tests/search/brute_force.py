@@ -14,9 +14,10 @@ from unittest.mock import patch
 import numpy as np
 
 from knee.search import best_first
+from knee.search.collective_choice import without_twins
 from knee.search.memory_fit import fitting
 from knee.search.pareto_front import Merits, pareto
-from knee.search.plan_search import score, search
+from knee.search.plan_search import results_rows, score, search
 from knee.search.space import Space
 from knee.search.space_tables import whole_table
 from knee.simulator import Results, simulate_table
@@ -65,27 +66,33 @@ def random_job(seed: int) -> tuple[Space, Cluster, Profile, str, int]:
 
 
 def everything(space: Space, cluster: Cluster, profile: Profile) -> Results:
-    """All plans that fit, those that recompute the least share of layers included, simulated."""
+    """All plans that fit, those that recompute the least share of layers included, simulated; once where a plan takes
+    the same with each kind of collectives."""
     fit = fitting(space, profile, whole_table(space), cluster.gpu.hbm_bytes)
-    return simulate_table(space.model, cluster, profile, fit.table)
+    results = simulate_table(space.model, cluster, profile, fit.table)
+    return results_rows(results, without_twins(fit.table, results))
 
 
 def differences(seed: int) -> list[str]:
-    """What the search has otherwise than simulating everything. Every second search is made in the steps of a large
-    one."""
-    space, cluster, profile, objective, keep = random_job(seed)
-    every = everything(space, cluster, profile)
+    """What the search of a random job has otherwise than simulating everything. Every second search is made in the
+    steps of a large one."""
     few = 0 if seed % 2 else best_first.FEW_SHAPES
     with patch.multiple(best_first, FEW_SHAPES=few, SHAPES_FIRST=4):
-        found = search(space, cluster, profile, objective=objective, keep=keep, front=True)  # type: ignore[arg-type]
+        return [f"seed {seed}: {text}" for text in differences_of(*random_job(seed))]
+
+
+def differences_of(space: Space, cluster: Cluster, profile: Profile, objective: str, keep: int) -> list[str]:
+    """What the search of a space has otherwise than simulating everything."""
+    every = everything(space, cluster, profile)
+    found = search(space, cluster, profile, objective=objective, keep=keep, front=True)  # type: ignore[arg-type]
     best = np.sort(-score(every, objective))[:keep]  # type: ignore[arg-type]
     wrong = []
     if len(found.scores[:keep]) != len(best) or not np.allclose(-found.scores[:keep], best, rtol=1e-9):
-        wrong.append(f"seed {seed}: ranking {found.scores[:keep]} instead of {-best}")
+        wrong.append(f"ranking {found.scores[:keep]} instead of {-best}")
     if len(every):
         fronts = [_front(results, cluster.gpu.hbm_bytes) for results in (every, found.results)]
         if fronts[0] != fronts[1]:
-            wrong.append(f"seed {seed}: front of {sorted(fronts[1])} instead of {sorted(fronts[0])}")
+            wrong.append(f"front of {sorted(fronts[1])} instead of {sorted(fronts[0])}")
     return wrong
 
 

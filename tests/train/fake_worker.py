@@ -2,10 +2,10 @@
 
     python fake_worker.py JOBS.json FOLDER
 
-JOBS.json: {"fake": {name: job}, "small": {name: job}, "real": {name: job}, "knee": [words]}. Writes KIND.N.json for
-each kind of trace, and knee.json with what the command said. Fake ranks of kind "fake" have tensors that hold nothing,
-as those of ``knee dryrun``; each operation on them takes a millisecond. Those of kind "small" have tensors with values,
-which is ten times as quick for a model as small; the tests hold one against the other.
+JOBS.json: {"fake": {name: job}, "small": {name: job}, "real": {name: job}, "knee": {name: words}}. Writes KIND.N.json
+for each kind of trace, and knee.N.json with what ``knee dryrun`` said. Fake ranks of kind "fake" have tensors that hold
+nothing, as those of ``knee dryrun``; each operation on them takes a millisecond. Those of kind "small" have tensors
+with values, which is ten times as quick for a model as small; the tests hold one against the other.
 """
 
 from __future__ import annotations
@@ -77,12 +77,13 @@ def real(jobs: dict[str, dict], rank: int, folder: Path) -> None:
     (folder / f"real.{rank}.json").write_text(json.dumps(found))
 
 
-def said(words: list[str], part: int, folder: Path) -> None:
-    """What the command says, in one of the processes."""
-    if part == 0:
-        result = CliRunner().invoke(knee, words)
-        told = {"code": result.exit_code, "stdout": result.stdout, "stderr": result.stderr}
-        (folder / "knee.json").write_text(json.dumps(told))
+def said(asked: dict[str, str], part: int, folder: Path) -> None:
+    """What the command says."""
+    told = {}
+    for name in list(asked)[part::WORKERS]:
+        result = CliRunner().invoke(knee, ["dryrun", *asked[name].split(), "--json"])
+        told[name] = {"code": result.exit_code, "stdout": result.stdout, "stderr": result.stderr}
+    (folder / f"knee.{part}.json").write_text(json.dumps(told))
 
 
 def forked(work: Callable[..., None], given: Any, folder: Path) -> None:

@@ -14,8 +14,8 @@ from knee.specs.load import load_model
 from knee.specs.model import Experts, LatentAttention, Model
 from knee.specs.plan import Plan
 
-torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+torch = pytest.importorskip("torch")
 
 from knee.checkpoints.huggingface_read import read_huggingface  # noqa: E402
 from knee.checkpoints.huggingface_write import write_huggingface  # noqa: E402

@@ -6,16 +6,18 @@ Weights are drawn large, so that experts matter in losses and norms and routers 
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 
-from knee.parallelism.trainer_job import SPLITS_EXPERTS, TrainJob, torch_release
+from knee.parallelism.trainable import SPLITS_EXPERTS, torch_release
+from knee.parallelism.trainer_job import TrainJob
 from knee.specs.model import Experts, LatentAttention, Model
 from knee.specs.plan import Plan
 
 from .parity_cases import apart, shown_by
 
-pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
 TOLERANCE = 1e-5
 STEPS, SAVED = 3, 1

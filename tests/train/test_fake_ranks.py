@@ -15,6 +15,7 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ from knee.validation.trainer_rules import RULES, _named_type, _router_weights, a
 from refusals import refused
 from waiting import LIMIT_S
 
-pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
 # sizes that fsdp pads, and that no two weights share
 TINY = Model(name="tiny", layers=2, hidden=24, ffn=40, heads=6, kv_heads=2, vocab=56, head_size=8)
@@ -111,7 +112,12 @@ EXPERTS = TrainJob(
 )
 REAL = {"fsdp": FSDP, "tp": {"tp": 2}, "cp": {"cp": 2}, "1f1b": PP, "zero bubble": {**PP, "schedule": "zero_bubble"}}
 WITHOUT_VALUES = ("hsdp", "ddp", "cp", "fsdp x tp x pp")
-COMMAND = ("dryrun", "llama-tiny", "--gpus", "2048", "--tp", "2", "--set", "model.layers=2", "--json")
+COMMANDS = {
+    "thousands": "llama-tiny --gpus 2048 --tp 2 --set model.layers=2",
+    "experts": "moe-tiny --ep 2 --dp-shard 2 --pp 2 --set model.experts.dense_layers=1 --global-batch 8",
+    "experts cut": "moe-tiny --ep 2 --etp 2 --tp 2 --dp-shard 2 --sharding fsdp --recompute full --global-batch 8",
+}
+"""What ``knee dryrun`` is asked."""
 BATCH, SEQ_LEN = 8, 16
 
 
@@ -163,11 +169,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     small |= {f"fp32 {name}": job for name, job in real.items()}
     kinds = {"fake": fake, "small": small, "real": real}
     jobs = {kind: {name: job.as_json() for name, job in some.items()} for kind, some in kinds.items()}
-    (folder / "jobs.json").write_text(json.dumps(jobs | {"knee": COMMAND}))
+    (folder / "jobs.json").write_text(json.dumps(jobs | {"knee": COMMANDS}))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, str(Path(__file__).with_name("fake_worker.py")), "jobs.json", str(folder)]
     done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S)
-    names = [*(f"{kind}.{i}.json" for kind in kinds for i in range(2)), "knee.json"]
+    names = [f"{kind}.{i}.json" for kind in (*kinds, "knee") for i in range(2)]
     assert all((folder / name).exists() for name in names), done.stderr
     return folder
 
@@ -207,7 +213,7 @@ def test_every_rule_is_needed(seen: dict[str, dict[str, StageWork]]) -> None:
             used.update(reasons)
             assert bool(reasons) == (trained != work)
             assert bool(differences(seen["small"][f"{name}/{work.stage}"], work)) == bool(reasons)
-    elsewhere = (_named_type, _router_weights)  # of fp16, and of experts (test_expert_dryrun.py)
+    elsewhere = (_named_type, _router_weights)  # of fp16, and of experts, whose messages are the command's
     assert used == {rule.why for rule in RULES if rule.change not in elsewhere}
 
 
@@ -229,17 +235,29 @@ def test_experts_log_the_same_and_exchange_every_row(seen: dict[str, dict[str, S
     assert exchanged == {4 * rows * hidden: 4 * layers * microbatches, 4 * rows: 2 * layers * microbatches}
 
 
-def test_the_command_says_the_same_of_thousands_of_ranks(folder: Path) -> None:
-    done = json.loads((folder / "knee.json").read_text())
-    assert done["code"] == 0, done["stderr"]
-    said = json.loads(done["stdout"])
-    assert said["differences"] == []
-    gathers = [c for c in said["stages"][0]["collectives"] if c["collective"] == "all_gather"]
+@pytest.fixture(scope="module")
+def answers(folder: Path) -> dict[str, dict]:
+    """What the command said."""
+    done = {name: one for i in range(2) for name, one in json.loads((folder / f"knee.{i}.json").read_text()).items()}
+    assert all(one["code"] == 0 for one in done.values()), done
+    return {name: json.loads(one["stdout"]) for name, one in done.items()}
+
+
+def test_the_command_says_the_same_of_thousands_of_ranks(answers: dict[str, dict]) -> None:
+    assert answers["thousands"]["differences"] == []
+    gathers = [c for c in answers["thousands"]["stages"][0]["collectives"] if c["collective"] == "all_gather"]
     assert [(c["group"], c["group_size"], c["calls"], c["dtype"]) for c in gathers] == [
         ("dp_shard", 1024, 1, "bf16"),
         ("dp_shard", 1024, 2, "bf16"),
         ("tp", 2, 10, "bf16"),
     ]
+
+
+@pytest.mark.parametrize("name", ["experts", "experts cut"])
+def test_messages_of_experts_are_the_simulators(name: str, answers: dict[str, dict]) -> None:
+    """With balanced routing."""
+    assert answers[name]["differences"] == []
+    assert any("router" in why for why in answers[name]["justified"])
 
 
 def test_what_is_not_trained_is_not_traced() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from typing import Any
+
 import pytest
 
 from knee.errors import SpecError
@@ -9,22 +12,23 @@ from knee.parallelism.trainer_job import TrainJob
 from knee.specs.model import Experts, Model
 from knee.specs.plan import Plan
 
-torch = pytest.importorskip("torch")
-
-from knee.parallelism.fp8.casts import E4M3, E5M2, LARGEST, transposed  # noqa: E402
-from knee.parallelism.fp8.linear import Fp8Rules, fp8_products, quantize  # noqa: E402
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
 MODEL = Model(name="tiny", layers=2, hidden=64, ffn=128, heads=4, kv_heads=2, vocab=512)
 ROUNDING = {"tensorwise": 0.08, "rowwise": 0.05}
 """Of gradients in e5m2 (2 bits of fraction) and in e4m3 (3 bits), over normal numbers."""
 
 
-def _apart(a: torch.Tensor, b: torch.Tensor) -> float:
+def _apart(a: Any, b: Any) -> float:
     return float((a - b).detach().norm() / b.detach().norm())
 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
 def test_products_and_gradients_are_those_of_fp32_but_for_rounding(recipe: str) -> None:
+    import torch
+
+    from knee.parallelism.fp8.linear import fp8_products, quantize
+
     torch.manual_seed(0)
     x = torch.randn(2, 32, 64, requires_grad=True)
     weights = [(0.02 * torch.randn(48, 64)).requires_grad_() for _ in range(2)]
@@ -37,6 +41,10 @@ def test_products_and_gradients_are_those_of_fp32_but_for_rounding(recipe: str) 
 
 
 def test_rowwise_scales_keep_rows_of_very_different_size_apart() -> None:
+    import torch
+
+    from knee.parallelism.fp8.linear import quantize
+
     x = torch.randn(8, 64) * torch.logspace(-6, 6, 8).unsqueeze(1)
     lost = {recipe: quantize(x, recipe) for recipe in ("tensorwise", "rowwise")}
     back = {recipe: e.rows.float() * e.rows_scale for recipe, e in lost.items()}
@@ -44,19 +52,34 @@ def test_rowwise_scales_keep_rows_of_very_different_size_apart() -> None:
     assert back["tensorwise"][0].abs().max() == 0  # too small for the one scale
 
 
-@pytest.mark.parametrize("dtype", [E4M3, E5M2])
-def test_the_largest_element_is_the_largest_number_and_zeros_stay_zeros(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("name", ["E4M3", "E5M2"])
+def test_the_largest_element_is_the_largest_number_and_zeros_stay_zeros(name: str) -> None:
+    import torch
+
+    from knee.parallelism.fp8 import casts
+    from knee.parallelism.fp8.linear import quantize
+
+    dtype = getattr(casts, name)
     x = torch.randn(16, 32)
-    assert quantize(x, "tensorwise", dtype).rows.float().abs().max() == LARGEST[dtype]
+    assert quantize(x, "tensorwise", dtype).rows.float().abs().max() == casts.LARGEST[dtype]
     assert quantize(torch.zeros(16, 32), "rowwise", dtype).columns.float().abs().max() == 0
 
 
 def test_columns_are_the_transpose_of_rows() -> None:
+    import torch
+
+    from knee.parallelism.fp8.casts import transposed
+    from knee.parallelism.fp8.linear import quantize
+
     e = quantize(torch.randn(16, 32), "tensorwise")
     assert torch.equal(transposed(e.rows).float(), e.columns.float())
 
 
 def test_narrow_weights_and_odd_widths_stay_in_16_bit() -> None:
+    import torch
+
+    from knee.parallelism.fp8.linear import Fp8Rules
+
     rules = Fp8Rules(smallest=1024)
     taken = {
         shape: rules.takes(torch.empty(shape, device="meta")) for shape in ((4096, 1024), (4096, 512), (4096, 1032))
@@ -65,6 +88,8 @@ def test_narrow_weights_and_odd_widths_stay_in_16_bit() -> None:
 
 
 def test_a_run_in_fp8_learns_as_one_in_fp32_does() -> None:
+    import torch
+
     from knee.parallelism.mesh import local_device, make_mesh
     from knee.parallelism.trainer import Trainer
 

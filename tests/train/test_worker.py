@@ -241,7 +241,13 @@ def test_means_over_ranks(tmp_path: Path) -> None:
                 "peak_reserved_bytes": 2.0,
                 "peak_rss_bytes": 3.0,
             },
-            "trace": {**times, "step_s": 1.0, "steps": 3, "notes": [], "comm_loads": [{**load, "load_s": 0.1 * rank}]},
+            "trace": {
+                **times,
+                "step_s": 1.0,
+                "steps": 3,
+                "notes": [],
+                "comm_loads": [{**load, "load_s": 0.1 * rank, "exposed_s": 0.04 * rank}],
+            },
         }
         for rank in range(2)
     ]
@@ -251,6 +257,7 @@ def test_means_over_ranks(tmp_path: Path) -> None:
     assert record["memory_bytes"] == 11.0
     assert record["power_w_per_gpu"] == 150.0
     assert record["comm_loads"][0]["load_s"] == pytest.approx(0.05)
+    assert record["comm_loads"][0]["exposed_s"] == pytest.approx(0.02)
     assert record["idle_s"] == 0.5
 
 

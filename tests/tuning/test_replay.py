@@ -10,6 +10,7 @@ import knee
 from knee.errors import KneeError
 from knee.tuning.published_jobs import PublishedJob, published_jobs
 from knee.tuning.replay import grid_order, random_orders, replay_job, simulator_order, trial_counts
+from knee.tuning.transfer_pairs import TransferPair, covered_frac, fitted_spread, transfer_errors
 from knee.validation.carried_set import carried_runs
 
 
@@ -58,3 +59,21 @@ def test_a_file_without_a_sweep_is_refused(tmp_path: Path) -> None:
     with pytest.raises(KneeError) as found:
         knee.replay_tuning(file)
     assert (found.value.code, found.value.field) == ("nothing-usable", "replay")
+
+
+def test_the_band_of_a_transfer_holds_on_pairs_that_it_was_not_fitted_on() -> None:
+    sources = ("internevo", "mlperf_training_v3.0", "mlperf_training_v3.1", "mlperf_training_v5.0")
+    runs = [run for run in carried_runs().runs if run.setting.source in sources]
+    (found,) = transfer_errors(runs)
+    assert (found.what, found.pairs, found.sources) == ("gpus", 26, 4)
+    assert found.median_error_frac < 0.03
+    assert 0.3 < (found.band_holds_frac or 0.0) < 1.0  # three of the sources are predicted far better than the fourth
+    assert transfer_errors(runs[:1]) == []
+
+    def pair(cohort: str, error: float) -> TransferPair:
+        return TransferPair(source="a", cohort=cohort, small=8, large=32, error=error)
+
+    pairs = [pair("a", 0.02), pair("a", -0.02), pair("b", 0.02), pair("b", 0.05)]
+    assert fitted_spread(pairs, without="b") == pytest.approx(0.02 / 2**0.5)
+    assert covered_frac(pairs) == 0.75  # 0.05 is beyond 1.645 standard deviations of 0.02
+    assert covered_frac(pairs[:2]) is None

@@ -22,9 +22,11 @@ from pathlib import Path
 run = Path(sys.argv[1])
 job = json.loads((run / "job.json").read_text())
 plan = job["plan"]
-if not (run.parents[1] / "killed").exists():  # a person kills the first run
-    (run.parents[1] / "killed").write_text("")
+try:
+    (run.parents[1] / "killed").touch(exist_ok=False)  # a person kills the first run
     sys.exit(1)
+except FileExistsError:
+    pass
 rate = 1000 / (1 + 0.3 * (plan["tp"] - 1)) / (1 + 0.2 * (plan["pp"] - 1)) * (1 - 0.1 / plan["micro_batch"])
 rate *= 0.8 if plan["recompute"] == "full" else 1.1 if job["compile"] else 1.0
 fits = plan["micro_batch"] < 8 or job["model"]["layers"] == 2
@@ -114,6 +116,8 @@ def test_runs_side_by_side_have_hosts_of_their_own(tmp_path: Path) -> None:
         ({"max_runs": 0}, "out-of-range", "max_runs"),
         ({"at_once": 2}, "out-of-range", "at_once"),
         ({"smaller_gpus": 8}, "out-of-range", "smaller_gpus"),
+        ({"smaller_gpus": 3}, "does-not-divide", "smaller_gpus"),
+        ({"smaller_gpus": 2, "max_gpu_hours": 1e-6}, "too-many-gpu-hours", "max_gpu_hours"),
     ],
 )
 def test_bad_input_is_one_sentence(tmp_path: Path, changed: dict[str, Any], code: str, field: str | None) -> None:
@@ -131,6 +135,7 @@ def test_what_the_end_of_a_run_tells() -> None:
 
     assert end({"tokens_per_s_per_gpu": 5.0}, state="done") == "ok"
     assert end({}, state="done") == "failed"
+    assert end({"tokens_per_s_per_gpu": float("inf")}, state="done") == "failed"
     assert end(state="oom", cause="memory", attempts=1) == "oom"
     assert end(state="failed", cause="lost_node", attempts=2) is None
     assert end(state="failed", cause="lost_node", attempts=3) == "failed"

@@ -42,12 +42,19 @@ def test_a_program_that_only_fails_ends_it(tmp_path: Path) -> None:
     [
         (("tune", "llama-tiny"), "--out is missing"),
         (("tune", "--replay", "published", "--gpus", "4"), "--gpus cannot be used with it"),
+        (("tune", "llama-tiny", "--replay", "published"), "JOB cannot be used with it"),
+        (("tune", "--replay", "published", "--max-runs", "3"), "--max-runs cannot be used with it"),
+        ((*JOB, "--out", "x", "--least-plans", "4"), "applies only to --replay"),
+        ((*JOB, "--out", ""), "--out '' is empty"),
+        ((*JOB, "--out", "x", "--steps", "0"), "--steps is 0; it must be at least 1"),
+        ((*JOB, "--out", "x", "--knobs", "none,compile"), "'none' is not one of"),
         ((*JOB, "--out", "x", "--within", "abc"), "is not a share"),
         ((*JOB, "--out", "x", "--knobs", "foo"), "'foo' is not one of"),
         (("tune", "status", "/"), "it is not the folder of `knee tune`"),
     ],
 )
-def test_bad_input(words: tuple[str, ...], said: str) -> None:
+def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str) -> None:
+    monkeypatch.chdir(tmp_path)
     found = CliRunner().invoke(main, words)
     assert found.exit_code == 2
     assert said in found.stderr

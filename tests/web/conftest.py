@@ -6,9 +6,7 @@ are offline, dark, small, without scripts or printed are one argument each. Wher
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,6 +18,8 @@ import pytest
 from click.testing import CliRunner
 
 from knee.cli import main
+from knee.studies.study_file import study_names
+from shared_studies import alone, ran_once
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -128,17 +128,14 @@ def shown(made: Made, open_page: Open) -> Callable[[str], Page]:
 
 
 @pytest.fixture(scope="session")
-def made(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Made:  # noqa: ARG001
+def made(chromium: str, studied: Path) -> Made:  # noqa: ARG001
     """One page of each kind, made once, by whichever of pytest's processes comes first."""
-    own = tmp_path_factory.getbasetemp()
-    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
-    folder = shared / "web"
+    folder = studied.with_name("web")
     said = folder / "said.txt"
-    with (shared / "web.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with alone(folder):
         if not said.exists():
-            last_line = _studies(folder / ALL, shared)
-            shutil.copytree(folder / ALL / "records", folder / "study" / "records")
+            last_line = _studies(folder / ALL, studied)
+            shutil.copytree(folder / ALL, folder / "study")  # records and drawn charts
             _knee("study", "run", *FEW, "--out", folder / "study")
             _report(folder / "report")
             _trace(folder / "trace")
@@ -152,13 +149,11 @@ def _knee(*args: str | Path) -> str:
     return result.stdout
 
 
-def _studies(out: Path, shared: Path) -> str:
-    """All studies; simulations that the paper's own tests made before are used again, as ``knee study`` would."""
-    with (shared / "paper.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for kept in ("records", ".kept"):
-            if (shared / "paper" / kept).is_dir():
-                shutil.copytree(shared / "paper" / kept, out / kept)
+def _studies(out: Path, studied: Path) -> str:
+    """All studies; simulations that other tests have made are used again, as ``knee study`` would."""
+    ran_once(study_names(), studied)
+    for kept in ("records", ".kept"):
+        shutil.copytree(studied / kept, out / kept)
     return _knee("study", "run", "--out", out).splitlines()[-1]
 
 

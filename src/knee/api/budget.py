@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from knee.budgets import frontier as fr
-from knee.budgets.budget_limits import check_dense, check_limits, refuse_nothing
+from knee.budgets.budget_limits import check_dense, check_limits, check_tokens_per_param, checked_mfu, refuse_nothing
 from knee.budgets.budget_run import BudgetLimits, BudgetRun
 from knee.budgets.budget_search import Problem
 from knee.budgets.equal_loss import even_sizes
 from knee.budgets.flop_counting import flop_choice
 from knee.budgets.model_family import LEAST_PARAMS, MOST_PARAMS, Family, family_of
 from knee.budgets.published_budgets import published_runs
-from knee.budgets.scaling_laws import assumed_mfu, batch_law, law_of
+from knee.budgets.rare_exchange import rare_exchange
+from knee.budgets.scaling_laws import batch_law, law_of
 from knee.budgets.throughput import Rates
 from knee.budgets.training_cost import checked_pue
 from knee.energy.carbon import CarbonGrid
@@ -45,6 +47,8 @@ from knee.specs.catalog import Source
 from knee.specs.constants import constant_source
 from knee.specs.defaults import DEFAULT_BATCH_LAW, DEFAULT_FAMILY, DEFAULT_GRID, DEFAULT_LAW, DEFAULT_SEQ_LEN
 from knee.specs.load import Loaded, make_job, split_overrides
+from knee.specs.model.split_rules import check_searched_exchanges
+from knee.specs.plan import SyncDtype
 from knee.trust.trust import Trust, trust_of
 from knee.units import short
 
@@ -77,13 +81,17 @@ def budget(
     pue: float | None = None,
     frontier: bool = False,
     sync_every: int = 1,
+    sync_fragments: int = 1,
+    sync_dtype: SyncDtype | None = None,
     progress: Progress | None = None,
 ) -> Budget:
     """Find the model with the lowest loss that a budget can train, communication included.
 
     ``gpus``, ``days``, ``usd``, ``mwh`` and ``tokens_max`` are limits; amounts may be text such as ``"2M"`` or
     ``"15T"``. ``model`` or ``params`` fixes the size; if ``model`` is a job file, it also sets the cluster and the
-    profile. ``frontier`` adds the loss against each limit with its knee, which takes some seconds more.
+    profile. ``frontier`` adds the loss against each limit with its knee, which takes some seconds more. ``sync_every``
+    adds the best run whose replicas exchange only every so many steps, with the loss that this costs by a published
+    law.
 
     If nothing can be trained, ``DoesNotFit`` is raised with a hint on what would help.
 
@@ -107,14 +115,7 @@ def budget(
         tokens_max=count_of("tokens_max", tokens_max),
     )
     check_limits(limits, priced=bool(where.spec.usd_per_gpu_h), max_gpus=where.spec.max_gpus, cluster=where.spec.name)
-    assumed = mfu if mfu is not None else assumed_mfu()[0]
-    if not 0 < assumed <= 1:
-        raise InputError(
-            f"{argument('mfu')} is {assumed:g}; it must be above 0 and at most 1",
-            hint="for example 0.4",
-            code="out-of-range",
-            field="mfu",
-        )
+    assumed = checked_mfu(mfu)
     problem = _problem(
         where.spec,
         how.spec,
@@ -129,14 +130,15 @@ def budget(
         batch_max=batch_max,
         progress=progress or silent,
     )
-    notes = (
-        []
-        if profile
-        else ["profile defaulted to eager; a faster software stack trains on more tokens in the same time"]
-    )
+    faster = "profile defaulted to eager; a faster software stack trains on more tokens in the same time"
+    notes = [] if profile else [faster]
     notes += [] if gpus is not None else [f"gpus defaulted to at most {limits.gpus:,}"]
+    ways = replace(problem.rates.fixed, sync_fragments=sync_fragments, sync_dtype=sync_dtype)
+    check_searched_exchanges(ways, sync_every)
     found = _solved(problem, limits, assumed, where, how, grid_of(grid), frontier=frontier)
-    return Budget(**found, mfu_given=mfu is not None, notes=notes, pue=pue_source(pue), sync_every=sync_every)
+    rare = rare_exchange(problem, limits, found["best"], sync_every, ways) if sync_every > 1 else None
+    found |= {"sync_every": sync_every, "rare_exchange": rare}
+    return Budget(**found, mfu_given=mfu is not None, notes=notes, pue=pue_source(pue))
 
 
 def _solved(
@@ -219,14 +221,7 @@ def _problem(
 ) -> Problem:
     found_law = law_of(law)
     shape = _model(model, params, family)
-    # also false for nan
-    if tokens_per_param is not None and not 0 < tokens_per_param < 1e9:
-        raise InputError(
-            f"{argument('tokens_per_param')} is {tokens_per_param:g}; it must be above 0 and below 1e9",
-            hint="Chinchilla used 20",
-            code="out-of-range",
-            field="tokens_per_param",
-        )
+    check_tokens_per_param(tokens_per_param)
     first = shape or family.ladder()[0]
     check_dense(first, found_law.name)
     # a job that every model has, to refuse what cannot be simulated in words

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -13,26 +12,22 @@ from knee.errors import DoesNotFit, InputError, argument
 from knee.inputs.amounts import Amount, training_of
 from knee.inputs.argument_types import checked_arguments
 from knee.inputs.plan_request import searched_parts
-from knee.inputs.request import (
-    ClusterLike,
-    ModelLike,
-    Overrides,
-    ProfileLike,
-    pairs_of,
-)
+from knee.inputs.request import ClusterLike, ModelLike, Overrides, ProfileLike, pairs_of
 from knee.limits import MOST_LISTED_PLANS
 from knee.progress import Progress, silent
 from knee.results.plan_result import PlanSearch
+from knee.results.plans.ranked_plan import RankedPlan, tell_better
+from knee.search.collective_choice import searched_collectives
 from knee.search.nearest_plan import no_plan, nothing_fits
 from knee.search.plan_filter import NUMBERS, WORDS
 from knee.search.plan_search import RANKED, SearchResult, search
 from knee.search.robust import robust
 from knee.search.space import Space
 from knee.search.space_tables import whole_table
-from knee.specs import Plan
 from knee.specs.choices import Objective
 from knee.specs.defaults import DEFAULT_GRID
 from knee.specs.hardware import Precision
+from knee.specs.model.split_rules import check_searched_exchanges
 from knee.specs.plan import (
     Collectives,
     Dispatcher,
@@ -65,7 +60,7 @@ def plan(
     fp8_recipe: Fp8Recipe | None = None,
     reduce_dtype: ReduceDtype | None = None,
     state_dtype: StateDtype | None = None,
-    sync_every: int = 1,
+    sync_every: int | None = None,
     sync_fragments: int | None = None,
     sync_dtype: SyncDtype | None = None,
     collectives: Collectives | None = None,
@@ -90,14 +85,17 @@ def plan(
     grid: str = DEFAULT_GRID,
     pue: float | None = None,
     progress: Progress | None = None,
+    on_better: Callable[[RankedPlan], None] | None = None,
 ) -> PlanSearch:
     """Find the best parallel plan among all valid plans.
 
     ``model`` is the same as for ``knee.simulate``. If it is a job file, the search keeps the data types of its plan and
     replaces the rest. ``dispatcher``, ``ep_overlap``, ``routing``, ``imbalance`` and ``capacity_factor`` say how tokens
-    reach the experts of all plans. ``sharding``, ``schedule``, ``recompute`` and ``micro_batch`` list the values to
-    consider; ``only`` is a condition such as ``"pp == 1 and tp <= 8"``. ``progress`` is called with the current
-    activity and the share that is done; an exception that it raises ends the search.
+    reach the experts of all plans. ``collectives`` left out tries both kinds where the job crosses a slow tier of the
+    network. ``sharding``, ``schedule``, ``recompute`` and ``micro_batch`` list the values to consider; ``only`` is a
+    condition such as ``"pp == 1 and tp <= 8"``. ``progress`` is called with the current activity and the share that is
+    done; an exception that it raises ends the search. ``on_better`` is called with each plan that is better than all
+    before it, while the search runs.
 
     If ``tokens`` is given, ``training`` has the cost of the whole run, as in ``knee.simulate``.
 
@@ -132,24 +130,22 @@ def plan(
         "collectives": collectives,
         "capacity_factor": capacity_factor,
     }
-    space = Space(
-        model=parts.model,
-        gpus=parts.gpus,
-        global_batch=parts.global_batch,
-        seq_len=parts.seq_len,
-        fixed=Plan(**parts.types | {name: value for name, value in types.items() if value is not None}),
-        sync_every=sync_every,
+    every = parts.sync_every if sync_every is None else sync_every
+    space = parts.space(
+        types,
+        sync_every=every,
+        collectives=() if collectives else searched_collectives(parts.cluster, parts.gpus),
         max_tp=max_tp,
         max_pp=max_pp,
         max_cp=max_cp,
         max_ep=max_ep,
         modules=tuple(recompute_modules),
-        shardings=tuple(sharding),
-        schedules=tuple(schedule),
-        recomputes=tuple(recompute),
-        micro_batches=tuple(micro_batch),
-        attention_again=parts.profile.attention == "unfused" or "attention" in recompute,
+        sharding=sharding,
+        schedule=schedule,
+        recompute=recompute,
+        micro_batch=micro_batch,
     )
+    check_searched_exchanges(space.fixed, every)
     found = search(
         space,
         parts.cluster,
@@ -159,6 +155,7 @@ def plan(
         keep=max(top, RANKED),
         front=True,
         progress=progress or silent,
+        watch=None if on_better is None else tell_better(on_better, objective, parts.cluster.gpu.hbm_bytes),
     )
     if not len(found):
         raise _none_fits(found, space, only)
@@ -169,9 +166,17 @@ def _none_fits(found: SearchResult, space: Space, only: str | None) -> DoesNotFi
     if found.plans:
         words, hint = nothing_fits(found)
         return DoesNotFit(words, hint=hint, code="no-plan-fits")
-    limits: dict[str, Any] = dict.fromkeys(("max_tp", "max_pp", "max_cp", "max_ep"))
-    limits |= dict.fromkeys(("shardings", "schedules", "recomputes", "micro_batches"), ())
-    whole = replace(space, **limits)
+    whole = replace(
+        space,
+        max_tp=None,
+        max_pp=None,
+        max_cp=None,
+        max_ep=None,
+        shardings=(),
+        schedules=(),
+        recomputes=(),
+        micro_batches=(),
+    )
     table = whole_table(whole)
     if len(table):
         return DoesNotFit(

@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from knee.errors import DoesNotFit, InputError, KneeError, argument
+from knee.errors import DoesNotFit, InputError, argument
 from knee.inputs.amounts import Amount, training_of
 from knee.inputs.argument_types import checked_arguments
 from knee.inputs.arguments import checked_plan
+from knee.inputs.memory_saving import fitting_change
 from knee.inputs.request import ClusterLike, ModelLike, Overrides, ProfileLike, Request, pairs_of, request
 from knee.limits import LONGEST_TRACE_NS
 from knee.record.measurement import Measurement
 from knee.results.result import Result
-from knee.single import events_of
-from knee.single import simulate as simulate_job
+from knee.simulator import EvaluatedStep
+from knee.single import evaluated, events_of, measurement_of
 from knee.specs import Job
 from knee.specs.defaults import DEFAULT_CONVENTION, DEFAULT_GRID
-from knee.specs.plan import RECOMPUTES
 from knee.trust.answer_record import record_of
 from knee.trust.trust import Trust, trust_of
 from knee.units import show
 
 if TYPE_CHECKING:
-    from knee.why import WhyLine
+    from knee.why.chain import WhyLine
 
 TRACED_PASSES = 2**16
 """Most layers times microbatches of a trace: already gigabytes with eager kernels."""
@@ -45,6 +43,8 @@ class Simulation(Result, Measurement):
     overrides: tuple[tuple[str, str], ...] = ()
     training: dict[str, Any] | None = None
     """What training on ``tokens`` takes: days, GPU-hours, dollars, MWh and CO2e; None where no tokens were given."""
+    evaluated: EvaluatedStep = field(compare=False)
+    """Everything on the way to the answer: what ``why`` and drawings are made from."""
 
     def to_dict(self, *, why: bool = False) -> dict[str, Any]:
         """Plain data, as ``knee simulate --json`` prints it; with ``why``, it includes the lines of ``why()``."""
@@ -61,14 +61,18 @@ class Simulation(Result, Measurement):
     @property
     def measurement(self) -> Measurement:
         """Only the step, without job and trust."""
-        return Measurement(**{field.name: getattr(self, field.name) for field in fields(Measurement)})
+        return Measurement(**{one.name: getattr(self, one.name) for one in fields(Measurement)})
 
     @np.errstate(all="ignore")
     def why(self) -> list[WhyLine]:
         """The formulas, constants and sources behind the answer, one line each; ``depth`` is the indentation."""
-        from knee.why import explain
+        from knee.why.months import explain_run
+        from knee.why.step import explain
 
-        return explain(self.job, self.request.sources, convention=self.flop_convention)
+        lines = explain(self.job, self.request.sources, convention=self.flop_convention, step=self.evaluated)
+        if self.training is not None:
+            lines += explain_run(self.job, self.request.sources, self.training, step_s=self.step_s)
+        return lines
 
     @checked_arguments
     def write_trace(self, path: str | Path) -> list[Path]:
@@ -144,18 +148,21 @@ def simulate(
     sizes = {"gpus": gpus, "global_batch": global_batch, "local_batch": local_batch, "seq_len": seq_len}
     pairs = pairs_of(overrides)
     asked = request(model, cluster=cluster, profile=profile, sizes=sizes, plan=checked_plan(plan), overrides=pairs)
-    found = _finite(asked, flop_convention)
-    values = {field.name: getattr(found, field.name) for field in fields(Measurement)}
+    found, step = _finite(asked, flop_convention)
+    values = {one.name: getattr(found, one.name) for one in fields(Measurement)}
     trust, job = trust_of(asked.job, asked.given), asked.job
     training = None if whole_run is None else whole_run.answer(found, job.model, job.cluster, job.gpus, trust.band)
-    return Simulation(**values, job=job, trust=trust, request=asked, overrides=tuple(pairs), training=training)
+    return Simulation(
+        **values, job=job, trust=trust, request=asked, overrides=tuple(pairs), training=training, evaluated=step
+    )
 
 
-def _finite(asked: Request, convention: str) -> Measurement:
+def _finite(asked: Request, convention: str) -> tuple[Measurement, EvaluatedStep]:
     """The answer; values that no computer can multiply are refused in words."""
     try:
         with np.errstate(all="ignore"):
-            found = simulate_job(asked.job, convention=convention, assumptions=asked.assumptions)
+            step = evaluated(asked.job, convention)
+            found = measurement_of(step, 0, asked.job, convention=convention, assumptions=asked.assumptions)
         finite = found.step_s > 0 and _is_finite(found.as_json())
     except OverflowError:
         finite = False
@@ -165,7 +172,7 @@ def _finite(asked: Request, convention: str) -> Measurement:
             hint=f"check the values in {argument('overrides')}, in your files and in the options",
             code="not-finite",
         )
-    return found
+    return found, step
 
 
 def _is_finite(data: Any) -> bool:
@@ -175,33 +182,3 @@ def _is_finite(data: Any) -> bool:
     if isinstance(data, (list, tuple)):
         return all(map(_is_finite, data))
     return not isinstance(data, float) or math.isfinite(data)
-
-
-def fitting_change(asked: Request) -> dict[str, Any] | None:
-    """The fastest of the simplest changes of the plan that fit; None where none does."""
-    for group in _memory_saving_changes(asked.job):
-        fitting: list[tuple[float, dict[str, Any]]] = []
-        for changes in group:
-            with suppress(KneeError):
-                found = simulate_job(asked.with_options(**changes))
-                if found.fits:
-                    fitting.append((found.tokens_per_s, changes))
-        if fitting:
-            return max(fitting, key=lambda pair: pair[0])[1]
-    return None
-
-
-def _memory_saving_changes(job: Job) -> Iterator[list[dict[str, Any]]]:
-    """Changes of the plan that save memory: first within its degrees, then with more tp, then with more pp."""
-    plan = job.plan
-    micro: list[dict[str, Any]] = [{}, {"micro_batch": 1}] if plan.micro_batch > 1 else [{}]
-    again: list[dict[str, Any]] = [{}, *({"recompute": r} for r in RECOMPUTES[RECOMPUTES.index(plan.recompute) + 1 :])]
-    shard: list[dict[str, Any]] = [{}, {"sharding": "fsdp"}] if plan.sharding != "fsdp" else [{}]
-    within = [{**a, **b, **c} for a in shard for b in micro for c in again]
-    yield within[1:]
-    for tp in (2, 4, 8):
-        if plan.tp < tp <= job.cluster.node.gpus:
-            yield [{"tp": tp, **changes} for changes in within]
-    for pp in (2, 4, 8, 16):
-        if plan.pp < pp:
-            yield [{"tp": max(plan.tp, 8), "pp": pp, **changes} for changes in within]

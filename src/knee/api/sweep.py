@@ -12,10 +12,9 @@ from knee.files import real_path
 from knee.inputs.argument_types import checked_arguments
 from knee.launch.environment import redacted, stored_site
 from knee.launch.run_status import STATES, Status
-from knee.launch.site import Site, in_folder
+from knee.launch.site import Site
 from knee.launch.sweep_folder import Sweep, SweepRun, locked, read_sweep
 from knee.limits import MOST_RUNS
-from knee.parallelism.trainer_job import LONGEST_TIMEOUT_S
 from knee.progress import Progress, watched
 from knee.results.sweep_result import SweepPlan, SweepStatus
 from knee.specs.catalog import did_you_mean
@@ -32,6 +31,7 @@ from knee.sweeps.job_for_trainer import RunSettings
 from knee.sweeps.launchers import refusal_by, require_launcher
 from knee.sweeps.new_sweep import prepare_folder
 from knee.sweeps.preflight import RequestedRun, plan_runs
+from knee.sweeps.request_checks import check_container, check_run_numbers, checked_folder, not_in_range, program_paths
 
 OnRun = Callable[[int, int, SweepRun, Status], None]
 """Called when a run starts, ends or is left out: its number, of how many, the run, and its status."""
@@ -77,29 +77,11 @@ def prepare_sweep(
     >>> plan.estimate.runs_to_start > 0
     True
     """
-    site, folder = site or Site(), real_path(out)
-    _check_numbers(steps, warmup, trace_steps, pack, timeout_s, max_gpu_hours)
-    if any(ord(letter) < 32 for letter in str(folder)):
-        raise InputError(
-            f"{argument('out')} {str(out)!r} contains a line break",
-            hint="name another folder",
-            code="not-a-folder-name",
-            field="out",
-        )
-    if Path(out).exists() and not Path(out).is_dir():
-        text = f"{out} cannot be created: a file with that name exists"
-        raise InputError(text, hint="name another folder", code="not-a-folder", field="out")
-    if site.container_runtime == "pyxis" and launcher != "slurm":
-        raise InputError(
-            f"pyxis needs Slurm, but {argument('launcher')} is {launcher}",
-            hint=f"use {argument('container_runtime')} apptainer, or {argument('launcher')} slurm",
-            code="contradiction",
-            field="container_runtime",
-        )
-    # runs start in other folders than this one
-    program = [
-        in_folder(word, Path(), bare=at > 0) if Path(word).is_file() else word for at, word in enumerate(program)
-    ]
+    site, folder = site or Site(), checked_folder(out)
+    check_run_numbers(steps, warmup, trace_steps, timeout_s)
+    _check_numbers(pack, max_gpu_hours)
+    check_container(site, launcher)
+    program = program_paths(program)
     forget_files()
     requested = requested_runs(str(grid), overrides, progress)
     if check_launcher:
@@ -266,27 +248,12 @@ def _requested_run(point: StudyPoint, *, weak: bool) -> RequestedRun:
         return replace(one, why=error.message)
 
 
-def _check_numbers(
-    steps: int | None,
-    warmup: int | None,
-    trace_steps: int,
-    pack: int,
-    timeout_s: float,
-    max_gpu_hours: float | None,
-) -> None:
-    counts = (("steps", steps, 1), ("warmup", warmup, 0), ("trace_steps", trace_steps, 0), ("pack", pack, 1))
-    for name, value, least in counts:
-        if value is not None and value < least:
-            raise _out_of_range(name, str(value), f"it must be at least {least}")
-    if not 0 < timeout_s <= LONGEST_TIMEOUT_S:
-        raise _out_of_range("timeout_s", f"{timeout_s:g}", f"it must be positive and at most {LONGEST_TIMEOUT_S:,.0f}")
+def _check_numbers(pack: int, max_gpu_hours: float | None) -> None:
+    if pack < 1:
+        raise not_in_range("pack", str(pack), "it must be at least 1")
     if max_gpu_hours is not None and not max_gpu_hours >= 0:
         rule = "it cannot be negative" if max_gpu_hours < 0 else "it must be a number"
-        raise _out_of_range("max_gpu_hours", f"{max_gpu_hours:g}", rule)
-
-
-def _out_of_range(name: str, value: str, rule: str) -> InputError:
-    return InputError(f"{argument(name)} is {value}; {rule}", code="out-of-range", field=name)
+        raise not_in_range("max_gpu_hours", f"{max_gpu_hours:g}", rule)
 
 
 def _check_states(states: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from typing import IO, Any
 from knee.errors import DoesNotFit, InputError, NotWritten, RunFailed, argument, either
 from knee.files import real_path, write_text
 from knee.inputs.request import ModelLike
-from knee.inputs.state_request import run_folder
+from knee.inputs.state_request import checked_to_go_on, run_folder
 from knee.inputs.trainer_request import Say, trainer_job, under_torchrun
 from knee.parallelism.trainer_job import AUTO, TrainJob
 from knee.probe.machine_facts import need_torch
@@ -133,7 +133,7 @@ def train(
             field="out",
         )
     folder = Path("runs") / f"{job.model.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}" if out is None else Path(out)
-    job = replace(job, out=str(real_path(folder)))
+    job = checked_to_go_on(replace(job, out=str(real_path(folder))))
     if under_torchrun():
         record, code = run_one_rank(job, folder, force=force)
         return TrainedRun(record=record, out=folder, rank_code=code)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from knee.budgets.budget_run import BudgetLimits
 from knee.budgets.budget_search import Problem
+from knee.budgets.scaling_laws import assumed_mfu
 from knee.errors import DoesNotFit, InputError, argument
 from knee.specs.model import Model
 from knee.units import short
@@ -21,6 +22,31 @@ def check_dense(model: Model, law: str) -> None:
             "cost and energy without a loss",
             code="not-modelled",
             field="model.experts",
+        )
+
+
+def checked_mfu(given: float | None) -> float:
+    """The share of the peak that counting FLOP assumes: given, or the catalogue's."""
+    mfu = given if given is not None else assumed_mfu()[0]
+    if not 0 < mfu <= 1:
+        raise InputError(
+            f"{argument('mfu')} is {mfu:g}; it must be above 0 and at most 1",
+            hint="for example 0.4",
+            code="out-of-range",
+            field="mfu",
+        )
+    return mfu
+
+
+def check_tokens_per_param(given: float | None) -> None:
+    """Refuse a ratio that no run has."""
+    # also false for nan
+    if given is not None and not 0 < given < 1e9:
+        raise InputError(
+            f"{argument('tokens_per_param')} is {given:g}; it must be above 0 and below 1e9",
+            hint="Chinchilla used 20",
+            code="out-of-range",
+            field="tokens_per_param",
         )
 
 

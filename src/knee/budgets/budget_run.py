@@ -6,13 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from knee.budgets.throughput import Rate
-from knee.budgets.training_cost import DAY_S
 from knee.energy.carbon import J_PER_KWH
 from knee.specs.model import Model
+from knee.units import DAY_S, HOUR_S
 
 Name = Literal["days", "usd", "mwh", "tokens_max", "tokens_per_param"]
 J_PER_MWH = 1e3 * J_PER_KWH
-HOUR_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +57,11 @@ class BudgetRun:
     def gpus(self) -> int:
         """That train it."""
         return self.rate.gpus
+
+    @property
+    def step_s(self) -> float:
+        """Of one step."""
+        return self.batch_tokens / self.rate.tokens_per_s
 
     @property
     def days(self) -> float:

@@ -12,15 +12,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice, starmap
 
-from knee.budgets.budget_run import HOUR_S, J_PER_MWH, BudgetLimits, BudgetRun, Name
+from knee.budgets.budget_run import J_PER_MWH, BudgetLimits, BudgetRun, Name
 from knee.budgets.gpu_counts import doublings, ladder, rounded
 from knee.budgets.model_family import Family
 from knee.budgets.scaling_laws import BatchLaw, Law
 from knee.budgets.throughput import Asked, Rate, Rates
-from knee.budgets.training_cost import DAY_S
 from knee.progress import Progress, silent
 from knee.specs.model import Model
-from knee.units import short
+from knee.units import DAY_S, HOUR_S, short
 from knee.workload.parameters import parameter_count
 
 Candidate = tuple[int, Model]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from knee.budgets.budget_run import HOUR_S, J_PER_MWH, BudgetLimits, BudgetRun
+from knee.budgets.budget_run import J_PER_MWH, BudgetLimits, BudgetRun
 from knee.budgets.budget_search import Problem
 from knee.budgets.scaling_laws import FLOP_PER_PARAM_TOKEN, Law
-from knee.budgets.training_cost import DAY_S
 from knee.specs.model import Model
+from knee.units import DAY_S, HOUR_S
 from knee.workload.parameters import parameter_count
 
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from knee.budgets.budget_run import HOUR_S, J_PER_MWH, BudgetLimits, BudgetRun, Name
+from knee.budgets.budget_run import J_PER_MWH, BudgetLimits, BudgetRun, Name
 from knee.budgets.budget_search import Problem
 from knee.budgets.model_family import STEPS_PER_DOUBLING
 from knee.budgets.scaling_laws import Law
-from knee.budgets.training_cost import DAY_S
 from knee.specs.defaults import THRESHOLD
 from knee.specs.model import Model
+from knee.units import DAY_S, HOUR_S
 
 Axis = Literal["days", "usd", "mwh", "co2e_kg"]
 AXES: tuple[Axis, ...] = ("days", "usd", "mwh", "co2e_kg")

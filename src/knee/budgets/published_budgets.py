@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from knee.budgets.budget_run import HOUR_S
 from knee.budgets.scaling_laws import FLOP_PER_PARAM_TOKEN
 from knee.budgets.throughput import Rate, Rates
 from knee.reliability.goodput import goodput_of
 from knee.specs.catalog import ROOT, read_toml
 from knee.specs.load import load_cluster, load_model, load_profile
+from knee.units import HOUR_S
 from knee.workload.parameters import parameter_count
 
 WITHIN_FRAC = 0.25

@@ -2,92 +2,100 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-import numpy as np
-
-from knee.budgets.budget_run import HOUR_S, BudgetLimits, BudgetRun
+from knee.budgets.budget_run import BudgetLimits, BudgetRun
 from knee.budgets.budget_search import Problem
-from knee.budgets.training_cost import DAY_S
-from knee.search.plan_search import search
-from knee.search.space import Space
+from knee.budgets.scaling_laws import Law
 from knee.specs.plan import Plan
-from knee.workload.outer_sync_loss import loss_ratio
-
-RANKED = 64
-"""Fastest plans that are weighed."""
+from knee.workload.outer_sync_loss import fitted_replicas, loss_ratio, outside_fit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RareExchange:
-    """The best run's model with the plan of the lowest loss among those with replicas that run apart."""
+    """The best run within the same limits whose replicas run apart: its size, GPUs, batch and plan chosen anew."""
 
     sync_every: int
-    gpus: int
-    plan: Plan
     replicas: int
+    gpus: int
+    global_batch: int
+    params: int
+    plan: Plan
     tokens_per_s: float
     tokens: float
+    days: float
+    cost_usd: float | None
     loss_ratio: float
     """Loss with the replicas over that of data parallelism, by the law."""
     loss: float
     gained: float
-    """Loss that is saved; negative if every step is better."""
+    """Loss that is saved; negative if an exchange in every step is better."""
+    extrapolated: tuple[str, ...]
+    """What is outside the runs that the law was fitted to; empty if nothing is."""
 
 
-def rare_exchange(problem: Problem, limits: BudgetLimits, best: BudgetRun, sync_every: int) -> RareExchange | None:
-    """The same model with an exchange every ``sync_every`` steps, on the best run's GPUs and on all; None if no plan
-    has replicas.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaLaw(Law):
+    """A scaling law of models that are trained by replicas.
 
-    Formula: loss = L(N, D) r(N, M)
-    Where:   L the budget's scaling law, D the tokens that the plan trains on within the limits of days and dollars,
-             r the law of M replicas
+    Formula: L(N, D) r(N, M)
     Source:  r as ``workload.outer_sync_loss``
-    Valid:   the batch is at most the best run's critical batch size; a limit of energy is not checked
+    Valid:   where both laws are; r was fitted to 20 tokens per parameter
     """
-    runs = [run for gpus in {best.gpus, limits.gpus} for run in _runs(problem, limits, best, gpus, sync_every)]
-    return min(runs, key=lambda run: run.loss, default=None)
+
+    replicas: int
+
+    def loss(self, params: Any, tokens: Any, values: Any = None) -> Any:
+        """Of the law without replicas, times their ratio."""
+        return Law.loss(self, params, tokens, values) * loss_ratio(params, self.replicas)
+
+    def tokens_for(self, loss: float, params: float) -> float:
+        """The tokens after which so many parameters reach a loss with the replicas."""
+        return Law.tokens_for(self, loss / loss_ratio(params, self.replicas), params)
 
 
-def _runs(
-    problem: Problem, limits: BudgetLimits, best: BudgetRun, gpus: int, sync_every: int
-) -> Iterator[RareExchange]:
-    rates = problem.rates
-    most = int(best.critical_batch_tokens // rates.seq_len)
-    batch = best.rate.global_batch if gpus == best.gpus else most // gpus * gpus
-    if batch < 1:
-        return
-    space = Space(
-        model=best.model,
-        gpus=gpus,
-        global_batch=batch,
-        seq_len=rates.seq_len,
-        fixed=rates.fixed,
+def rare_exchange(
+    problem: Problem, limits: BudgetLimits, best: BudgetRun, sync_every: int, fixed: Plan
+) -> RareExchange | None:
+    """The run of the lowest loss with an exchange every ``sync_every`` steps, in the fragments and the type of
+    ``fixed``; None if no plan has replicas.
+
+    The search is that of the budget, over sizes, GPU counts and batches, once for each number of replicas that the law
+    was fitted to. The critical batch size is that of data parallelism.
+    """
+    found = []
+    for replicas in fitted_replicas():
+        run = _with_replicas(problem, fixed, sync_every, replicas).optimum(limits)
+        if run is not None:
+            found.append((run.loss, replicas, run))
+    if not found:
+        return None
+    loss, replicas, run = min(found, key=lambda one: one[:2])
+    return RareExchange(
         sync_every=sync_every,
-        shardings=("ddp", "hsdp", "fsdp_no_reshard", "zero1"),
-        max_cp=1,
+        replicas=replicas,
+        gpus=run.gpus,
+        global_batch=run.rate.global_batch,
+        params=run.params,
+        plan=run.rate.plan,
+        tokens_per_s=run.rate.tokens_per_s,
+        tokens=run.tokens,
+        days=run.days,
+        cost_usd=run.cost_usd,
+        loss_ratio=loss_ratio(run.counted, replicas),
+        loss=loss,
+        gained=best.loss - loss,
+        extrapolated=tuple(outside_fit(run.counted, replicas, sync_every=sync_every)),
     )
-    with np.errstate(all="ignore"):
-        found = search(space, rates.cluster, rates.profile, only="dp_replicate > 1", keep=RANKED)
-    price = rates.cluster.usd_per_gpu_h
-    time_s = np.inf if limits.days is None else limits.days * DAY_S
-    if limits.usd is not None and price:
-        time_s = min(time_s, limits.usd / price / gpus * HOUR_S)
-    time_s = time_s if np.isfinite(time_s) else best.time_s
-    for row in range(min(len(found), RANKED)):
-        plan, speed = found.table.plan(row), float(found.results.tokens_per_s[row])
-        tokens = min(speed * time_s, limits.tokens_max or np.inf)
-        ratio = loss_ratio(best.params, plan.dp_replicate)
-        loss = float(problem.law.loss(best.counted, tokens)) * ratio
-        yield RareExchange(
-            sync_every=sync_every,
-            gpus=gpus,
-            plan=plan,
-            replicas=plan.dp_replicate,
-            tokens_per_s=speed,
-            tokens=float(tokens),
-            loss_ratio=ratio,
-            loss=loss,
-            gained=best.loss - loss,
-        )
+
+
+def _with_replicas(problem: Problem, fixed: Plan, sync_every: int, replicas: int) -> Problem:
+    """The same question of models that so many replicas train."""
+    law = problem.law
+    values = {name: getattr(law, name) for name in Law.__dataclass_fields__}
+    return replace(
+        problem,
+        rates=problem.rates.apart(fixed, sync_every, replicas),
+        law=ReplicaLaw(**values, replicas=replicas),
+    )

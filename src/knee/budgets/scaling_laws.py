@@ -15,7 +15,7 @@ from knee.errors import InputError
 from knee.specs.catalog import ROOT, did_you_mean, read_toml
 from knee.specs.defaults import DEFAULT_BATCH_LAW
 from knee.specs.model import Model
-from knee.units import short
+from knee.units import amount, short
 from knee.workload.parameters import embedding_tensors, head_tensors, parameter_count
 
 FLOP_PER_PARAM_TOKEN = 6.0
@@ -155,7 +155,7 @@ def _beyond(what: str, value: float, ends: Range) -> str:
         return ""
     times, end = (value / ends[1], ends[1]) if value > ends[1] else (ends[0] / value, ends[0])
     way = "times the largest" if value > ends[1] else "times smaller than the smallest"
-    return f"{short(value)} {what} are {times:.3g} {way} value that it was fitted to ({short(end)})"
+    return f"{short(value)} {what} are {amount(times)} {way} value that it was fitted to ({short(end)})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

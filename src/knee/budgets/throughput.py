@@ -122,6 +122,10 @@ class Rates:
     profile: Profile
     seq_len: int
     fixed: Plan = field(default_factory=Plan)
+    sync_every: int = 1
+    """Steps between exchanges of replicas."""
+    replicas: int | None = None
+    """Of all plans, where that is given."""
     known: dict[tuple[Model, Key], Rate | None] = field(default_factory=dict)
     """None: no plan fits, or none is."""
     ceilings: dict[tuple[Model, Key], float] = field(default_factory=dict)
@@ -134,6 +138,11 @@ class Rates:
     """What is known of the plans of a model, count and batch; None: there are none."""
     undivided: PlanTable | None = None
     """Plans of one GPU."""
+
+    def apart(self, fixed: Plan, sync_every: int, replicas: int) -> Rates:
+        """The same of plans with so many replicas that exchange only every few steps; nothing is known of them yet."""
+        same = {name: getattr(self, name) for name in ("cluster", "profile", "seq_len")}
+        return Rates(**same, fixed=fixed, sync_every=sync_every, replicas=replicas)
 
     @property
     def plans(self) -> int:
@@ -249,6 +258,7 @@ class Rates:
             schedules=("zero_bubble",),
             recomputes=("none", "full"),
             micro_batches=MICRO_BATCHES,
+            sync_every=self.sync_every,
         )
 
     def _table(self, model: Model, gpus: int, batch: int) -> PlanTable | None:
@@ -262,7 +272,7 @@ class Rates:
     def _lean(self, table: PlanTable) -> Bools:
         """Few shard sizes; pipelines without a bubble, which gather nothing again, with small micro-batches."""
         shards = np.isin(table.dp_shard * table.tp * table.cp, (*SHARD_GPUS, self.cluster.node.gpus))
-        shards |= table.dp_replicate == 1
+        shards = shards | (table.dp_replicate == 1) if self.replicas is None else table.dp_replicate == self.replicas
         split = (table.tp == 1) | table.sequence_parallel | (self.seq_len // table.cp % table.tp > 0)
         piped = table.pp > 1
         reshards = np.isin(table.sharding, [SHARDINGS.index(name) for name in RESHARDING])

@@ -14,8 +14,8 @@ from knee.reliability.whole_run import run_with_failures
 from knee.specs.constants import constant
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
+from knee.units import DAY_S, HOUR_S
 
-DAY_S = 86_400.0
 J_PER_MWH = 1e3 * J_PER_KWH
 MOST_PUE = 10.0
 # commas only between groups of three: 1,5T is one and a half to who writes it, and would be read as fifteen
@@ -102,7 +102,7 @@ class TrainingQuestion:
             "days": bill.days,
             "low_days": low,
             "high_days": high,
-            "gpu_hours": bill.time_s / 3600.0 * gpus,
+            "gpu_hours": bill.time_s / HOUR_S * gpus,
             "cost_usd": bill.cost_usd,
             "energy_mwh": total,
             **parts,

@@ -15,6 +15,7 @@ import numpy as np
 from knee.arrays import Floats
 from knee.specs.constants import constant
 from knee.specs.hardware import Cluster
+from knee.units import DAY_S
 
 DAYS = 90.0
 TOKENS_PER_PARAM = 20.0
@@ -67,7 +68,7 @@ def largest_run(
     step_s = _step_s(cluster, params, layers, batch, tp, pp, dp, m, latency_frac)
     gpus = tp * pp * dp
     used = 6.0 * params * batch / (gpus * cluster.gpu.half_flop_per_s * step_s)
-    in_time = TOKENS_PER_PARAM * params / batch * step_s <= days * 86_400.0
+    in_time = TOKENS_PER_PARAM * params / batch * step_s <= days * DAY_S
     if not in_time.any():
         empty = dict.fromkeys(("utilisation_frac", "gpus", "tp", "pp", "dp"))
         return LargestRun(flop=flop, params=params, batch_tokens=batch, **empty)

@@ -93,13 +93,23 @@ def check_model(checkpoint: Path, state: Mapping[str, Any], job: TrainJob, field
     saved, asked = state["job"].get("model", {}), json.loads(json.dumps(asdict(job.model)))
     other = [name for name in asked if name not in NOT_COMPARED and saved.get(name) != asked[name]]
     if other:
-        shown = ", ".join(f"{name} {saved.get(name)} and not {asked[name]}" for name in other[:3])
+        shown = ", ".join(difference(name, saved.get(name), asked[name]) for name in other[:3])
         raise InputError(
             f"{checkpoint} is of the model {saved.get('name')}, which has {shown}",
-            hint=f"train the model {saved.get('name')}, or give {argument(field)} a checkpoint of {job.model.name}",
+            hint=f"train the model of the checkpoint, or give {argument(field)} a checkpoint of this one",
             code="other-model",
             field=field,
         )
+
+
+def difference(name: str, saved: Any, asked: Any) -> str:
+    """How a field of two models differs; tables such as experts by their first field that does."""
+    if isinstance(saved, dict) and isinstance(asked, dict):
+        inner = next(key for key in {**asked, **saved} if saved.get(key) != asked.get(key))
+        return difference(f"{name}.{inner}", saved.get(inner), asked.get(inner))
+    if isinstance(saved, dict) or isinstance(asked, dict):
+        return name if isinstance(saved, dict) else f"no {name}"
+    return f"{name} {saved} and not {asked}"
 
 
 def check_resumable(checkpoint: Path, state: Mapping[str, Any], job: TrainJob) -> None:

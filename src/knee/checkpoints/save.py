@@ -174,4 +174,6 @@ def _reason(error: BaseException) -> str:
     """One sentence about a failure: torch's exception has those of all ranks."""
     failures = getattr(error, "failures", None) or {}
     first = next((pair[0] for pair in failures.values()), error)
-    return str(getattr(first, "strerror", None) or first).strip().splitlines()[0][:300]
+    text = str(getattr(first, "strerror", None) or first).strip().splitlines()[0][:300]
+    # torch's writer of files counts what was written, and does not say why it was less
+    return "a file could not be written whole, as on a full disk" if "inline_container" in text else text

@@ -12,8 +12,9 @@ import click
 
 from knee.cli.options import job_options
 from knee.cli.options.plan_options import option
-from knee.cli.options.sections import Sectioned
+from knee.cli.options.sections import Sectioned, Word
 from knee.specs.defaults import DEFAULT_BATCH_LAW, DEFAULT_FAMILY, DEFAULT_GRID, DEFAULT_LAW, DEFAULT_SEQ_LEN
+from knee.specs.plan import SYNC_DTYPES
 
 
 @click.command("budget", cls=Sectioned)
@@ -123,8 +124,22 @@ from knee.specs.defaults import DEFAULT_BATCH_LAW, DEFAULT_FAMILY, DEFAULT_GRID,
     type=int,
     default=1,
     metavar="H",
-    help="Also weigh plans whose replicas exchange only every H steps (DiLoCo): more tokens in the same time, and a "
-    "change of the loss by a published law.",
+    help="Also find the best run whose replicas exchange only every H steps (DiLoCo): more tokens in the same time, "
+    "and a change of the loss by a published law.",
+)
+@option(
+    "--sync-fragments",
+    section="Output",
+    type=int,
+    default=1,
+    metavar="P",
+    help="Parts of the model that replicas exchange one after the other beside compute, with --sync-every.",
+)
+@option(
+    "--sync-dtype",
+    section="Output",
+    type=Word(SYNC_DTYPES),
+    help="Data type of the exchange with --sync-every; default: fp32.",
 )
 @option(
     "--frontier",

@@ -43,6 +43,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "probe": ("knee probe kernels",),
     "data": ("knee data prepare corpus.jsonl --out shards --tokenizer bytes",),
     "catalog": ("knee catalog", "knee catalog dgx-h100"),
+    "serve": ("knee serve", "knee serve --port 0 --records runs --study out"),
     "doctor": ("knee doctor",),
 }
 """Command -> lines as a user types them."""

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from knee.launch.site import Site
-from knee.reliability.defaults import NO_DEFAULT, default_of
+from knee.reliability.defaults import NO_DEFAULT, default_of, default_rows
 from knee.specs.hardware import AttentionRate, Cluster, Fabric, GemmRate, Gpu, Node, NodeNics, Tier
 from knee.specs.model import Experts, LatentAttention, Model
 from knee.specs.profile import Profile
@@ -19,7 +19,9 @@ from knee.specs.user_files.data_sheets import MEASURED
 from knee.specs.user_files.field_words import field_rows, unit_words
 from knee.studies.months.tables import LongRun, ReplicaExchange, Wall
 from knee.studies.study_file import Bandwidths, Budgets, Draw, Published, Study, StudyGrid
+from knee.units import dimension
 
+LONG_TIME = "5 min"
 MARK = "<!-- The rest of this page is made by `python -m knee.cli.file_docs`. -->\n"
 TABLES: tuple[tuple[str, type], ...] = (
     ("Cluster", Cluster),
@@ -60,10 +62,25 @@ def with_tables(page: str) -> str:
 
 def _table(title: str, spec: type) -> str:
     rows = [
-        f"| `{name}` | {unit_words(name)} | {_default(spec, name, default)} | {words.replace('|', '/')} |"
+        f"| `{name}` | {_written(spec, name)} | {_default(spec, name, default)} | {words.replace('|', '/')} |"
         for name, default, words in field_rows(spec)
     ]
-    return "\n".join([f"### {title}", "", "| field | written as | default | meaning |", "|---|---|---|---|", *rows, ""])
+    head = [f"### {title}", "", "| field | written as | default | meaning |", "|---|---|---|---|"]
+    return "\n".join([*head, *rows, "", *(_reliability_sources() if spec is Reliability else ())])
+
+
+def _reliability_sources() -> list[str]:
+    """Where the defaults of a cluster's reliability come from."""
+    rows = [f"| {name} | {value} | {span} | {kind}: {source} |" for name, value, span, kind, source in default_rows()]
+    about = (
+        "The defaults, the range of published or plausible values (none is known where it is empty), and their source:"
+    )
+    return [about, "", "| default | value | range | source |", "|---|---|---|---|", *rows, ""]
+
+
+def _written(spec: type, name: str) -> str:
+    """How a value is written; times of whole runs are minutes."""
+    return LONG_TIME if spec is Reliability and dimension(name) == "s" else unit_words(name)
 
 
 def _default(spec: type, name: str, value: Any) -> str:

@@ -63,10 +63,9 @@ from knee.specs.plan import (
     "--sync-every",
     section="Job",
     type=int,
-    default=1,
-    show_default=True,
     metavar="H",
-    help="Number of steps between synchronizations of the replicas (local SGD, DiLoCo), for plans with replicas.",
+    help="Number of steps between synchronizations of the replicas (local SGD, DiLoCo), for plans with replicas; "
+    "default: the job file's value, or 1.",
 )
 @option(
     "--sync-fragments",
@@ -86,7 +85,7 @@ from knee.specs.plan import (
     section="Job",
     type=Word(COLLECTIVES),
     help="flat: NCCL's algorithms. hierarchical: level by level through the node and the tiers of the network, if that "
-    "is faster; default: flat.",
+    "is faster; default: flat, and both where the job crosses a slow tier (oversubscribed, or farther than a hop).",
 )
 @plan_options.routed(section="Job")
 @space_limits

@@ -89,10 +89,8 @@ from knee.specs.defaults import LEARNING_RATE, TIMEOUT_S, TRACE_STEPS
     metavar="DIR",
     help="Folder of token shards from `knee data prepare`; default: synthetic tokens.",
 )
-@option(
-    "--seed", section="Run", type=int, default=0, show_default=True, help="Random seed of the weights and the data."
-)
-@option("--lr", section="Run", type=float, default=LEARNING_RATE, show_default=True, help="Highest learning rate.")
+@option("--seed", section="Run", type=int, help="Random seed of the weights and the data; default: 0.")
+@option("--lr", section="Run", type=float, help=f"Highest learning rate; default: {LEARNING_RATE}.")
 @option(
     "--timeout",
     "timeout_s",

@@ -139,8 +139,9 @@ def all_reduce_s(links: Links, group: GroupPlacement, message_bytes: Floats) -> 
     """All-reduce by the fastest of ring, tree (NVLSTree where the node has it) and NVLS.
 
     Formula: ring  base + 2 turns + 2 S (N-1)/N / B
-             tree  base + 2 (per_node - 1) hop + 2 log2(nodes) level + 2 S (N-1)/N / B
+             tree  base + 2 (per_node - 1) hop + 2 log2(nodes) level + 2 far + 2 S (N-1)/N / B
              nvls  23 us + S / (0.719 link)  one node only
+    Where:   far = what the latency of a tier that is crossed exceeds a level by, as between sites
     Source:  NCCL's algorithms; level from a fit of the paper's Figure 2a (16 MiB to 16 GiB, 4 to 512 nodes, 3.1% error)
     """
     base = constant("collectives", "base_s")
@@ -148,7 +149,8 @@ def all_reduce_s(links: Links, group: GroupPlacement, message_bytes: Floats) -> 
     ring = base + 2.0 * ring_turn_s(links, group) + wire
     levels = np.ceil(np.log2(np.maximum(group.nodes, 1.0)))
     inside = 0.0 if links.cluster.node.nvls else 2.0 * (group.per_node - 1.0) * links.cluster.node.hop_s
-    tree = base + links.hop_scale * (inside + 2.0 * levels * links.cluster.fabric.tree_level_s) + wire
+    far = _beyond_level_s(links, group)
+    tree = base + links.hop_scale * (inside + 2.0 * (levels * links.cluster.fabric.tree_level_s + far)) + wire
     best = np.where(group.nodes > 1, np.minimum(ring, tree), ring)
     if links.cluster.node.nvls:
         best = np.where(group.nodes == 1, np.minimum(best, _nvls_s(links, message_bytes)), best)
@@ -156,6 +158,16 @@ def all_reduce_s(links: Links, group: GroupPlacement, message_bytes: Floats) -> 
         leveled = leveled_all_reduce_s(links, group, message_bytes)
         best = np.where(group.leveled & (group.nodes > 1), np.minimum(best, leveled), best)
     return np.where(group.ranks > 1, best, 0.0)
+
+
+def _beyond_level_s(links: Links, group: GroupPlacement) -> Floats:
+    """Latency of tiers that a tree crosses, once each way, beyond that of a level: a level was measured on a fabric
+    with tiers of a few microseconds."""
+    fabric, extra = links.cluster.fabric, np.zeros_like(group.nodes)
+    for tier in fabric.tiers:
+        beyond = np.maximum(tier.hop_s - fabric.tree_level_s, 0.0)
+        extra = extra + np.where(group.span > tier.nodes, beyond, 0.0)
+    return extra
 
 
 def _nvls_s(links: Links, message_bytes: Floats) -> Floats:

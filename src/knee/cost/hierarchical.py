@@ -53,5 +53,5 @@ def _levels(links: Links, group: GroupPlacement) -> Iterator[tuple[Floats, float
         yield np.maximum(within / below, 1.0), hop_s, rate * np.ones_like(left)
         below = np.maximum(within, below)
         # only what crosses a tier pays for it
-        hop_s, rate = hop_s + tier.hop_s, min(rate, nic / tier.oversubscription)
+        hop_s, rate = hop_s + tier.hop_s, np.minimum(rate, nic / tier.oversubscription)
     yield np.maximum(left / below, 1.0), hop_s, rate * np.ones_like(left)

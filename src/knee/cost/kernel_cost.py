@@ -151,6 +151,8 @@ def stream_s(gpu: Gpu, profile: Profile, op: MemoryBound) -> Floats:
         "experts": 1.0 / (profile.stream_scale * profile.expert_stream_scale),
         "copy_out": profile.copy_frac,
         "copy_in": profile.reduce_copy_frac,
+        "copy_alone": constant("fsdp_on_one_gpu", "copy_frac"),
+        "copy_in_alone": constant("fsdp_on_one_gpu", "reduce_copy_frac"),
     }
     rate = gpu.hbm_bytes_per_s * gpu.hbm_frac * share[op.rate]
     return op.moved_bytes / rate + op.kernels * gpu.kernel_s

@@ -27,7 +27,7 @@ from knee.workload.fp8_layers import fp8_shapes
 from knee.workload.parameters import parameter_count, routed_parameter_count
 from knee.workload.projections import expert_share, layer_kinds
 from knee.workload.recomputed_modules import operations_of
-from knee.workload.shapes import Shapes
+from knee.workload.shapes import Shapes, on_one_gpu
 from knee.workload.traffic import PARAMETER_BYTES, Modes
 
 
@@ -55,7 +55,7 @@ def shapes_of(model: Model, table: PlanTable, profile: Profile | None = None) ->
         eight_bit=np.where(eight_bit, 1.0, 0.0),
         four_bit=np.where(four_bit, 1.0, 0.0),
         casts_narrow=np.where((eight_bit | four_bit) & Modes.of(table).reshards, 1.0, 0.0),
-        casts=np.where(casts_weights(table) & casts, 1.0, 0.0),
+        casts=np.where(casts_weights(table, profile) & casts, 1.0, 0.0),
         fp8=fp8_shapes(table, profile),
     )
 
@@ -71,11 +71,12 @@ def _routed_shapes(model: Model, table: PlanTable) -> tuple[Floats, Floats]:
     return busiest_rank(own, few)[kind], permuted_rows(own, few)[kind]
 
 
-def casts_weights(table: PlanTable) -> Bools:
+def casts_weights(table: PlanTable, profile: Profile | None) -> Bools:
     """Plans whose parameters are whole and fp32: one GPU, or DDP. FSDP casts its shard, ZeRO keeps a 16-bit copy."""
+    sharded = on_one_gpu(profile, table)
     whole = np.where(table.sharding == SHARDINGS.index("ddp"), 1, table.dp_shard * table.cp) == 1
     copied = (table.sharding == SHARDINGS.index("zero1")) | (table.sharding == SHARDINGS.index("zero2"))
-    return np.asarray(whole & ~copied & (table.state_bytes > PARAMETER_BYTES), dtype=np.bool_)
+    return np.asarray(whole & ~copied & ~sharded & (table.state_bytes > PARAMETER_BYTES), dtype=np.bool_)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +211,7 @@ def _fastest_costs(model: Model, cluster: Cluster, profile: Profile, table: Plan
         table.sequence_parallel,
         table.precision,
         is_narrow(table) & Modes.of(table).reshards,
-        casts_weights(table),
+        casts_weights(table, profile),
         *(() if fp8 is None else fp8.columns),
         *columns_of(model, cluster.gpu, profile),
     )

@@ -135,7 +135,7 @@ def _whole(number: float) -> float | int:
 
 def _key(number: float) -> str:
     """A number as JavaScript writes it."""
-    return str(_whole(number))
+    return repr(number) if number >= 1e21 else str(_whole(number))
 
 
 def y_axis(column: str, values: Sequence[float], *, zero: bool = True, log: bool = False) -> tuple[Spec, float]:

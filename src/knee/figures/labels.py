@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from knee.units import scaled_to_unit
+from knee.units import all_digits, scaled_to_unit, short
 
 NAMES: dict[str, str] = {
     "series": "series",
@@ -211,7 +211,7 @@ def _number(value: float, decimals: int | None) -> str:
     if decimals is not None:
         return f"{value:,.{decimals}f}"
     if isinstance(value, int) or abs(value) >= 1000 or float(value).is_integer():
-        return f"{value:,.0f}"
+        return all_digits(value)
     return f"{value:#.4g}".rstrip(".")
 
 
@@ -232,10 +232,7 @@ COUNTS = (
 
 def format_count(value: float) -> str:
     """``6.74B``."""
-    for factor, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if value >= factor * 0.9995:
-            return f"{value / factor:.3g}{letter}"
-    return f"{value:.3g}"
+    return short(value) if value >= 999.5 else f"{value:.3g}"
 
 
 def format_bytes(value: float) -> str:

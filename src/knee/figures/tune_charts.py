@@ -10,8 +10,8 @@ from knee.figures.palette import IDEAL, INK, PARTS
 from knee.figures.vega import CONFIG, SCHEMA, Spec
 
 Data = Mapping[str, Any]
-WIDTH, HEIGHT, ROW = 360, 240, 16
-SHOWN = 24
+WIDTH, HEIGHT, ROW = 360, 240, 30
+SHOWN = 16
 """Candidates whose bands are drawn."""
 RATE = "tokens/s per GPU"
 
@@ -20,8 +20,7 @@ def tune_figures(data: Data) -> list[Figure]:
     """All charts of a tuning, as ``knee tune --json`` has it; those without a value are left out."""
     measured = [one for one in data["candidates"] if one["measured_tokens_per_s_per_gpu"] is not None]
     found = [_progress(data["steps"])] if any(step["best_tokens_per_s_per_gpu"] for step in data["steps"]) else []
-    found += [_predicted(measured)] if measured else []
-    return [*found, _bands(data["candidates"])]
+    return [*found, _bands(data["candidates"]), *([_predicted(measured)] if measured else [])]
 
 
 def _progress(steps: Sequence[Data]) -> Figure:
@@ -109,7 +108,10 @@ def _bands(candidates: Sequence[Data]) -> Figure:
         }
         for one in first
     )
-    y = {"field": "plan", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": 320}}
+    # plans have long names: each stands above its bar, inside the plot
+    above = {"labelAlign": "left", "labelPadding": -4, "labelOffset": -12, "labelLimit": WIDTH}
+    axis = above | {"ticks": False, "domain": False, "grid": False}
+    y = {"field": "plan", "type": "nominal", "sort": None, "title": None, "axis": axis}
     x = {"type": "quantitative", "title": RATE, "scale": {"zero": False}}
     layers: list[Spec] = [
         {
@@ -125,11 +127,17 @@ def _bands(candidates: Sequence[Data]) -> Figure:
             "mark": {"type": "point", "filled": True, "size": 45, "color": INK.light},
             "encoding": {"y": y, "x": x | {"field": "measured"}},
         },
+        {
+            "transform": [{"filter": "datum.end === 'oom' || datum.end === 'failed'"}],
+            "mark": {"type": "point", "shape": "cross", "angle": 45, "filled": True, "size": 70, "color": INK.light},
+            "encoding": {"y": y, "x": x | {"field": "mean"}},
+        },
     ]
     return Figure(
         id="bands",
         title="What is known of each plan",
-        caption="Grey: the 80% band before any run. Blue: the band now. Dot: measured.",
+        caption="Grey: the 80% band before any run. Blue: the band now. Dot: measured. Cross: the run failed or was "
+        "out of memory.",
         rows=rows,
         spec=_spec(rows, layers, height=ROW * len(rows)),
         columns=columns,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,8 @@ from knee.inputs.request import (
     named_profile,
     request,
 )
-from knee.specs import Cluster, Model, Profile
+from knee.search.space import Space
+from knee.specs import Cluster, Model, Plan, Profile
 from knee.specs.defaults import DEFAULT_SEQ_LEN
 from knee.specs.load import split_overrides
 from knee.specs.make import global_batch_of
@@ -36,6 +37,33 @@ class SearchedParts:
     global_batch: int
     seq_len: int
     types: dict[str, Any]
+    """Fields that all plans have, as the job file says."""
+    sync_every: int = 1
+
+    def space(
+        self,
+        types: Mapping[str, Any],
+        *,
+        sharding: Sequence[str],
+        schedule: Sequence[str],
+        recompute: Sequence[str],
+        micro_batch: Sequence[int],
+        **more: Any,
+    ) -> Space:
+        """The plans that are searched; ``types`` that are not None override the job file's."""
+        return Space(
+            model=self.model,
+            gpus=self.gpus,
+            global_batch=self.global_batch,
+            seq_len=self.seq_len,
+            fixed=Plan(**self.types | {name: value for name, value in types.items() if value is not None}),
+            shardings=tuple(sharding),
+            schedules=tuple(schedule),
+            recomputes=tuple(recompute),
+            micro_batches=tuple(micro_batch),
+            attention_again=self.profile.attention == "unfused" or "attention" in recompute,
+            **more,
+        )
 
 
 def searched_parts(
@@ -64,6 +92,7 @@ def searched_parts(
             global_batch=job.global_batch,
             seq_len=job.seq_len,
             types=types,
+            sync_every=job.plan.sync_every,
         )
     require({"cluster": cluster, **sizes}, ("cluster", "gpus", "local_batch"), _shown())
     assert cluster is not None

@@ -11,9 +11,13 @@ from typing import Any
 from knee.checkpoints.folder import (
     CHECKPOINTS,
     NOT_COMPARED,
+    SAME,
     STATE,
     check_model,
     check_resumable,
+    checkpoints_in,
+    damaged,
+    difference,
     find_checkpoint,
     read_state,
 )
@@ -21,24 +25,61 @@ from knee.errors import InputError, argument
 from knee.files import real_path
 from knee.parallelism.trainer_job import AUTO, TrainJob
 from knee.specs.load import load_model
+from knee.train.run_record import RECORD
 
 SETTINGS = ("lr", "lr_schedule", "lr_warmup", "lr_min_frac", "lr_decay_frac", "dtype", "balance_loss", "steps")
 """What changes the losses and may be changed on purpose."""
+INHERITED = (
+    *SAME,
+    "lr",
+    "lr_schedule",
+    "lr_warmup",
+    "lr_min_frac",
+    "lr_decay_frac",
+    "steps",
+    "checkpoint_every",
+    "keep",
+)
+"""Settings that a run goes on with unless others are given."""
 NOT_IN_CONFIG = (*NOT_COMPARED, "mtp_layers", "norm_eps")
 Say = Callable[[str], None]
 
 
-def steps_of_checkpoint(resume: str | Path | None) -> int | None:
-    """The steps of the run that wrote the checkpoint, which are the default of the one that goes on."""
+def settings_of_run(resume: str | Path | None) -> dict[str, Any]:
+    """Settings of the run that wrote the checkpoint, which are the defaults of the one that goes on."""
     if resume is None or str(resume) == AUTO:
-        return None
-    return int(read_state(find_checkpoint(Path(resume)))["job"]["steps"])
+        return {}
+    checkpoint = find_checkpoint(Path(resume))
+    saved = read_state(checkpoint)["job"]
+    found = {name: saved[name] for name in INHERITED if name in saved}
+    for name, value in found.items():
+        if isinstance(value, str) != (name == "lr_schedule") or not isinstance(value, (str, int, float)):
+            raise damaged(checkpoint, checkpoint / STATE, f"{name} is {value!r}")
+    return found
 
 
 def run_folder(resume: str | Path) -> Path | None:
     """The folder of the run that a checkpoint belongs to; None for one that was moved."""
     checkpoint = find_checkpoint(Path(resume))
     return checkpoint.parent.parent if checkpoint.parent.name == CHECKPOINTS else None
+
+
+def checked_to_go_on(job: TrainJob) -> TrainJob:
+    """The job; with "auto" it is refused if it cannot go on from the newest checkpoint in its folder, or is done."""
+    found = checkpoints_in(Path(job.out) / CHECKPOINTS) if job.resume == AUTO else []
+    if found:
+        state = read_state(found[-1])
+        # a run that failed after its last step is measured again from the checkpoint before
+        if state["step"] < job.steps or _is_done(Path(job.out)):
+            check_resumable(found[-1], state, job)
+    return job
+
+
+def _is_done(out: Path) -> bool:
+    try:
+        return bool(json.loads((out / RECORD).read_text(encoding="utf-8"))["status"] == "done")
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
 
 
 def with_state(job: TrainJob, resume: str | Path | None, weights: str | Path | None, say: Say) -> TrainJob:
@@ -81,6 +122,7 @@ def _checked(folder: Path, job: TrainJob, say: Say) -> Path:
 
 
 def _check_config(folder: Path, job: TrainJob, say: Say) -> None:
+    folder = real_path(folder)  # a name without a slash would be one of the catalogue
     theirs, ours = (asdict(model) for model in (load_model(str(folder)).spec, job.model))
     for fields in (theirs, ours):
         fields["head_size"] = fields["head_size"] or fields["hidden"] // fields["heads"]
@@ -88,7 +130,7 @@ def _check_config(folder: Path, job: TrainJob, say: Say) -> None:
             (fields["experts"] or {}).pop(name, None)
     other = [name for name in ours if name not in NOT_IN_CONFIG and theirs[name] != ours[name]]
     if other:
-        shown = ", ".join(f"{name} {theirs[name]} and not {ours[name]}" for name in other[:3])
+        shown = ", ".join(difference(name, theirs[name], ours[name]) for name in other[:3])
         hint = f"train the model of that folder: knee train {folder}"
         raise InputError(f"{folder} has another model: {shown}", hint=hint, code="other-model", field="weights")
     scaling = rope_scaling(folder / "config.json")

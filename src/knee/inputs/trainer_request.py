@@ -15,12 +15,12 @@ from knee.errors import InputError, argument
 from knee.files import real_path
 from knee.inputs.arguments import checked_plan
 from knee.inputs.request import ClusterLike, ModelLike, Overrides, ProfileLike, Request, is_job_file, request
-from knee.inputs.state_request import steps_of_checkpoint, with_state
+from knee.inputs.state_request import settings_of_run, with_state
 from knee.parallelism.trainer_job import AttentionChoice, Dtype, LrSchedule, Routing, TrainJob, activation_dtype
 from knee.probe.inventory import read_inventory
 from knee.specs import Job
 from knee.specs.choices import Device
-from knee.specs.defaults import DEFAULT_CONVENTION, LEARNING_RATE, TIMEOUT_S, TRACE_STEPS
+from knee.specs.defaults import DEFAULT_CONVENTION, TIMEOUT_S, TRACE_STEPS
 from knee.specs.notes import code_of
 from knee.specs.plan import Plan
 from knee.sweeps.job_for_trainer import STEPS, facts_of, warmup_of
@@ -82,19 +82,19 @@ def trainer_job(
     attention: AttentionChoice = "auto",
     balance_loss: float = 0.0,
     data: str | Path | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     deterministic: bool = False,
-    lr: float = LEARNING_RATE,
-    lr_schedule: LrSchedule = "constant",
-    lr_warmup: int = 0,
-    lr_min_frac: float = 0.0,
-    lr_decay_frac: float = 0.2,
+    lr: float | None = None,
+    lr_schedule: LrSchedule | None = None,
+    lr_warmup: int | None = None,
+    lr_min_frac: float | None = None,
+    lr_decay_frac: float | None = None,
     valid_data: str | Path | None = None,
     valid_every: int = 0,
     valid_batches: int = 10,
     weights: str | Path | None = None,
-    checkpoint_every: int = 0,
-    keep: int = 2,
+    checkpoint_every: int | None = None,
+    keep: int | None = None,
     resume: str | Path | None = None,
     log_to: Sequence[str] = (),
     timeout_s: float = TIMEOUT_S,
@@ -110,7 +110,13 @@ def trainer_job(
     say: Say = lambda _: None,
     **plan: Any,
 ) -> TrainJob:
-    """The job that the arguments of ``train`` describe, resolved once. ``elsewhere``: it runs on another machine."""
+    """The job that the arguments of ``train`` describe, resolved once. ``elsewhere``: it runs on another machine.
+
+    Settings that are left out are those of the run that goes on, or the trainer's defaults.
+    """
+    before = {} if elsewhere else settings_of_run(resume)
+    if global_batch is None and local_batch is None and not is_job_file(model):
+        global_batch = before.get("global_batch")
     plan = checked_plan(plan)
     world = _world(nproc, plan, torchrun=under_torchrun() and not elsewhere)
     _check_device(device)
@@ -130,7 +136,12 @@ def trainer_job(
         model,
         cluster=cluster if named else PLACEHOLDER[where],
         profile=profile,
-        sizes={"gpus": world, "global_batch": global_batch, "local_batch": local_batch, "seq_len": seq_len},
+        sizes={
+            "gpus": world,
+            "global_batch": global_batch,
+            "local_batch": local_batch,
+            "seq_len": before.get("seq_len") if seq_len is None and not is_job_file(model) else seq_len,
+        },
         plan=plan,
         overrides=overrides,
         say=tell,
@@ -150,10 +161,30 @@ def trainer_job(
             code="missing-argument",
             field="valid_data",
         )
+    if data is not None and valid_data is not None and real_path(data) == real_path(valid_data):
+        tell("the validation loss is one of the training data: both are of the same folder")
     if data is None:
         best, first = best_loss(job.model.vocab), log(job.model.vocab)
         tell(f"the tokens are synthetic: the best model has a loss of {best:.2f}, an untrained one {first:.2f}")
-    steps = (None if elsewhere else steps_of_checkpoint(resume)) or STEPS[where] if steps is None else steps
+    steps = before.get("steps", STEPS[where]) if steps is None else steps
+    given: dict[str, Any] = {
+        "seed": seed,
+        "checkpoint_every": checkpoint_every,
+        "keep": keep,
+        "lr": lr,
+        "lr_schedule": lr_schedule,
+    }
+    given |= {"lr_warmup": lr_warmup, "lr_min_frac": lr_min_frac, "lr_decay_frac": lr_decay_frac}
+    chosen = {name: before.get(name) if value is None else value for name, value in given.items()}
+    schedule = chosen["lr_schedule"] or "constant"
+    for name, value, needed, there in (
+        ("valid_data", valid_data, "valid_every", valid_every),
+        ("keep", keep, "checkpoint_every", chosen["checkpoint_every"]),
+        ("lr_min_frac", lr_min_frac, "lr_schedule linear, cosine or wsd", schedule != "constant"),
+        ("lr_decay_frac", lr_decay_frac, "lr_schedule wsd", schedule == "wsd"),
+    ):
+        if value is not None and not there:
+            raise _without_effect(name, needed)
     made = TrainJob(
         model=job.model,
         plan=parallel,
@@ -162,7 +193,6 @@ def trainer_job(
         seq_len=job.seq_len,
         steps=steps,
         warmup=warmup_of(steps) if warmup is None else warmup,
-        seed=seed,
         device=where,
         dtype=dtype or activation_dtype(job.plan.precision, where),
         compile=compile,
@@ -171,16 +201,9 @@ def trainer_job(
         capacity_factor=parallel.capacity_factor or 0.0,
         balance_loss=balance_loss,
         deterministic=deterministic,
-        lr=lr,
-        lr_schedule=lr_schedule,
-        lr_warmup=lr_warmup,
-        lr_min_frac=lr_min_frac,
-        lr_decay_frac=lr_decay_frac,
         valid_data=_shards(valid_data),
         valid_every=valid_every,
         valid_batches=valid_batches,
-        checkpoint_every=checkpoint_every,
-        keep=keep,
         log_to=tuple(log_to),
         trace_steps=trace_steps,
         data=_shards(data),
@@ -192,10 +215,20 @@ def trainer_job(
             convention=flop_convention,
             command=list(command),
         ),
+        **{name: value for name, value in chosen.items() if value is not None},
     )
+    if made.lr_warmup > made.steps:
+        tell(f"the learning rate rises in all {made.steps:,} steps, because its warm-up has {made.lr_warmup:,}")
     if elsewhere:
         return replace(made, resume=str(resume or ""), weights=str(weights or ""))
     return with_state(made, resume, weights, tell)
+
+
+def _without_effect(name: str, needed: str) -> InputError:
+    option, *words = needed.split(" ", 1)
+    wanted = " ".join((argument(option), *words))
+    text = f"{argument(name)} has no effect without {wanted}"
+    return InputError(text, hint=f"give {wanted}, or leave {argument(name)} out", code="contradiction", field=name)
 
 
 def _shards(folder: str | Path | None) -> dict[str, Any]:

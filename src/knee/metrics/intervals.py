@@ -35,3 +35,16 @@ def covered(time: Times, start: Times, end: Times) -> Times:
     inside = np.where(begun > 0, np.minimum(time, end[begun - 1]) - start[begun - 1], 0) if len(start) else 0 * time
     full: Times = before[np.maximum(begun - 1, 0)] + inside
     return full
+
+
+def outside(a: tuple[Times, Times], b: tuple[Times, Times]) -> tuple[Times, Times]:
+    """Intervals of A that lie in none of B."""
+    (a_start, a_end), (b_start, b_end) = merge(*a), merge(*b)
+    borders = np.unique(np.concatenate((a_start, a_end, b_start, b_end)))
+    left, right = borders[:-1], borders[1:]
+
+    def within(start: Times, end: Times) -> Times:
+        return np.searchsorted(start, left, side="right") > np.searchsorted(end, left, side="right")
+
+    kept = within(a_start, a_end) & ~within(b_start, b_end)
+    return merge(left[kept], right[kept])

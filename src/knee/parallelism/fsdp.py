@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from knee.parallelism.decoder import Decoder
 from knee.parallelism.fp8.shards import ShardedWeight, gathered_in_fp8
@@ -102,13 +103,15 @@ def local_part(tensor: Any) -> Any:
 
 def shard_of(tensor: Any) -> Any:
     """The same, in the class that FSDP2 gathers it by."""
-    from torch.distributed.tensor import DTensor
-
+    if not isinstance(tensor, DTensor):
+        return tensor
     with torch.no_grad():
-        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        return tensor.to_local()
 
 
-def shards_in_fp8(decoders: list[Decoder]) -> list[ShardedWeight]:
-    """The parts on this rank of all weights that are gathered in fp8."""
-    shards = (shard_of(p) for decoder in decoders for p in decoder.parameters())
-    return [shard for shard in shards if isinstance(shard, ShardedWeight)]
+def shards_in_fp8(decoders: list[Decoder]) -> list[list[ShardedWeight]]:
+    """The parts on this rank of the weights of each block that are gathered in fp8."""
+    blocks = (block for decoder in decoders for block in decoder.blocks.values())
+    shards = ([shard_of(p) for p in block.parameters()] for block in blocks)
+    found = [[shard for shard in block if isinstance(shard, ShardedWeight)] for block in shards]
+    return [block for block in found if block]

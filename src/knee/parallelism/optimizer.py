@@ -38,9 +38,12 @@ class Optimizer:
         seen = self._whole if job.plan.sequence_parallel else [i for i in self._whole if leaves[i] in OF_HEADS]
         self._partial = seen if mesh.size("tp") > 1 else []
         some = [self.locals[i] for i in full]
-        by_block = [[full.index(i) for i in block] for block in self._by_block(full)] if compiled else []
+        # parameters of a block together: the host makes one call for them where functions are compiled
+        self._by_block = [list(block) for _, block in groupby(full, lambda i: self.names[i].split(".")[:2])]
+        by_block = [[full.index(i) for i in block] for block in self._by_block] if compiled else []
         self.adamw = CompiledAdamW(some, job.lr, by_block, compiled) if compiled else FusedAdamW(some, job.lr)
         self._squared = compiled(sums_of_squares) if compiled else None
+        self._held_by = self._ranks_by_gradient()
 
     def take_gradients(self) -> None:
         """Hand the gradients over, whole where tensor parallelism left parts."""
@@ -63,11 +66,10 @@ class Optimizer:
 
         Every rank adds the squares of its parts, over how many ranks have the same part.
         """
-        tp, plan = self.mesh.size("tp"), self.mesh.plan
-        ranks = self.mesh.world / (plan.pp * _shards(self.mesh.sharded))
-        expert_ranks = self.mesh.world / (plan.pp * _shards(self.mesh.experts.sharded) * plan.ep * plan.etp)
-        squares = self._squares(self._cut) / (ranks / tp) + self._squares(self._whole) / ranks
-        both = torch.stack((squares + self._squares(self._experts) / expert_ranks, loss.float()))
+        squares, total = self._squares(), torch.zeros((), device=self.mesh.device)
+        for gradients, ranks in self._held_by:
+            total = total + squares[gradients].sum() / ranks
+        both = torch.stack((total, loss.float()))
         if self.mesh.world > 1:
             dist.all_reduce(both)
         return both[0].sqrt(), both[1]
@@ -85,18 +87,23 @@ class Optimizer:
         for x, p in zip(self.locals, self.parameters, strict=True):
             x.grad = p.grad = None
 
-    def _squares(self, which: list[int]) -> Any:
-        grads = [self.locals[i].grad for i in which]
-        if not grads:
-            return torch.zeros((), device=self.mesh.device)
+    def _squares(self) -> Any:
+        """The sum of squares of each gradient that this rank has, in fp32."""
         if self._squared:
-            blocks = ([self.locals[i].grad.view(-1) for i in block] for block in self._by_block(which))
-            return torch.cat([self._squared(block) for block in blocks]).sum()
-        return torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float32)).square().sum()
+            blocks = ([self.locals[i].grad.view(-1) for i in block] for block in self._by_block)
+            return torch.cat([self._squared(block) for block in blocks])
+        return torch.stack(
+            torch._foreach_norm([self.locals[i].grad for i in self.full], 2, dtype=torch.float32)
+        ).square()
 
-    def _by_block(self, which: list[int]) -> list[list[int]]:
-        """Parameters of a block together: the host makes one call for them where functions are compiled."""
-        return [list(block) for _, block in groupby(which, lambda i: self.names[i].split(".")[:2])]
+    def _ranks_by_gradient(self) -> list[tuple[Any, float]]:
+        """Which gradients of ``_squares`` are held by how many ranks."""
+        tp, plan, world = self.mesh.size("tp"), self.mesh.plan, self.mesh.world
+        ranks = world / (plan.pp * _shards(self.mesh.sharded))
+        expert_ranks = world / (plan.pp * _shards(self.mesh.experts.sharded) * plan.ep * plan.etp)
+        parts = ((self._cut, ranks / tp), (self._whole, ranks), (self._experts, expert_ranks))
+        place = {i: n for n, i in enumerate(self.full)}
+        return [(torch.tensor([place[i] for i in some], device=self.mesh.device), held) for some, held in parts if some]
 
 
 def expert_gradient_scale(plan: Plan) -> float:
@@ -146,6 +153,8 @@ class CompiledAdamW:
         """``by_block`` has the places of a block's tensors."""
         self.tensors, self.lr, self.by_block = tensors, lr, by_block
         self.first, self.second = ([torch.zeros_like(x) for x in tensors] for _ in range(2))
+        states = zip(tensors, self.first, self.second, strict=True)
+        self._flat = [tuple(t.view(-1) for t in state) for state in states]
         self.steps = torch.zeros((), device=tensors[0].device)
         self._update = compiled(adamw_updates)
 
@@ -166,15 +175,14 @@ class CompiledAdamW:
             decay = torch.full_like(rate, 1 - self.lr * WEIGHT_DECAY)
             times = 1 / divide_by
             for block in self.by_block:
-                states = ((self.tensors[i], self.tensors[i].grad, self.first[i], self.second[i]) for i in block)
-                flat = [[t.view(-1) for t in of_one] for of_one in states]
-                self._update(flat, rate, correction, decay, times, skip)
+                gradients = [self.tensors[i].grad.view(-1) for i in block]
+                self._update([self._flat[i] for i in block], gradients, rate, correction, decay, times, skip)
 
 
-def adamw_updates(states: list[list[Any]], *shared: Any) -> None:
-    """AdamW of several tensors; ``states`` are parameter, gradient and both moments of each."""
-    for state in states:
-        adamw_update(*state, *shared)
+def adamw_updates(states: list[tuple[Any, ...]], gradients: list[Any], *shared: Any) -> None:
+    """AdamW of several tensors; ``states`` are parameter and both moments of each."""
+    for (x, first, second), gradient in zip(states, gradients, strict=True):
+        adamw_update(x, gradient, first, second, *shared)
 
 
 def adamw_update(

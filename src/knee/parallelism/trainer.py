@@ -19,9 +19,8 @@ from knee.parallelism.expert_balance import LoadBalancer
 from knee.parallelism.expert_parallel import Here, TokenExchange
 from knee.parallelism.experts import EXPERT_WEIGHTS, RoutingRules, expert_part, expert_shape
 from knee.parallelism.forward_only import forward_only
-from knee.parallelism.fp8.casts import cast_to_fp8
 from knee.parallelism.fp8.linear import Fp8Rules, cast_weights, quantize_each
-from knee.parallelism.fp8.shards import cast_shards
+from knee.parallelism.fp8.shards import cast_each, cast_shards
 from knee.parallelism.fsdp import before_microbatch, local_part, place, shard, shards_in_fp8
 from knee.parallelism.layer_functions import rope_table
 from knee.parallelism.learning_rate import learning_rate
@@ -70,7 +69,7 @@ class Trainer:
         self.balancer = LoadBalancer(self.decoders, job, mesh)
         self.pipeline = self._pipeline() if job.plan.pp > 1 else None
         self._fp8, self._shards = _fp8_rules(job, mesh), shards_in_fp8(self.decoders)
-        self._quantize, self._cast = (compiled(f) if job.compile else f for f in (quantize_each, cast_to_fp8))
+        self._quantize, self._cast = (compiled(f) if job.compile else f for f in (quantize_each, cast_each))
         self.cast_weights()
         self._here = positions(job.seq_len, mesh.group("cp")).to(mesh.device) if job.plan.cp > 1 else None
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from typing import Any, Literal, get_args
 
 from knee.errors import SpecError, argument, out_of_range
+from knee.parallelism import trainable
+from knee.parallelism.trainable import NotTrained
 from knee.specs.choices import Device
 from knee.specs.defaults import FP8_SMALLEST, LEARNING_RATE, TIMEOUT_S
 from knee.specs.model import Experts, LatentAttention, Model
-from knee.specs.model.departures import departures
 from knee.specs.model.split_rules import (
     check_divided,
     check_experts,
@@ -32,8 +32,6 @@ Routing = Literal["learned", "balanced"]
 LrSchedule = Literal["constant", "linear", "cosine", "wsd"]
 AUTO = "auto"
 """Resume from the newest checkpoint of the run's own folder, if there is one."""
-SPLITS_EXPERTS = (2, 12)
-"""Release of torch whose Functions have the ``_input_metadata`` that a split backward asks them for; 2.11 has not."""
 
 MOST_STEPS = 10**9
 """More than anybody trains; what is beyond it no longer multiplies with a time."""
@@ -202,96 +200,21 @@ class TrainJob:
 
     def _check_trainable(self) -> None:
         model, plan = self.model, self.plan
-        other = departures(model, self.seq_len)
-        trained = {"experts", "latent_attention", "attention_output_bias"}
-        trained |= {"qk_norm"} if model.qk_norm == "head" else set()
-        trained |= {"qkv_bias"} if model.latent_attention is None else set()
-        trained |= {"mlp_bias"} if model.experts is None else set()
-        other = {name: shown for name, shown in other.items() if name not in trained}
-        if model.mtp_layers:
-            raise _not_trained(
-                "model.mtp_layers",
-                f"model.mtp_layers of {model.name} is {model.mtp_layers}; the trainer predicts one token",
-                f"use {argument('overrides')} model.mtp_layers=0",
-            )
-        if other:
-            raise _not_trained(
-                f"model.{next(iter(other))}",
-                f"{model.name} has {', '.join(other.values())}: the trainer trains Llama decoders (swiglu, rmsnorm, "
-                "rope, no windows), also with biases of linear layers, experts, latent attention or norms of heads",
-                "simulate it, or train a Llama model of its size",
-            )
+        reasons = chain(
+            trainable.of_model(model, self.seq_len),
+            trainable.of_precision(model, plan, self.dtype),
+            trainable.of_plan(plan),
+            trainable.of_pipeline(model, plan),
+        )
+        if reason := next(reasons, None):
+            raise reason.error()
         if self.device == "cpu" and self.attention in ("flash", "cudnn"):
             text, hint = (
                 f"attention {self.attention} is a kernel for GPUs",
                 f"use {argument('attention')} auto on a CPU",
             )
-            raise _not_trained("attention", text, hint)
-        self._check_fp8()
-        if plan.sharding in ("zero1", "zero2"):
-            raise _not_trained(
-                "plan.sharding",
-                f"{plan.sharding} can be simulated but not trained: FSDP2 has no mode with unsharded 16-bit parameters",
-                f"use {argument('sharding')} fsdp_no_reshard, which shards gradients too, or ddp",
-            )
-        if plan.sharding == "fsdp_no_reshard" and plan.dp_replicate > 1 and plan.dp_shard * plan.cp == 1:
-            raise _not_trained(
-                "plan.sharding", "nothing is sharded: dp_shard and cp are 1", f"use {argument('sharding')} ddp"
-            )
-        if plan.recompute == "ops":
-            text, hint = "recompute ops can be simulated but not trained", f"use {argument('recompute')} blocks or full"
-            raise _not_trained("plan.recompute", text, hint)
-        if plan.schedule == "dualpipe" and plan.pp > 1:
-            text = "dualpipe can be simulated but not trained: torch's pipelines have one copy of each stage"
-            raise _not_trained("plan.schedule", text, f"use {argument('schedule')} zero_bubble or 1f1b")
-        if plan.schedule == "zero_bubble" and plan.pp > 1 and plan.recompute in ("blocks", "full"):
-            raise _not_trained(
-                "plan.schedule",
-                f"zero_bubble with {argument('recompute')} {plan.recompute} can be simulated but not trained: torch's "
-                "split backward would recompute a block once for every weight",
-                f"use {argument('schedule')} 1f1b, or {argument('recompute')} attention or none",
-            )
-        if plan.schedule == "zero_bubble" and min(plan.pp, plan.ep) > 1 and torch_release() < SPLITS_EXPERTS:
-            text = "this torch cannot split the backward of layers whose tokens go to experts on other ranks"
-            hint = f"install torch {'.'.join(map(str, SPLITS_EXPERTS))} or later, or use {argument('schedule')} 1f1b"
-            raise _not_trained("plan.schedule", text, hint)
-        if plan.sync_every > 1:
-            raise _not_trained(
-                "plan.sync_every",
-                f"replicas that synchronize every {plan.sync_every:,} steps can be simulated but not trained",
-                f"leave {argument('sync_every')} out; the replicas then reduce gradients in every step",
-            )
-        if plan.collectives != "flat":
-            text = "hierarchical collectives can be simulated but not trained"
-            raise _not_trained("plan.collectives", text, f"leave {argument('collectives')} out")
-        if plan.cp > 1 and plan.cp_method == "ring":
-            text, hint = "ring attention can be simulated but not trained", f"use {argument('cp_method')} allgather"
-            raise _not_trained("plan.cp_method", text, hint)
-        if model.tied_embeddings and plan.pp > 1:
-            raise _not_trained(
-                "plan.pp",
-                f"{model.name} ties its output projection to its embedding, but a pipeline puts them on "
-                "different ranks",
-                "use pp 1, or an untied model",
-            )
+            raise NotTrained("attention", text, hint).error()
         check_reduce_dtype(plan, self.dtype)
-        if self.dtype == "fp16" and plan.state_dtype == "bf16":
-            raise _not_trained(
-                "plan.state_dtype", "fp16 training keeps fp32 parameters", f"use {argument('state_dtype')} fp32"
-            )
-
-    def _check_fp8(self) -> None:
-        model, precision = self.model, self.plan.precision
-        if precision == "fp4":
-            text = "fp4 matrix products can be simulated but not trained"
-            raise _not_trained("plan.precision", text, f"use {argument('precision')} fp8 or bf16")
-        if precision == "fp8" and (model.experts or model.latent_attention):
-            part = "experts" if model.experts else "latent attention"
-            text = f"{model.name} has {part}, whose fp8 products can be simulated but not trained"
-            raise _not_trained("plan.precision", text, f"use {argument('precision')} bf16")
-        if precision == "fp8" and self.dtype == "fp16":
-            text = "fp8 products read and write bf16, not fp16"
-            raise _not_trained("dtype", text, f"use {argument('dtype')} bf16")
 
     def _check_split_of_model(self) -> None:
         model, plan = self.model, self.plan
@@ -320,20 +243,20 @@ class TrainJob:
         if experts is None:
             return
         if plan.ep * plan.etp % plan.tp:
-            raise _not_trained(
+            raise NotTrained(
                 "plan.etp",
                 f"ep {plan.ep} * etp {plan.etp} is not a multiple of tp {plan.tp}: tensor-parallel ranks would hold "
                 "copies of the same experts",
                 f"use {argument('etp')} {plan.tp}, or an ep that is a multiple of {plan.tp}",
-            )
+            ).error()
         for what, width in (("hidden", self.model.hidden), ("experts.ffn", experts.ffn)):
             own = width // (plan.etp if what == "experts.ffn" else 1)
             if own % WIDTHS:
-                raise _not_trained(
+                raise NotTrained(
                     f"model.{what}",
                     f"grouped products need widths that are multiples of {WIDTHS}, but {what} is {own} on each rank",
                     f"change {what} to a multiple of {WIDTHS * (plan.etp if what == 'experts.ffn' else 1)}",
-                )
+                ).error()
         rows = plan.micro_batch * self.seq_len // (plan.cp * plan.tp) * experts.top_k
         if self.routing == "balanced" and not self.capacity_factor and rows % experts.count:
             raise SpecError(
@@ -363,11 +286,6 @@ def activation_dtype(precision: str, device: str) -> Dtype:
     return "fp32" if device == "cpu" else kinds.get(precision, "bf16")
 
 
-def _not_trained(field: str, text: str, hint: str) -> SpecError:
-    """What the simulator takes and the trainer does not."""
-    return SpecError(text, hint=hint, code="not-trained", field=field)
-
-
 def _made(cls: Any, where: str, plain: Mapping[str, Any]) -> Any:
     unknown = sorted(set(plain) - {f.name for f in fields(cls)})
     if unknown:
@@ -376,11 +294,3 @@ def _made(cls: Any, where: str, plain: Mapping[str, Any]) -> Any:
         return cls(**plain)
     except TypeError as e:
         raise SpecError(f"{where} is incomplete: {e}", code="missing-field", field=where) from None
-
-
-def torch_release() -> tuple[int, ...]:
-    """(major, minor) of the installed torch, which is not imported for it; of the newest where there is none."""
-    try:
-        return tuple(int(part) for part in version("torch").split(".")[:2])
-    except (PackageNotFoundError, ValueError):
-        return (sys.maxsize,)

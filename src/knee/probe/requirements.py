@@ -39,6 +39,7 @@ class CheckResult:
 BASE, REPORT, TRAIN = "pip install knee", "pip install 'knee[report]'", "pip install 'knee[train]'"
 DATA = "pip install 'knee[data]'"
 FIT = "pip install 'knee[fit]'"
+SERVE = "pip install 'knee[serve]'"
 NEEDS = (
     Need(name="numpy", module="numpy", why="every answer", get=BASE),
     Need(name="pydantic", module="pydantic", why="reading models, clusters and jobs", get=BASE),
@@ -55,6 +56,8 @@ NEEDS = (
     Need(name="nvidia-ml-py", module="pynvml", why="reading NVIDIA GPUs; not needed for simulation", get=TRAIN),
     Need(name="safetensors", module="safetensors", why="Hugging Face weights; not needed for simulation", get=TRAIN),
     Need(name="tokenizers", module="tokenizers", why="tokenizing text; not needed for synthetic tokens", get=DATA),
+    Need(name="starlette", module="starlette", why="the explorer's server", get=SERVE),
+    Need(name="uvicorn", module="uvicorn", why="the explorer's server", get=SERVE),
     Need(name="pyarrow", module="pyarrow", why="reading text from Parquet files", get=DATA),
     Need(name="NVML", why="power of NVIDIA GPUs; not needed for simulation", get="install the NVIDIA driver"),
     Need(name="chromium", why="tests of web pages", get="apt install chromium"),
@@ -80,6 +83,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "data prepare": ("numpy", "click", "rich", "tokenizers"),
     "data show": ("numpy", "click"),
     "catalog": EVERY,
+    "serve": (*EVERY, "msgspec", "tomli-w", "starlette", "uvicorn"),
     "probe kernels": (*EVERY, "rich", "torch", "scipy"),
     "probe collectives": (*EVERY, "rich", "torch"),
     "probe power": (*EVERY, "rich", "torch", "nvidia-ml-py", "NVML"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
@@ -15,9 +16,10 @@ from knee.specs.fields import unit_of
 from knee.specs.hardware import Cluster
 from knee.specs.reliability import CAUSES, Cause, CheckpointMethod, Reliability, Startup
 
-HOUR_S = 3600.0
 NO_DEFAULT = ("initialisation_s", "checkpoint_interval_s", "spare_nodes")
 """Fields whose absence means something else than a number."""
+RATE_ENDS = ("rate_low_frac", "rate_high_frac")
+"""Failure rates of clusters over the default: the 10th and the 90th percentile."""
 Z_90 = 1.2816
 """Standard normal deviate of the 90th percentile."""
 
@@ -52,7 +54,7 @@ class Conditions:
         """Standard deviation of the logarithm of the failure rate: between clusters where no rate is given, else 0."""
         if any(field not in self.defaults for field in CAUSES.values()):
             return 0.0
-        low, high = (default_of("run", name)[0] for name in ("rate_low_frac", "rate_high_frac"))
+        low, high = (default_of("run", name)[0] for name in RATE_ENDS)
         return math.log(high / low) / (2.0 * Z_90)
 
 
@@ -70,13 +72,25 @@ def default_of(table: str, name: str) -> tuple[Any, Source]:
     return value, Source(value=entry["value"], kind=entry["kind"], text=entry["source"])
 
 
-def default_rows() -> list[tuple[str, str, str, str]]:
-    """All defaults as (name, value as written, kind, source)."""
-    return [
-        (name, str(entry["value"]), entry["kind"], entry["source"])
+def default_rows() -> list[tuple[str, str, str, str, str]]:
+    """All defaults as (name, value as written, range, kind, source); the range is empty if none is known."""
+    rows = [
+        (name, str(entry["value"]), _range(name, entry), entry["kind"], entry["source"])
         for table in ("defaults", "run")
         for name, entry in _document()[table].items()
     ]
+    for name, points in _document()["initialisation"].items():
+        values = ", ".join(f"{time:g} s" for time in points["time_s"])
+        gpus = f"{points['gpus'][0]:,} to {points['gpus'][-1]:,} GPUs"
+        rows.append((f"initialisation of {name}", values, gpus, points["kind"], points["source"]))
+    return rows
+
+
+def _range(name: str, entry: dict[str, Any]) -> str:
+    """From the lowest to the highest plausible value. Rates of causes differ between clusters as their sum does."""
+    if name in CAUSES.values():
+        return " to ".join(f"{entry['value'] * default_of('run', end)[0]:.2g}" for end in RATE_ENDS)
+    return f"{entry['low']} to {entry['high']}" if "low" in entry else ""
 
 
 def conditions_of(cluster: Cluster) -> Conditions:
@@ -92,6 +106,20 @@ def conditions_of(cluster: Cluster) -> Conditions:
         values[field.name] = value
     rates = {cause: values.pop(name) for cause, name in CAUSES.items()}
     return Conditions(failures_per_gpu_h=rates, defaults=tuple(defaults), **values)
+
+
+def rate_words(defaults: Collection[str]) -> str:
+    """Whose failure rates a run has, by the fields that have their default."""
+    own = [name for name in CAUSES.values() if name not in defaults]
+    if not own:
+        return "default failure rates"
+    return "the cluster's failure rates" if len(own) == len(CAUSES) else "failure rates of the cluster and defaults"
+
+
+def initialisation_source(startup: Startup) -> Source:
+    """Where the initialisation times of a communication library come from."""
+    points = _document()["initialisation"][startup]
+    return Source(value=points["time_s"], kind=points["kind"], text=points["source"])
 
 
 def initialisation_time_s(startup: Startup, gpus: int) -> float:

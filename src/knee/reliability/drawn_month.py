@@ -8,9 +8,10 @@ import numpy as np
 
 from knee.errors import SpecError
 from knee.reliability.drawn_runs import SEED
-from knee.reliability.goodput import DAY_S, Goodput, goodput_of
+from knee.reliability.goodput import Goodput, goodput_of
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
+from knee.units import DAY_S
 from knee.workload.parameters import parameter_count
 
 MONTH_DAYS = 30.0
@@ -18,12 +19,15 @@ MOST_EVENTS = 2_000
 """Spans of a picture; a run with more has a shorter strip."""
 
 
-def month_of_job(model: Model, cluster: Cluster, gpus: int, step_s: float) -> list[dict[str, Any]]:
-    """The month of a model on so many GPUs; empty if the run makes no progress."""
+def month_of_job(
+    model: Model, cluster: Cluster, gpus: int, *, step_s: float, days: float | None
+) -> list[dict[str, Any]]:
+    """The first month, or all days, of a run on so many GPUs; empty if the run makes no progress."""
     try:
-        return month_of(goodput_of(parameter_count(model), cluster, gpus, step_s=step_s))
+        goodput = goodput_of(parameter_count(model), cluster, gpus, step_s=step_s)
     except SpecError:
         return []
+    return month_of(goodput, days=min(MONTH_DAYS, days or 0.0))
 
 
 def month_of(goodput: Goodput, *, days: float = MONTH_DAYS, seed: int = SEED) -> list[dict[str, Any]]:
@@ -59,5 +63,5 @@ def month_of(goodput: Goodput, *, days: float = MONTH_DAYS, seed: int = SEED) ->
         add("training", min(kept, works))
         add("lost work", works - min(kept, works))
         add("detection", goodput.conditions.detection_s, str(random.choice(names, p=weights / weights.sum())))
-        again = goodput.restart_s
+        again = goodput.restart.failed_s
     return spans

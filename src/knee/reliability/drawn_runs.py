@@ -15,9 +15,8 @@ BLOCK = 2**21
 def drawn_times(goodput: Goodput, steps_s: float, *, runs: int, spread: float = 0.0, seed: int = SEED) -> Floats:
     """Wall clocks of runs with random failures; ``spread`` is that of the logarithm of their failure rates."""
     random = np.random.default_rng(seed)
-    given, saved = goodput.conditions, goodput.checkpoint
-    base = 1.0 + given.evaluation_s / given.evaluation_interval_s + goodput.parts["slow_nodes"] * goodput.slowdown
-    work = steps_s * base
+    saved = goodput.checkpoint
+    work = steps_s * (1.0 + goodput.slowdown * (goodput.parts["evaluation"] + goodput.parts["slow_nodes"]))
     if goodput.mean_s is None or goodput.interval_s is None:
         waits = 0.0 if goodput.interval_s is None else saved.wait_s / goodput.interval_s
         times = np.full(runs, work * (1.0 + waits))
@@ -26,7 +25,7 @@ def drawn_times(goodput: Goodput, steps_s: float, *, runs: int, spread: float = 
         times = _with_failures(goodput, work, means, random)
     # a planned stop saves a checkpoint first, so that it costs only its own time
     stops = random.poisson(goodput.planned_per_s * times)
-    return np.asarray(times + stops * (saved.wait_s + goodput.planned_restart_s))
+    return np.asarray(times + stops * (saved.wait_s + goodput.restart.planned_s))
 
 
 def _with_failures(goodput: Goodput, work_s: float, means: Floats, random: np.random.Generator) -> Floats:
@@ -37,7 +36,7 @@ def _with_failures(goodput: Goodput, work_s: float, means: Floats, random: np.ra
     """
     assert goodput.interval_s is not None
     saved, down = goodput.checkpoint, goodput.conditions.detection_s
-    segment, again = goodput.interval_s + saved.wait_s, goodput.restart_s
+    segment, again = goodput.interval_s + saved.wait_s, goodput.restart.failed_s
     segments = work_s / goodput.interval_s
     times, done = np.zeros(len(means)), np.zeros(len(means))
     left = np.arange(len(means))

@@ -8,19 +8,15 @@ from typing import Any, Literal
 
 from knee.errors import SpecError
 from knee.reliability.checkpoint import Checkpoint, checkpoint_of
-from knee.reliability.defaults import HOUR_S, Conditions, conditions_of, initialisation_time_s
+from knee.reliability.defaults import Conditions, conditions_of
 from knee.reliability.intervals import best_interval_s, daly_interval_s, time_per_work, young_interval_s
+from knee.reliability.restart import Restart, restart_of
 from knee.specs.hardware import Cluster
-from knee.specs.reliability import Cause
-from knee.units import show
+from knee.units import DAY_S, HOUR_S, duration
 
 Part = Literal[
     "training", "checkpoints", "lost_work", "detection", "restart", "planned_stops", "evaluation", "slow_nodes"
 ]
-NODE_CAUSES: tuple[Cause, ...] = ("gpu", "gpu_memory", "host")
-"""Causes that take a node out until it is repaired."""
-DAY_S = 86_400.0
-FEWEST_NODES = 1e-12
 NO_PROGRESS = "no-progress"
 SHORTEST_S = 1e-9
 """Between checkpoints that cost nothing."""
@@ -33,6 +29,8 @@ class Goodput:
     """A run on so many GPUs, per second of its wall clock."""
 
     gpus: int
+    paid_gpus: int
+    """With those of the spare nodes."""
     goodput_frac: float
     """Share of the wall clock in which training makes progress that is kept."""
     parts: dict[Part, float]
@@ -48,18 +46,20 @@ class Goodput:
     young_s: float | None
     daly_s: float | None
     checkpoint: Checkpoint
-    restart_s: float
-    """Scheduling, waiting for a node, initialisation, reading of the checkpoint and warm-up."""
+    restart: Restart
     planned_per_s: float
-    """Planned stops per second of the run."""
-    planned_restart_s: float
-    """The restart after a planned stop, which waits for no node."""
+    """Planned stops per second of the run between them."""
     conditions: Conditions
 
     @property
     def slowdown(self) -> float:
         """Wall clock divided by the time of the steps alone."""
         return 1.0 / self.goodput_frac
+
+    @property
+    def cost_factor(self) -> float:
+        """Rent with failures and spare nodes, divided by that of the steps alone."""
+        return self.slowdown * self.paid_gpus / self.gpus
 
     @property
     def all_interruptions_per_day(self) -> float:
@@ -88,7 +88,8 @@ class Goodput:
             "checkpoint_bytes": self.checkpoint.total_bytes,
             "checkpoint_wait_s": self.checkpoint.wait_s,
             "checkpoint_write_s": self.checkpoint.write_s,
-            "restart_s": self.restart_s,
+            "restart_s": self.restart.failed_s,
+            "initialisation_s": self.restart.initialisation_s,
             "detection_s": self.conditions.detection_s,
             "spare_nodes": self.conditions.spare_nodes,
             "defaults": list(self.conditions.defaults),
@@ -107,106 +108,96 @@ def goodput_of(params: float, cluster: Cluster, gpus: int, *, step_s: float = 0.
     saved = checkpoint_of(params, cluster, gpus, given)
     per_s = {cause: rate * gpus / HOUR_S for cause, rate in given.failures_per_gpu_h.items()}
     rate = sum(per_s.values())
-    restart_s = planned_restart_s = _restart_s(given, gpus, saved.read_s)
-    if rate > 0:
-        # only failures that take a node out wait for a repair
-        broken = sum(per_s[cause] for cause in NODE_CAUSES)
-        restart_s += broken / rate * spare_wait_s(given.spare_nodes, broken * given.repair_s, given.repair_s)
-    interval = _interval_s(given, saved, rate, gpus, step_s)
+    mean = 1.0 / rate if rate else None
+    restart = restart_of(given, gpus, per_s, saved.read_s)
+    interval = _interval_s(given, saved, mean, gpus, step_s)
     planned_per_s = given.planned_stops_per_gpu_h * gpus / HOUR_S
-    evaluation = given.evaluation_s / given.evaluation_interval_s
-    slow = given.slow_frac * -math.expm1(-given.slow_nodes_per_gpu_h * gpus / HOUR_S * given.slow_detection_s)
-    planned = planned_per_s * (saved.wait_s + planned_restart_s)
-    base, waits = 1.0 + evaluation + slow, 0.0 if interval is None else saved.wait_s / interval
-    stretched, down, again = 1.0 + waits, 0.0, 0.0
-    if rate > 0 and interval is not None:
-        mean = 1.0 / rate
-        stretched = time_per_work(interval, saved.wait_s, given.detection_s, restart_s + saved.write_s, mean)
-        if stretched > MOST_SLOWDOWN:
-            raise _no_progress(gpus, mean, f"a restart of {show(restart_s, 's')}")
-        count = stretched / (mean + given.detection_s)
-        down, again = count * given.detection_s, count * mean * -math.expm1(-restart_s * rate)
-    total = base * stretched * (1.0 + planned)
-    shares = {
-        "training": 1.0,
-        "checkpoints": base * waits,
-        "lost_work": base * (stretched - 1.0 - waits - down - again),
-        "detection": base * down,
-        "restart": base * again,
-        "planned_stops": base * stretched * planned,
-        "evaluation": evaluation,
-        "slow_nodes": slow,
-    }
-    parts: dict[Part, float] = {name: share / total for name, share in shares.items()}  # type: ignore[misc]
+    planned = planned_per_s * (saved.wait_s + restart.planned_s)
+    parts = _parts(given, saved, restart, gpus=gpus, mean_s=mean, interval_s=interval, planned=planned)
     lost = parts["lost_work"] + parts["detection"] + parts["restart"]
     up = 1.0 - parts["detection"] - parts["planned_stops"]
     return Goodput(
         gpus=gpus,
-        goodput_frac=1.0 / total,
+        paid_gpus=gpus + cluster.node.gpus * (given.spare_nodes or 0),
+        goodput_frac=parts["training"],
         parts=parts,
         causes={cause: lost * one / rate if rate else 0.0 for cause, one in per_s.items()}
         | {"planned": parts["planned_stops"]},
         interruptions_per_day={cause: one * up * DAY_S for cause, one in per_s.items()}
         | {"planned": planned_per_s * DAY_S / (1.0 + planned)},
-        mean_s=1.0 / rate if rate else None,
+        mean_s=mean,
         interval_s=interval,
-        young_s=young_interval_s(saved.wait_s, 1.0 / rate) if rate else None,
-        daly_s=daly_interval_s(saved.wait_s, 1.0 / rate) if rate else None,
+        young_s=young_interval_s(saved.wait_s, mean) if mean else None,
+        daly_s=daly_interval_s(saved.wait_s, mean) if mean else None,
         checkpoint=saved,
-        restart_s=restart_s,
+        restart=restart,
         planned_per_s=planned_per_s,
-        planned_restart_s=planned_restart_s,
         conditions=given,
     )
 
 
-def _restart_s(given: Conditions, gpus: int, read_s: float) -> float:
-    started = given.initialisation_s
-    if started is None:
-        started = initialisation_time_s(given.startup, gpus) if gpus > 1 else 0.0
-    return given.scheduling_s + started + read_s + given.warmup_s
+def _parts(
+    given: Conditions,
+    saved: Checkpoint,
+    restart: Restart,
+    *,
+    gpus: int,
+    mean_s: float | None,
+    interval_s: float | None,
+    planned: float,
+) -> dict[Part, float]:
+    """What a second of the wall clock consists of. ``planned`` are seconds of planned stops per second between them."""
+    evaluation = given.evaluation_s / given.evaluation_interval_s
+    slow = given.slow_frac * -math.expm1(-given.slow_nodes_per_gpu_h * gpus / HOUR_S * given.slow_detection_s)
+    base, waits = 1.0 + evaluation + slow, 0.0 if interval_s is None else saved.wait_s / interval_s
+    stretched, down, again = 1.0 + waits, 0.0, 0.0
+    if mean_s is not None and interval_s is not None:
+        begins = restart.failed_s
+        stretched = time_per_work(interval_s, saved.wait_s, given.detection_s, begins + saved.write_s, mean_s)
+        if stretched > MOST_SLOWDOWN:
+            long = {"a restart": begins, "a checkpoint interval": interval_s}
+            what = max(long, key=lambda name: long[name])
+            raise _no_progress(gpus, mean_s, f"{what} of {duration(long[what])}")
+        count = stretched / (mean_s + given.detection_s)
+        down, again = count * given.detection_s, count * mean_s * -math.expm1(-begins / mean_s)
+    total = base * stretched * (1.0 + planned)
+    return {
+        "training": 1.0 / total,
+        "checkpoints": base * waits / total,
+        "lost_work": base * (stretched - 1.0 - waits - down - again) / total,
+        "detection": base * down / total,
+        "restart": base * again / total,
+        "planned_stops": base * stretched * planned / total,
+        "evaluation": evaluation / total,
+        "slow_nodes": slow / total,
+    }
 
 
-def _interval_s(given: Conditions, saved: Checkpoint, rate: float, gpus: int, step_s: float) -> float | None:
+def _interval_s(given: Conditions, saved: Checkpoint, mean_s: float | None, gpus: int, step_s: float) -> float | None:
     """Given or best; at least a step and the time to write a checkpoint, and no checkpoints without failures."""
-    if rate == 0:
+    if mean_s is None:
         return given.checkpoint_interval_s
-    mean, takes = 1.0 / rate, saved.wait_s + saved.write_s
-    if takes >= mean:
-        raise _no_progress(gpus, mean, f"a checkpoint of {show(takes, 's')}")
+    takes = saved.wait_s + saved.write_s
+    if takes >= mean_s:
+        raise _no_progress(gpus, mean_s, f"a checkpoint of {duration(takes)}")
     if given.checkpoint_interval_s is not None:
         if given.checkpoint_interval_s < saved.write_s - saved.wait_s:
             raise SpecError(
-                f"checkpoint_interval_s is {show(given.checkpoint_interval_s, 's')}, but writing a checkpoint takes "
-                f"{show(saved.write_s, 's')}",
+                f"checkpoint_interval_s is {duration(given.checkpoint_interval_s)}, but writing a checkpoint takes "
+                f"{duration(saved.write_s)}",
                 hint="use a longer interval or faster storage",
                 code="contradiction",
                 field="reliability.checkpoint_interval_s",
             )
         return given.checkpoint_interval_s
-    return max(best_interval_s(saved.wait_s, mean), saved.write_s - saved.wait_s, step_s, SHORTEST_S)
+    return max(best_interval_s(saved.wait_s, mean_s), saved.write_s - saved.wait_s, step_s, SHORTEST_S)
 
 
 def _no_progress(gpus: int, mean_s: float, what: str) -> SpecError:
     return SpecError(
-        f"{what} is too long for the {show(mean_s, 's')} between failures of {gpus:,} GPUs: the run makes no progress",
-        hint="use fewer GPUs, lower failure rates, faster storage, or checkpoint 'async' or 'memory' in [reliability]",
+        f"{what} is too long for the {duration(mean_s)} between failures of {gpus:,} GPUs: the run makes no progress",
+        hint="use fewer GPUs, lower failure rates, faster storage, a shorter checkpoint_interval_s, or checkpoint "
+        "'async' or 'memory' in [reliability]",
         code=NO_PROGRESS,
         field="reliability",
     )
-
-
-def spare_wait_s(spares: int | None, in_repair: float, repair_s: float) -> float:
-    """Mean time until a failed node is replaced.
-
-    Formula: P(n > spares) repair / (spares + 1), n Poisson with mean a
-    Where:   a nodes in repair on average; without a spare left, at least spares + 1 nodes are in repair, and the first
-             of them is ready after repair / (spares + 1)
-    Valid:   independent repairs with an exponential distribution; an upper bound, as more nodes may be in repair; a
-             replacement is always there if spares is None
-    """
-    if spares is None or in_repair < FEWEST_NODES:
-        return 0.0
-    log_a = math.log(in_repair)
-    enough = sum(math.exp(n * log_a - in_repair - math.lgamma(n + 1.0)) for n in range(spares + 1))
-    return max(1.0 - enough, 0.0) * repair_s / (spares + 1.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from knee.reliability.defaults import default_of
+from knee.reliability.defaults import RATE_ENDS, default_of
 from knee.reliability.goodput import goodput_of
 from knee.reliability.whole_run import poisson_range
 from knee.specs.catalog import ROOT, read_toml
@@ -43,7 +43,7 @@ class InterruptedRun:
 
 def interrupted_runs() -> list[InterruptedRun]:
     """All runs, with the conditions of their cluster."""
-    ends = [default_of("run", name)[0] for name in ("rate_low_frac", "rate_high_frac")]
+    ends = [default_of("run", name)[0] for name in RATE_ENDS]
     found = []
     for name, raw in read_toml(ROOT / "interrupted_runs.toml").items():
         goodput = goodput_of(float(raw["params"]), load_cluster(raw["cluster"]).spec, int(raw["gpus"]))

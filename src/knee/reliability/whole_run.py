@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from knee.errors import SpecError
-from knee.reliability.defaults import HOUR_S, conditions_of
+from knee.reliability.defaults import conditions_of
 from knee.reliability.drawn_runs import drawn_times
-from knee.reliability.goodput import DAY_S, MOST_SLOWDOWN, NO_PROGRESS, Goodput, goodput_of
+from knee.reliability.goodput import MOST_SLOWDOWN, NO_PROGRESS, Goodput, goodput_of
 from knee.reliability.intervals import time_per_work
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
+from knee.units import DAY_S, HOUR_S
 from knee.workload.parameters import parameter_count
 
 DRAWS = 1_000_000
@@ -38,18 +39,15 @@ class WholeRun:
     runs: int
     """Runs that were drawn."""
 
-    def as_json(self, *, cost_usd: float | None, node_gpus: int) -> dict[str, Any]:
+    def as_json(self, *, cost_usd: float | None) -> dict[str, Any]:
         """Plain data; GPU-hours and dollars include the spare nodes."""
-        gpus = self.goodput.gpus
-        paid = gpus + node_gpus * (self.goodput.conditions.spare_nodes or 0)
-        factor = self.goodput.slowdown * paid / gpus
         return {
             "days": self.mean_s / DAY_S,
             "p10_days": self.p10_s / DAY_S,
             "p50_days": self.p50_s / DAY_S,
             "p90_days": self.p90_s / DAY_S,
-            "gpu_hours": self.mean_s / 3600.0 * paid,
-            "cost_usd": None if cost_usd is None else cost_usd * factor,
+            "gpu_hours": self.mean_s / HOUR_S * self.goodput.paid_gpus,
+            "cost_usd": None if cost_usd is None else cost_usd * self.goodput.cost_factor,
             "interruptions": self.interruptions,
             "runs_drawn": self.runs,
             "reason": None,
@@ -99,7 +97,7 @@ def run_with_failures(
             raise
         # the defaults are nobody's mistake, and the answer without failures stands
         return {"goodput_frac": 0.0, "days": None, "reason": error.message}
-    data = run.as_json(cost_usd=cost_usd, node_gpus=cluster.node.gpus)
+    data = run.as_json(cost_usd=cost_usd)
     if energy is None or power_w is None or any(mwh is None for mwh in energy.values()):
         return data | {"energy_mwh": None}
     factor, slowdown = run.goodput.energy_factor(power_w, cluster.gpu.idle_w), run.goodput.slowdown

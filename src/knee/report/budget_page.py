@@ -7,7 +7,7 @@ from typing import Any
 
 from knee.figures.budget_charts import budget_figures
 from knee.figures.figure import Figure
-from knee.report.failure_section import failure_section
+from knee.report.months.failure_section import failure_section
 from knee.report.page import Chart, Key, Page, Section, chart_of, render_page
 from knee.report.tables import Table, record_table
 from knee.units import amount, counted, short

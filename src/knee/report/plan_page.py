@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from knee.report.failure_section import failure_section
+from knee.report.months.failure_section import failure_section
+from knee.report.months.training_section import training_section
 from knee.report.page import Key, Page, Section, render_page
 from knee.report.tables import Table, record_table
 from knee.single import ASSUMPTIONS
-from knee.units import amount, precise, short, show
+from knee.units import precise, short, show
 
 Data = Mapping[str, Any]
 RANKING = ("rank", "tokens/s", "per GPU", "MFU", "exposed", "bubble", "free memory", "W/GPU", "tokens/J", "USD/Mtoken")
@@ -44,7 +45,7 @@ def plan_page(data: Data, words: Mapping[int, str], *, command: str = "", month:
     if run is not None:
         if month:
             sections.insert(0, failure_section(run["with_failures"], month))
-        sections.insert(0, Section(id="training", title="The whole run", says=TRAINING, blocks=(_training(run),)))
+        sections.insert(0, training_section(run))
     page = Page(
         title="The best parallel plan",
         question=f"{data['model']} on {data['gpus']:,} GPUs of {data['cluster']}, profile {data['profile']}, "
@@ -61,9 +62,6 @@ def plan_page(data: Data, words: Mapping[int, str], *, command: str = "", month:
         assumptions=ASSUMPTIONS,
     )
     return render_page(page)
-
-
-TRAINING = "GPUs, hosts, network and the site's cooling and power supply, without checkpoints and failures."
 
 
 def _ranking(plans: Sequence[Data], words: Mapping[int, str]) -> Table:
@@ -86,8 +84,3 @@ def _sensitivity(bars: Sequence[Data]) -> Table:
     rows = [{key: f"{value:.4g}" if isinstance(value, float) else value for key, value in bar.items()} for bar in bars]
     flat = [{key: value for key, value in row.items() if not isinstance(value, (dict, list))} for row in rows]
     return record_table("Sensitivity", tuple(flat[0]) if flat else (), flat)
-
-
-def _training(run: Data) -> Table:
-    rows = [{"what": key, "value": amount(value)} for key, value in run.items() if isinstance(value, float)]
-    return record_table("Training", ("what", "value"), rows)

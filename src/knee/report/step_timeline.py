@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from knee.figures.labels import format_bytes, label
-from knee.metrics.intervals import Times, merge
+from knee.metrics.intervals import outside
 from knee.record.events import COLLECTIVES, Events
 from knee.report.lanes import Lanes, LaneSpan, LaneStyle
 from knee.single import events_of
@@ -207,16 +207,3 @@ def joined(stretches: Sequence[KernelInterval], short_s: float) -> list[KernelIn
         else:
             found.append(s)
     return found
-
-
-def outside(a: tuple[Times, Times], b: tuple[Times, Times]) -> tuple[Times, Times]:
-    """Intervals of A that lie in none of B."""
-    (a_start, a_end), (b_start, b_end) = merge(*a), merge(*b)
-    borders = np.unique(np.concatenate((a_start, a_end, b_start, b_end)))
-    left, right = borders[:-1], borders[1:]
-
-    def within(start: Times, end: Times) -> Times:
-        return np.searchsorted(start, left, side="right") > np.searchsorted(end, left, side="right")
-
-    kept = within(a_start, a_end) & ~within(b_start, b_end)
-    return merge(left[kept], right[kept])

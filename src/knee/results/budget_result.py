@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 
 from knee.arrays import ByValue
-from knee.budgets.budget_run import HOUR_S, J_PER_MWH, BudgetLimits, BudgetRun
+from knee.budgets.budget_run import J_PER_MWH, BudgetLimits, BudgetRun
 from knee.budgets.budget_search import Problem
 from knee.budgets.equal_loss import EVEN_LOSS
 from knee.budgets.flop_counting import FlopChoice
 from knee.budgets.frontier import KNEE_WORDS, Bands, Frontier, IsoLoss, Lost, Marginal
 from knee.budgets.model_family import STEPS_PER_DOUBLING
-from knee.budgets.rare_exchange import RareExchange, rare_exchange
+from knee.budgets.rare_exchange import RareExchange
 from knee.budgets.scaling_laws import BAND_FRAC, FLOP_PER_PARAM_TOKEN
-from knee.budgets.training_cost import DAY_S
 from knee.energy.carbon import CarbonGrid
 from knee.errors import InputError, argument
 from knee.inputs.argument_types import checked_arguments
@@ -29,6 +28,7 @@ from knee.results.result import Result, flat
 from knee.specs.catalog import Source
 from knee.specs.model import Model
 from knee.trust.trust import Trust
+from knee.units import DAY_S, HOUR_S
 from knee.workload.flop import model_flop_per_token
 from knee.workload.parameters import parameter_count
 
@@ -66,6 +66,9 @@ class Budget(ByValue, Result):
     pue: Source
     sync_every: int = 1
     """Steps between exchanges of replicas that are weighed beside the best run; 1 weighs none."""
+    rare_exchange: RareExchange | None = None
+    """The best run with replicas that exchange only every ``sync_every`` steps; None if it is not asked for, or no plan
+    has replicas."""
 
     @property
     def extrapolated(self) -> list[str]:
@@ -130,15 +133,9 @@ class Budget(ByValue, Result):
         peak = self.problem.rates.cluster.gpu.peak_flop_per_s(run.rate.plan.precision)
         return FLOP_PER_PARAM_TOKEN * run.counted * run.rate.tokens_per_s / (run.gpus * peak)
 
-    def rare_exchange(self) -> RareExchange | None:
-        """The best run with replicas that exchange only every ``sync_every`` steps; None if that is not asked."""
-        if self.sync_every == 1:
-            return None
-        return rare_exchange(self.problem, self.limits, self.best, self.sync_every)
-
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as ``knee budget --json`` prints it."""
-        rare = self.rare_exchange()
+        rare = self.rare_exchange
         return as_data(self) | ({} if rare is None else {"rare_exchange": asdict(rare)})
 
     def rows(self) -> list[dict[str, Any]]:
@@ -171,8 +168,8 @@ class Budget(ByValue, Result):
         from knee.files import write_text
         from knee.report.budget_page import budget_page
 
-        best, cluster = self.best, self.problem.rates.cluster
-        month = month_of_job(best.model, cluster, best.gpus, best.batch_tokens / best.rate.tokens_per_s)
+        best, cluster, days = self.best, self.problem.rates.cluster, best_with_failures(self)["days"]
+        month = month_of_job(best.model, cluster, best.gpus, step_s=best.step_s, days=days)
         write_text(Path(out), budget_page(self.to_dict(), command=command, month=month))
 
 
@@ -307,8 +304,7 @@ def run_data(answer: Budget, run: BudgetRun) -> dict[str, Any]:
 def best_with_failures(answer: Budget) -> dict[str, Any]:
     """The best run on the same tokens, with failures and restarts."""
     best, cluster = answer.best, answer.problem.rates.cluster
-    step_s = best.batch_tokens / best.rate.tokens_per_s
-    return run_with_failures(best.model, cluster, best.gpus, best.time_s, step_s=step_s, cost_usd=best.cost_usd)
+    return run_with_failures(best.model, cluster, best.gpus, best.time_s, step_s=best.step_s, cost_usd=best.cost_usd)
 
 
 def frontier_data(answer: Budget, one: Frontier) -> dict[str, Any]:

@@ -9,8 +9,10 @@ from knee.budgets.equal_loss import EVEN_LOSS
 from knee.budgets.frontier import COARSE, Frontier
 from knee.budgets.scaling_laws import BAND_FRAC, DRAWS, assumed_mfu
 from knee.errors import argument
+from knee.record.plan_words import plan_words
 from knee.single import ASSUMPTIONS
 from knee.units import amount, counted, short
+from knee.workload.outer_sync_loss import DEFAULT_OUTER_LAW
 from knee.workload.parameters import parameter_count
 
 if TYPE_CHECKING:
@@ -56,7 +58,21 @@ def sentences(answer: Budget) -> list[str]:
         found.append(f"The scaling law is extrapolated: {'; '.join(answer.extrapolated)}.")
     if answer.batch_extrapolated:
         found.append(f"The law of the critical batch size is extrapolated: {answer.batch_extrapolated}.")
-    return found
+    return found + ([_rare_words(answer)] if answer.sync_every > 1 else [])
+
+
+def _rare_words(answer: Budget) -> str:
+    """What an exchange every few steps would bring."""
+    rare, every = answer.rare_exchange, f"With an exchange of replicas every {answer.sync_every:,} steps"
+    if rare is None:
+        return f"{every}, no plan within the limits has replicas."
+    better = f"{abs(rare.gained):.4f} {'lower' if rare.gained > 0 else 'higher'}"
+    text = (
+        f"{every}, the best run has a loss of {rare.loss:.4f}, {better}: {short(rare.params)} parameters, "
+        f"{short(rare.tokens)} tokens and {rare.replicas:,} replicas on {rare.gpus:,} GPUs ({plan_words(rare.plan)}). "
+        f"Replicas change the loss by {rare.loss_ratio - 1.0:+.2%} by the law {DEFAULT_OUTER_LAW}"
+    )
+    return f"{text}; this is extrapolated: {', and '.join(rare.extrapolated)}." if rare.extrapolated else f"{text}."
 
 
 def _band_words(answer: Budget) -> str:

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from knee.errors import InputError
+from knee.reliability.defaults import conditions_of, default_of
 from knee.results.result import Result
 from knee.specs.building.check import Mistake, build, raise_mistakes
 from knee.specs.catalog import KINDS, ROOT, Kind, Leaf, Tree, did_you_mean, is_path, read_toml
 from knee.specs.constants import constant, constant_rows
+from knee.specs.hardware import Cluster
 from knee.specs.load import describe, read_tree
 from knee.specs.user_files.data_sheets import complete, kind_of_file
 from knee.specs.user_files.entry_toml import entry_toml
@@ -64,7 +66,7 @@ class CatalogEntry(Result):
         if self.kind in budget_tables():
             return tuple(_budget_value(field, value, spec) for field, value in spec.items() if field not in APART)
         described = constant_rows() if self.kind == CONSTANTS else describe(cast(Kind, self.kind), self._tree())
-        return tuple(
+        found = tuple(
             CatalogValue(
                 field=path,
                 value=spec[path] if self.kind == CONSTANTS else _at(spec, path),
@@ -74,6 +76,7 @@ class CatalogEntry(Result):
             )
             for path, shown, source_kind, source in described
         )
+        return _with_reliability(spec, found) if self.kind == "cluster" else found
 
     @property
     def parameters(self) -> dict[str, int]:
@@ -163,6 +166,17 @@ def budget_tables() -> dict[str, dict[str, dict[str, Any]]]:
         "families": read_toml(ROOT / "families.toml"),
         "training_runs": read_toml(ROOT / "training_runs.toml"),
     }
+
+
+def _with_reliability(cluster: Cluster, values: tuple[CatalogValue, ...]) -> tuple[CatalogValue, ...]:
+    """Values of a cluster, with the defaults of what it does not say of its reliability."""
+    found = {value.field: value for value in values if value.field != "reliability"}
+    for name in conditions_of(cluster).defaults:
+        value, source = default_of("defaults", name)
+        text, kind = f"default: {source.text}", source.kind
+        field = f"reliability.{name}"
+        found[field] = CatalogValue(field=field, value=value, shown=str(source.value), kind=kind, source=text)
+    return tuple(found.values())
 
 
 def _budget_value(field: str, value: Any, raw: dict[str, Any]) -> CatalogValue:

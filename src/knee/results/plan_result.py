@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,11 @@ from knee.errors import InputError
 from knee.inputs.argument_types import checked_arguments
 from knee.record.plan_words import plan_words
 from knee.reliability.drawn_month import month_of_job
+from knee.results.plans.ranked_plan import METRICS, RankedPlan, ranked_plan
 from knee.results.result import Result, flat
 from knee.search.pareto_front import pareto
 from knee.search.plain_fsdp import Baseline, baseline, why
-from knee.search.plan_search import SearchResult
+from knee.search.plan_search import SearchResult, search
 from knee.search.robust import CLOSE, Robust
 from knee.search.sensitivity import Bar, sensitivity
 from knee.single import simulate as simulate_job
@@ -28,53 +28,7 @@ from knee.trust.trust import Trust, trust_of
 
 EXPORT_TRIES = 500
 """Plans of the ranking that are tried where a tool cannot run the recommended one."""
-METRICS = (
-    "tokens_per_s",
-    "tokens_per_s_per_gpu",
-    "mfu_frac",
-    "step_s",
-    "compute_s",
-    "exposed_comm_s",
-    "overlapped_comm_s",
-    "bubble_s",
-    "memory_bytes",
-    "power_w_per_gpu",
-    "tokens_per_j",
-    "usd_per_mtoken",
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankedPlan(Result):
-    """One plan of a search, with its metrics and its results in the random draws of the fitted parameters."""
-
-    rank: int | None
-    """Its place by the objective, from 1; None where it was not simulated within the search."""
-    plan: Plan
-    tokens_per_s: float
-    tokens_per_s_per_gpu: float
-    mfu_frac: float
-    step_s: float
-    compute_s: float
-    exposed_comm_s: float
-    overlapped_comm_s: float
-    bubble_s: float
-    memory_bytes: float
-    power_w_per_gpu: float | None
-    tokens_per_j: float | None
-    usd_per_mtoken: float | None
-    exposed_frac: float
-    bubble_frac: float
-    headroom_bytes: float
-    """Memory of a GPU that the plan leaves free."""
-    good_frac: float | None
-    """Share of draws in which it was within 2% of the best; None where it was not drawn."""
-    fits_frac: float | None
-    worst_frac: float | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data; the name of each key ends in its unit."""
-        return asdict(self)
+NOT_IN_NCCL = "no NCCL up to 2.30 has hierarchical collectives"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,9 +82,27 @@ class PlanSearch(Result):
     @cached_property
     @np.errstate(all="ignore")
     def why(self) -> str:
-        """What the recommended plan saves beside plain FSDP."""
-        plain = self._plain_fsdp
-        return plain if isinstance(plain, Note) else why(self.job, simulate_job(self.job), plain)
+        """What the recommended plan saves beside plain FSDP, and what hierarchical collectives save."""
+        plain, flat = self._plain_fsdp, self.flat_collectives
+        said = plain if isinstance(plain, Note) else why(self.job, simulate_job(self.job), plain)
+        if flat is None:
+            return said
+        slower = 1.0 - flat.tokens_per_s / self.best.tokens_per_s
+        return f"{said}; {NOT_IN_NCCL}, and without them the best plan is {slower:.1%} slower: {plan_words(flat.plan)}"
+
+    @cached_property
+    @np.errstate(all="ignore")
+    def flat_collectives(self) -> RankedPlan | None:
+        """The best plan that NCCL's own collectives can run; None where the recommended plan has them, or none fits."""
+        if self.best.plan.collectives == "flat":
+            return None
+        found = self.found
+        space = replace(found.space, collectives=("flat",))
+        flat = search(space, found.cluster, found.profile, objective=found.objective, only=found.only, keep=1)
+        if not len(flat):
+            return None
+        values = {name: float(getattr(flat.results, name)[0]) for name in METRICS}
+        return self._ranked(None, flat.table.plan(0), values)
 
     @cached_property
     @np.errstate(all="ignore")
@@ -160,21 +132,15 @@ class PlanSearch(Result):
         values = {name: float(getattr(self.found.results, name)[row]) for name in METRICS}
         drawn = (self.drawn.good_frac, self.drawn.fits_frac, self.drawn.worst_frac)
         shares = [float(share[row]) if row < len(share) else None for share in drawn]
-        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        return self._ranked(row, self.found.table.plan(row), finite, *shares)
+        return self._ranked(row, self.found.table.plan(row), values, *shares)
 
     def _ranked(self, row: int | None, plan: Plan, values: dict[str, Any], *shares: float | None) -> RankedPlan:
-        good, fits, worst = shares or (None, None, None)
-        return RankedPlan(
-            rank=None if row is None else row + 1,
-            plan=plan,
-            **values,
-            exposed_frac=values["exposed_comm_s"] / values["step_s"],
-            bubble_frac=values["bubble_s"] / values["step_s"],
-            headroom_bytes=self.found.cluster.gpu.hbm_bytes - values["memory_bytes"],
-            good_frac=good,
-            fits_frac=fits,
-            worst_frac=worst,
+        return ranked_plan(
+            plan,
+            values,
+            self.found.cluster.gpu.hbm_bytes,
+            None if row is None else row + 1,
+            shares or (None, None, None),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -200,6 +166,7 @@ class PlanSearch(Result):
             "alike": [row + 1 for row in drawn.indistinguishable_rows],
             "why": self.why,
             "baseline": None if self.baseline is None else self.baseline.to_dict(),
+            "flat_collectives": None if self.flat_collectives is None else self.flat_collectives.to_dict(),
             "front": [plan.to_dict() for plan in self.front],
             "robustness": {
                 "draws": drawn.draws,
@@ -227,8 +194,11 @@ class PlanSearch(Result):
 
         every = (*self.plans, *self.front, self.best)
         words = {plan.rank: plan_words(plan.plan) for plan in every if plan.rank is not None}
-        job = self.job
-        month = month_of_job(job.model, job.cluster, job.gpus, self.best.step_s) if self.whole_run else []
+        job, run = self.job, self.training
+        month = []
+        if run is not None:
+            days = run["with_failures"]["days"]
+            month = month_of_job(job.model, job.cluster, job.gpus, step_s=self.best.step_s, days=days)
         write_text(Path(path), plan_page(self.to_dict(), words, command=command, month=month))
 
     @checked_arguments

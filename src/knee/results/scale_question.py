@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from knee.errors import InputError, SpecError, argument, example
@@ -17,6 +17,7 @@ from knee.specs import Job
 from knee.specs.choices import Objective
 from knee.specs.load import make_job, split_overrides
 from knee.specs.make import global_batch_of
+from knee.specs.model.split_rules import check_searched_exchanges
 from knee.specs.plan import DATA_TYPES, EXCHANGES, ROUTED
 
 SEARCHED_EVERYWHERE = (*DATA_TYPES, "prefetch", "tp_overlap_frac", "placement", *ROUTED, *EXCHANGES)
@@ -142,10 +143,13 @@ class ScaleQuestion:
 
 def space_within(job: Job, gpus: int, batch: int, plan: Mapping[str, Any]) -> tuple[Space, str | None]:
     """All plans of a count within what is given of the plan, and the condition that given degrees make."""
-    every = {name: plan[name] for name in SEARCHED_EVERYWHERE if name in plan}
+    every = {name: plan[name] for name in SEARCHED_EVERYWHERE if name in plan and name not in EXCHANGES}
     fixed = make_job(
         job.model, job.cluster, job.profile, gpus=1, global_batch=1, seq_len=job.seq_len, plan_options=every
     )[0].plan
+    # of replicas, which one GPU has none of
+    fixed = replace(fixed, **{name: plan[name] for name in EXCHANGES if name in plan})
+    check_searched_exchanges(fixed, plan.get("sync_every", 1))
     words = {"cp_method": "cp == 1 or cp_method == {!r}", "sequence_parallel": "tp == 1 or sequence_parallel == {:d}"}
     numbers = ("tp", "pp", "cp", "ep", "etp", "dp_shard", "dp_replicate", "virtual_stages")
     only = [f"({name} == {plan[name]})" for name in numbers if name in plan]

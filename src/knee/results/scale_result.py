@@ -204,8 +204,8 @@ def _point_data(one: ScalingCurve, point: ScalePoint, gained: dict[str, Any] | N
     measured.pop("assumptions", None)
     goodput, run = one.goodputs.get(point.gpus), one.runs.get(point.gpus)
     failed = goodput and goodput.as_json()
-    if run is not None and job is not None and bill is not None:
-        failed = run.as_json(cost_usd=bill.cost_usd, node_gpus=job.cluster.node.gpus)
+    if run is not None and bill is not None:
+        failed = run.as_json(cost_usd=bill.cost_usd)
     more = {} if bill is None else {"days": bill.days, "energy_mwh": bill.energy_mwh}
     return {
         "gpus": point.gpus,

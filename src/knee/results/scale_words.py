@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from knee.budgets.training_cost import DAY_S
 from knee.record.measurement import Measurement
 from knee.results.scale_result import Scaling, ScalingCurve
 from knee.search.knee import Knee
 from knee.specs.notes import code_of
+from knee.units import DAY_S
 
 SHARED_NOTES = ("default-profile", "default-seq-len", "default-precision")
 """Defaults that are the same at every count."""

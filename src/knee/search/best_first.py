@@ -9,6 +9,7 @@ certain to be worse, so that the first plans are those of simulating everything.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +20,7 @@ from knee.search.memory_fit import fitting, shardings_that_may_fit
 from knee.search.pareto_front import FRONT_STEP, Merits, pareto
 from knee.search.space import Space
 from knee.search.space_tables import joined, kernel_shapes, unsharded_table
-from knee.simulator import joined_results, simulate_table
+from knee.simulator import Results, joined_results, simulate_table
 from knee.specs.choices import Objective
 from knee.specs.hardware import Cluster
 from knee.specs.plan import AXES
@@ -77,6 +78,13 @@ class Unsharded:
         """Add all plans that may take no longer than this."""
         self._price(np.flatnonzero(self._left & (self._shape_s <= step_s)))
 
+    def part(self, rows: Ints) -> Unsharded:
+        """Some of the plans of the table, and no others."""
+        some = copy(self)
+        some.table, some.step_s, some.cost = self.table.rows(rows), self.step_s[rows], self.cost[rows]
+        some._left = np.zeros(len(self._left), dtype=np.bool_)
+        return some
+
     def _price(self, shapes: Ints) -> None:
         if not len(shapes):
             return
@@ -130,11 +138,12 @@ class BestFirst:
         below: float = np.inf,
         above_bytes: float = 0.0,
         wanted: Callable[[PlanTable], Bools] | None = None,
-        progress: Callable[[], None] = lambda: None,
+        watch: Callable[[PlanTable, Results], None] | None = None,
     ) -> None:
-        """``below`` is a cost that is known to be reached: plans that cannot be under it are not looked at, nor those
-        that need no more memory than ``above_bytes``."""
-        self.start, self.hbm_bytes, self.below, self.wanted, self.progress = start, hbm_bytes, below, wanted, progress
+        """``watch`` sees all that is simulated, each time that more is. ``below`` is a cost that is known to be
+        reached: plans that cannot be under it are not looked at, nor those that need no more memory than
+        ``above_bytes``."""
+        self.start, self.hbm_bytes, self.below, self.wanted, self.watch = start, hbm_bytes, below, wanted, watch
         self.above_bytes = above_bytes
         none, nothing = start.table.rows(slice(0, 0)), np.zeros(0)
         self.table = none
@@ -238,4 +247,5 @@ class BestFirst:
         self.table = joined(self.table, now.table)
         self.results = joined_results([self.results, results])
         self._waiting = self._waiting.rows(np.delete(np.arange(len(self._waiting.step_s)), first))
-        self.progress()
+        if self.watch is not None:
+            self.watch(self.table, self.results)

@@ -12,11 +12,12 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from knee.arrays import Floats, Ints, equal_rows, expanded
+from knee.cost.optimizer import optimizer_cost
 from knee.cost.outer_sync import outer_sync_cost
 from knee.cost.skew import expected_maximum
 from knee.energy.step_power import power_w
 from knee.search.rank_work import LayerWork, MicrobatchWork, PipelineRank, Stretch, UnshardedWork, slow_ranks
-from knee.simulator import CHUNK, late_gather_s, optimizer_cost, priced, step_work
+from knee.simulator import CHUNK, late_gather_s, priced, step_work
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
 from knee.specs.plan import SCHEDULES, SHARDINGS
@@ -55,7 +56,7 @@ def least_step(model: Model, cluster: Cluster, profile: Profile, table: PlanTabl
     ranks = slow_ranks(model, profile, table)
     span = _span_s(table, UnshardedWork.of(work), ranks, lambda rank: _sharded_passes_s(parts, work, rank))
     late, comm = late_gather_s(profile, model, parts), parts.comm
-    optimizer = optimizer_cost(cluster, profile, model, parts)
+    optimizer = optimizer_cost(model, cluster.gpu, profile, table, parts.modes, parts.traffic)
     outer = outer_sync_cost(model, cluster, profile, table, parts.modes, parts.traffic, groups)
     straggler = profile.straggler_frac * expected_maximum(table.gpus) * work.compute_s
     outer = replace(outer, hidden_s=np.where(outer.streams, outer.per_step * outer.all_reduce_s, 0.0))

@@ -62,6 +62,7 @@ def _left(point: ScalePoint, goodput: Goodput | None) -> ScalePoint:
     if measured is None or point.job is None:
         return point
     share = NOTHING_FRAC if goodput is None else goodput.goodput_frac
+    dearer = 1.0 / NOTHING_FRAC if goodput is None else goodput.cost_factor
     return replace(
         point,
         measured=replace(
@@ -69,7 +70,7 @@ def _left(point: ScalePoint, goodput: Goodput | None) -> ScalePoint:
             tokens_per_s=measured.tokens_per_s * share,
             tokens_per_s_per_gpu=measured.tokens_per_s_per_gpu * share,
             tokens_per_j=_tokens_per_j(measured, goodput, point.job.cluster.gpu.idle_w),
-            usd_per_mtoken=None if measured.usd_per_mtoken is None else measured.usd_per_mtoken / share,
+            usd_per_mtoken=None if measured.usd_per_mtoken is None else measured.usd_per_mtoken * dearer,
         ),
     )
 

@@ -14,10 +14,16 @@ import numpy as np
 
 from knee.arrays import Bools
 from knee.errors import InputError
-from knee.specs.plan import CP_METHODS, RECOMPUTES, SCHEDULES, SHARDINGS
+from knee.specs.plan import COLLECTIVES, CP_METHODS, RECOMPUTES, SCHEDULES, SHARDINGS
 from knee.specs.plan_table import PlanTable
 
-WORDS = {"sharding": SHARDINGS, "schedule": SCHEDULES, "recompute": RECOMPUTES, "cp_method": CP_METHODS}
+WORDS = {
+    "sharding": SHARDINGS,
+    "schedule": SCHEDULES,
+    "recompute": RECOMPUTES,
+    "cp_method": CP_METHODS,
+    "collectives": COLLECTIVES,
+}
 NUMBERS = (
     "gpus",
     "global_batch",

@@ -12,6 +12,7 @@ from knee.arrays import Bools, ByValue, Floats, Ints
 from knee.errors import InputError, argument
 from knee.progress import Progress, silent
 from knee.search.best_first import BestFirst, Unsharded
+from knee.search.collective_choice import without_twins
 from knee.search.memory_fit import memory_bytes
 from knee.search.pareto_front import FRONT_STEP
 from knee.search.plan_filter import matching
@@ -82,7 +83,7 @@ class SearchResult(ByValue):
         above = now if hbm_bytes > now else 0.0
         if self.objective == "tokens_per_j":
             start, above = Unsharded(self.space, self.cluster, self.profile, "tokens_per_s"), 0.0
-        found = BestFirst(start, hbm_bytes=hbm_bytes, below=below, above_bytes=above, wanted=_wanted(self.only))
+        found = BestFirst(start, hbm_bytes=hbm_bytes, below=below, above_bytes=above, wanted=wanted_by(self.only))
         found.rank(1)
         return float(found.results.tokens_per_s.max(initial=known))
 
@@ -113,9 +114,10 @@ def search(
     keep: int = RANKED,
     front: bool = False,
     progress: Progress = silent,
+    watch: Callable[[PlanTable, Results], None] | None = None,
 ) -> SearchResult:
     """Find the best ``keep`` plans of a space, and with ``front`` those that no other beats in speed, energy and memory
-    at once."""
+    at once. ``watch`` sees what has been simulated, each time that there is more."""
     if objective == "usd_per_mtoken" and cluster.usd_per_gpu_h is None:
         hint = f"give {argument('overrides')} cluster.usd_per_gpu_h='2.5 USD/h'"
         text = f"the price of {cluster.name} is unknown"
@@ -124,17 +126,23 @@ def search(
         text = f"gpus is {space.gpus:,}; {cluster.name} is described only up to {cluster.max_gpus:,}"
         raise InputError(text, code="out-of-range", field="gpus")
     _check_modelled(space, cluster, profile)
-    wanted = _wanted(only)
+    wanted = wanted_by(only)
     progress("listing plans", 0, 0)
     start = Unsharded(space, cluster, profile, objective)
     plans = count_plans(space) if only is None else sum(map(len, _every_plan(space, only)))
-    found = BestFirst(
-        start, hbm_bytes=cluster.gpu.hbm_bytes, wanted=wanted, progress=lambda: progress("simulating plans", 0, 0)
-    )
-    found.rank(keep)
+
+    def watched(table: PlanTable, results: Results) -> None:
+        progress("simulating plans", 0, 0)
+        if watch is not None:
+            watch(table, results)
+
+    found = BestFirst(start, hbm_bytes=cluster.gpu.hbm_bytes, wanted=wanted, watch=watched)
+    # a plan may take the same time with each kind of collectives, and counts once
+    found.rank(keep * len(space.every_collectives))
     if front:
         found.find_front()
     order = _order(found.table, score(found.results, objective))
+    order = order[without_twins(found.table.rows(order), results_rows(found.results, order))]
     return SearchResult(
         space=space,
         cluster=cluster,
@@ -149,7 +157,8 @@ def search(
     )
 
 
-def _wanted(only: str | None) -> Callable[[PlanTable], Bools] | None:
+def wanted_by(only: str | None) -> Callable[[PlanTable], Bools] | None:
+    """The plans that a condition allows."""
     if only is None:
         return None
     return lambda table: matching(table, only)
@@ -162,7 +171,8 @@ def _every_plan(space: Space, only: str | None) -> Iterator[PlanTable]:
 
 
 SPLITS = ("pp", "cp", "tp", "virtual_stages", "dp_replicate")
-TIES = (*SPLITS, "sharding", "schedule", "recompute", "recompute_frac", "micro_batch", "cp_method", "ep", "etp")
+REST = ("sharding", "schedule", "recompute", "recompute_frac", "micro_batch", "cp_method", "ep", "etp", "collectives")
+TIES = (*SPLITS, *REST)
 """Of plans with the same score, those that split the model less come first."""
 
 

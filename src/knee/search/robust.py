@@ -8,9 +8,11 @@ from math import exp, log
 import numpy as np
 
 from knee.arrays import ByValue, Floats
+from knee.search.collective_choice import FLAT
 from knee.search.plan_search import SearchResult, score
 from knee.simulator import simulate_variants
 from knee.specs.hardware import Cluster
+from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
 from knee.specs.profile_parameters import PARAMETERS, Parameter, applied, value_of
 
@@ -42,7 +44,7 @@ class Robust(ByValue):
     ahead_frac: Floats
     """Of each plan: share of draws in which it was ahead of the recommended one."""
     recommended: int
-    """Row of the first plan, or of the one that is good clearly more often."""
+    """Row of the first plan, or of the one that is good clearly more often, or as good with collectives of NCCL."""
 
     @property
     def indistinguishable_rows(self) -> list[int]:
@@ -74,6 +76,7 @@ def robust(found: SearchResult, *, draws: int = DRAWS, seed: int = 0) -> Robust:
     recommended = int(np.argmax(good))
     if good[recommended] < good[0] + CLEARLY:
         recommended = 0
+    recommended = _runnable(table, scores, good, recommended)
     return Robust(
         draws=draws,
         parameters=parameters,
@@ -83,6 +86,16 @@ def robust(found: SearchResult, *, draws: int = DRAWS, seed: int = 0) -> Robust:
         ahead_frac=(usable > usable[:, [recommended]]).mean(axis=0),
         recommended=recommended,
     )
+
+
+def _runnable(table: PlanTable, scores: Floats, good: Floats, row: int) -> int:
+    """The row of a plan, or of the first with flat collectives that is as good: NCCL has no others."""
+    if table.collectives[row] == FLAT:
+        return row
+    best = float(scores[row])
+    close = scores[: len(table)] >= (best * CLOSE if best > 0 else best / CLOSE)
+    flat = np.flatnonzero((table.collectives == FLAT) & close & (good >= good[row] - CLEARLY))
+    return int(flat[0]) if len(flat) else row
 
 
 def drawn(cluster: Cluster, profile: Profile) -> tuple[Parameter, ...]:

@@ -20,7 +20,7 @@ from knee.search.plan_filter import matching
 from knee.search.plan_search import SearchResult, search
 from knee.search.space import Space, divisors
 from knee.search.space_tables import whole_table
-from knee.single import simulate
+from knee.single import simulate_jobs
 from knee.specs.choices import Objective
 from knee.specs.defaults import DEFAULT_CONVENTION
 from knee.specs.hardware import Cluster
@@ -175,22 +175,30 @@ def curve_of(
 
     ``cut`` makes micro-batches that do not fit smaller, where nobody asked for them.
     """
-    return Curve(points=tuple(_point(gpus, job_at, cut, convention) for gpus in counts))
+    points: dict[int, ScalePoint] = {}
+    jobs: list[Job] = []
+    for gpus in counts:
+        try:
+            jobs.append(job_at(gpus))
+        except SpecError as error:
+            points[gpus] = refused_point(gpus, error)
+    points |= {point.gpus: point for point in _points(jobs, convention)}
+    if cut:
+        _cut_micro_batches(points, {job.gpus: job for job in jobs}, convention)
+    return Curve(points=tuple(points[gpus] for gpus in counts))
 
 
-def _point(gpus: int, job_at: Callable[[int], Job], cut: bool, convention: str) -> ScalePoint:
-    try:
-        job = job_at(gpus)
-    except SpecError as error:
-        return refused_point(gpus, error)
-    point = point_of(job, convention)
-    smaller = divisors(job.plan.micro_batch)[:-1] if cut else ()
-    for size in reversed(smaller):
-        if point.usable:
-            break
-        with suppress(SpecError):
-            point = replace(point_of(replace(job, plan=replace(job.plan, micro_batch=size)), convention), cut=True)
-    return point
+def _cut_micro_batches(points: dict[int, ScalePoint], jobs: dict[int, Job], convention: str) -> None:
+    """Try the next smaller micro-batch of all counts that do not fit, as long as there is one."""
+    sizes = {gpus: list(divisors(job.plan.micro_batch)[:-1]) for gpus, job in jobs.items()}
+    while any(sizes[gpus] and not points[gpus].usable for gpus in jobs):
+        smaller: list[Job] = []
+        for gpus, job in jobs.items():
+            if sizes[gpus] and not points[gpus].usable:
+                plan = replace(job.plan, micro_batch=sizes[gpus].pop())
+                with suppress(SpecError):
+                    smaller.append(replace(job, plan=plan))
+        points |= {point.gpus: replace(point, cut=True) for point in _points(smaller, convention)}
 
 
 def refused_point(gpus: int, error: SpecError) -> ScalePoint:
@@ -200,8 +208,16 @@ def refused_point(gpus: int, error: SpecError) -> ScalePoint:
 
 def point_of(job: Job, convention: str = DEFAULT_CONVENTION) -> ScalePoint:
     """A job simulated."""
+    return _points([job], convention)[0]
+
+
+def _points(jobs: Sequence[Job], convention: str) -> list[ScalePoint]:
     with np.errstate(all="ignore"):
-        measured = simulate(job, convention=convention)
+        found = simulate_jobs(jobs, convention=convention)
+    return [_simulated_point(job, measured) for job, measured in zip(jobs, found, strict=True)]
+
+
+def _simulated_point(job: Job, measured: Measurement) -> ScalePoint:
     if not (0 < measured.step_s < math.inf and math.isfinite(measured.memory_bytes)):
         raise InputError(
             "a size or rate is so unrealistic that the step time is not finite",

@@ -14,7 +14,7 @@ from functools import cache
 from knee.errors import InputError
 from knee.specs.model import Model
 from knee.specs.model.split_rules import OWN_STAGES, splits_heads, splits_sequence
-from knee.specs.plan import Plan, RecomputeModule, Sharding
+from knee.specs.plan import Collectives, Plan, RecomputeModule, Sharding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,8 @@ class Space:
     micro_batches: tuple[int, ...] = ()
     sync_every: int = 1
     """Steps between exchanges of replicas, in all plans that have some."""
+    collectives: tuple[Collectives, ...] = ()
+    """Kinds that every plan is tried with; empty: that of ``fixed``."""
     attention_again: bool = False
     """Whether recomputing attention alone saves anything: not beside kernels that keep no scores."""
 
@@ -51,6 +53,11 @@ class Space:
         for name, value in limits.items():
             if value is not None and value < 1:
                 raise _too_small(name, value)
+
+    @property
+    def every_collectives(self) -> tuple[Collectives, ...]:
+        """Kinds that every plan is tried with, the one that is never slower alone last."""
+        return self.collectives or (self.fixed.collectives,)
 
 
 def _too_small(name: str, value: int) -> InputError:

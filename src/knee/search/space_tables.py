@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from knee.arrays import Bools, Floats, Ints, distinct
+from knee.search.collective_choice import with_each
 from knee.search.space import Space, degrees, divisors, folds, schedules, shardings
 from knee.specs.model.split_rules import splits_directions, splits_tokens
 from knee.specs.plan import (
@@ -37,14 +38,16 @@ Shared = Sequence[tuple[Sharding, int, int]]
 
 def whole_table(space: Space) -> PlanTable:
     """The space as one table; of no rows where there is no plan."""
-    return _plans_of(space, kernel_shapes(space), lambda dp: shardings(space, dp))
+    plans = _plans_of(space, kernel_shapes(space), lambda dp: shardings(space, dp))
+    return with_each(plans, space.every_collectives)
 
 
 def whole_tables(space: Space) -> Iterator[PlanTable]:
     """The space as tables of bounded length, of which one is held at a time."""
     shapes = kernel_shapes(space)
     for start in range(0, len(shapes), TOGETHER):
-        yield _plans_of(space, shapes.rows(slice(start, start + TOGETHER)), lambda dp: shardings(space, dp))
+        some = shapes.rows(slice(start, start + TOGETHER))
+        yield with_each(_plans_of(space, some, lambda dp: shardings(space, dp)), space.every_collectives)
 
 
 TOGETHER = 2048
@@ -52,13 +55,13 @@ TOGETHER = 2048
 
 
 def unsharded_table(space: Space, shapes: PlanTable | None = None) -> PlanTable:
-    """Plans that differ in more than their sharding, of some kernel shapes or of all; all are ZeRO-1, whose compute is
-    the least. ``sharded_table`` has the rest."""
+    """Plans that differ in more than their sharding and collectives, of some kernel shapes or of all; all are ZeRO-1,
+    whose compute is the least, with the faster collectives. ``sharded_table`` has the rest."""
     return _plans_of(space, kernel_shapes(space) if shapes is None else shapes, lambda dp: [("zero1", dp, 1)])
 
 
 def sharded_table(space: Space, unsharded: PlanTable) -> PlanTable:
-    """Every sharding of these plans."""
+    """Every sharding of these plans, with each kind of collectives."""
     parts = []
     for dp in distinct(unsharded.dp_shard).tolist():
         plans, shared = np.flatnonzero(unsharded.dp_shard == dp), shardings(space, dp)
@@ -73,7 +76,7 @@ def sharded_table(space: Space, unsharded: PlanTable) -> PlanTable:
             **_synced(space, copies),
         )
         parts.append(some.rows(np.flatnonzero(_can_be(mode, some.schedule, some.pp) & _folds(some))))
-    return joined(unsharded.rows(slice(0, 0)), *parts)
+    return with_each(joined(unsharded.rows(slice(0, 0)), *parts), space.every_collectives)
 
 
 def joined(*tables: PlanTable) -> PlanTable:
@@ -97,7 +100,7 @@ def count_plans(space: Space) -> int:
         laid = (ranks % _ints([ep * etp for ep, etp in folded])[None] == 0).sum(axis=1)
         cut = _cuts_batch(space, pp, dp, sizes[:, None], codes[None]).sum(axis=0)
         found += int((laid[:, None] * cut[None] * _can_be(modes[:, None], codes[None], pp)).sum()) * others
-    return found
+    return found * len(space.every_collectives)
 
 
 def kernel_shapes(space: Space) -> PlanTable:
@@ -131,7 +134,7 @@ def kernel_shapes(space: Space) -> PlanTable:
         reduce_dtype=same(REDUCE_DTYPES.index(fixed.reduce_dtype)),
         state_dtype=same(STATE_DTYPES.index(fixed.state_dtype)),
         **_synced(space, same(1)),
-        collectives=same(COLLECTIVES.index(fixed.collectives)),
+        collectives=same(COLLECTIVES.index(space.every_collectives[-1])),
         recompute_frac=np.where(columns["recompute"] == RECOMPUTES.index("blocks"), 0.5, 1.0),
         modules=np.where(columns["recompute"] == RECOMPUTES.index("modules"), modules, 0),
         dispatcher=same(DISPATCHERS.index(fixed.dispatcher)),

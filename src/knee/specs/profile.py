@@ -135,6 +135,9 @@ class Profile:
     casts_weights: bool = False
     """Whether unsharded fp32 parameters (one GPU, DDP) are cast in every forward, as autocast does. Otherwise a 16-bit
     copy is kept."""
+    fsdp_on_one_gpu: bool = False
+    """Whether a plan of one GPU with the sharding "fsdp" runs under FSDP2, on a mesh of one. It then copies parameters
+    and gradients as on many GPUs."""
     keeps_half_gradients: bool = False
     """Whether 16-bit gradients stay in memory in addition to the fp32 sum that is reduced (not with FSDP)."""
     fp8_keeps: Fp8Keeps = "none"

@@ -20,6 +20,11 @@ CAUSES: dict[Cause, str] = {
 """Cause of an interruption that nobody planned -> the field with its rate."""
 MOST_PER_GPU_H = 1.0
 """Failures per GPU-hour; more is a mistake of units."""
+MOST = {
+    "spare_nodes": (1_000_000, "more than 1,000,000 is not supported"),
+    "slow_frac": (10.0, "it is a fraction of the step, so that 0.1 is 10%, and at most 10"),
+}
+"""Field -> the largest value, and what is said of a larger one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +85,9 @@ class Reliability:
             value = getattr(self, name)
             if isinstance(value, (int, float)) and not value >= 0:
                 raise out_of_range(f"reliability.{name}", value, "it cannot be negative")
+            most = MOST.get(name)
+            if most is not None and value is not None and value > most[0]:
+                raise out_of_range(f"reliability.{name}", value, most[1])
             if name.endswith("_per_gpu_h") and value is not None and value > MOST_PER_GPU_H:
                 raise out_of_range(f"reliability.{name}", value, "it must be at most one per GPU-hour")
         for name in ("storage_bytes_per_s", "host_copy_bytes_per_s", "checkpoint_interval_s", "evaluation_interval_s"):

@@ -171,7 +171,7 @@ class Quantity:
     def shown(self, value: float) -> str:
         """A number of this kind with its unit."""
         if self.form:
-            return format(value, self.form)
+            return format(value, self.form).replace("e+", "e")
         if self.how == "change":
             return f"{100 * value:+.1f}%"
         if self.how == "ratio":

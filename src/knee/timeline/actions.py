@@ -18,9 +18,10 @@ from knee.specs.plan import CP_METHODS, SCHEDULES
 from knee.specs.plan_table import PlanTable, is_dualpipe
 from knee.specs.profile import Profile
 from knee.workload import tp_messages
-from knee.workload.operations import MemoryBound
+from knee.workload.fsdp_copies import FsdpCopies, copies_of_group, copies_on_one_gpu
 from knee.workload.projections import expert_share
-from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
+from knee.workload.shapes import on_one_gpu
+from knee.workload.traffic import PARAMETER_BYTES, Modes, ParameterTraffic, Traffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,24 +224,44 @@ class StepParts:
 
     def copies(self) -> tuple[Floats, Floats]:
         """FSDP's copy-out after a layer's gather and copy-in (with the cast) before its reduction."""
-        out = MemoryBound(name="copy_out", moved_bytes=2.0 * self.traffic.gather_bytes, kernels=1, rate="copy_out")
-        moved = (PARAMETER_BYTES + self.traffic.reduce_bytes) * self.traffic.layer_moved
-        back = MemoryBound(name="copy_in", moved_bytes=moved, kernels=1, rate="copy_in")
-        return (
-            np.where(self._copies, stream_s(self.gpu, self.profile, out), 0.0),
-            np.where(self._copies, stream_s(self.gpu, self.profile, back), 0.0),
-        )
+        out, back = (np.zeros(len(self.table)) for _ in range(2))
+        for copies, where in self._copies():
+            more_out, more_back = self._seconds(copies, where)
+            out, back = out + more_out, back + more_back
+        return out, back
+
+    def root_copies(self, part: ParameterTraffic) -> tuple[Floats, Floats]:
+        """The same of the embedding or the head on a mesh of one; in a group, the root's are part of its gather."""
+        return self._seconds(self._alone(PARAMETER_BYTES * part.moved, part.moved, 0.0), self.one_gpu)
 
     @property
-    def _copies(self) -> Bools:
-        return np.asarray(self.modes.gathers & (self.table.dp_shard * self.table.cp > 1), dtype=np.bool_)
+    def one_gpu(self) -> Bools:
+        """Plans under FSDP2 on a mesh of one."""
+        return on_one_gpu(self.profile, self.table)
 
     def copied_bytes(self) -> Floats:
         """HBM traffic of a layer's copies in one step: resharding plans copy out twice and in every microbatch."""
-        out, back = 2.0 * PARAMETER_BYTES, PARAMETER_BYTES + self.traffic.reduce_bytes
-        each = np.where(self.modes.reshards, (2.0 * out + back) * self.table.microbatches, out + back)
-        saved = 2.0 * self.traffic.fp8.saved_bytes * np.where(self.modes.reshards, 2.0 * self.table.microbatches, 1.0)
-        return np.where(self._copies, each * self.traffic.layer_moved - saved, 0.0)
+        reshards, total = self.modes.reshards, np.zeros(len(self.table))
+        for copies, where in self._copies():
+            out, back = copies.moved_bytes()
+            each = np.where(reshards, (2.0 * out + back) * self.table.microbatches, out + back)
+            total = total + np.where(where, each, 0.0)
+        return total
+
+    def _copies(self) -> list[tuple[FsdpCopies, Bools]]:
+        """A layer's, and which plans have them."""
+        t, sharded = self.traffic, self.modes.gathers & (self.table.dp_shard * self.table.cp > 1)
+        found = [(copies_of_group(t.gather_bytes, t.layer_moved, t.reduce_bytes), sharded)]
+        if self.one_gpu.any():
+            found.append((self._alone(t.gather_bytes, t.layer_moved, t.fp8.saved_bytes), self.one_gpu))
+        return found
+
+    def _alone(self, gathered_bytes: Floats, elements: Floats, in_fp8: Floats | float) -> FsdpCopies:
+        return copies_on_one_gpu(gathered_bytes, elements, in_fp8, self.traffic.reduce_bytes, self.table.state_bytes)
+
+    def _seconds(self, copies: FsdpCopies, where: Bools) -> tuple[Floats, Floats]:
+        out, back = (sum(stream_s(self.gpu, self.profile, one) for one in some) for some in (copies.out, copies.back))
+        return np.where(where, out, 0.0), np.where(where, back, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

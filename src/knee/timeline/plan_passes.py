@@ -7,7 +7,7 @@ once: rows whose passes are equal in all columns have one kind.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -17,6 +17,7 @@ from knee.cost.kernel_cost import Cost, attention_launches
 from knee.timeline.actions import LayerParts, LocalComm, StepParts
 from knee.timeline.passes import Pass, Segment
 from knee.timeline.pipelines.chunks import ChunkRows
+from knee.workload.traffic import ParameterTraffic
 
 T = TypeVar("T")
 
@@ -214,6 +215,14 @@ def _segment(parts: StepParts, cost: Cost, local: LocalComm) -> Segment:
     )
 
 
+def _with_copies(parts: StepParts, cost: Cost, local: LocalComm, weights: ParameterTraffic, which: int) -> Segment:
+    """Embedding or head, with what FSDP2 copies of them on one GPU: out in forward (0), back in backward (1)."""
+    segment = _segment(parts, cost, local)
+    if not parts.one_gpu.any():
+        return segment
+    return replace(segment, compute_s=segment.compute_s + parts.root_copies(weights)[which])
+
+
 def forward_pass(parts: StepParts, *, gathers: Bools) -> PlanPass:
     """Forward of one microbatch; ``gathers`` says, per plan, whether this one brings the parameters."""
     c, local, table = parts.compute, parts.local, parts.table
@@ -225,14 +234,14 @@ def forward_pass(parts: StepParts, *, gathers: Bools) -> PlanPass:
     return PlanPass(
         kinds=LayerPasses.of(parts.kinds, lambda kind: forward_pass(kind, gathers=gathers)),
         forward=True,
-        embedding=_segment(parts, c.embedding_forward, local.embedding_forward),
+        embedding=_with_copies(parts, c.embedding_forward, local.embedding_forward, parts.traffic.embedding, 0),
         layer=Segment(
             compute_s=layer.compute_s + out,
             hidden_s=layer.hidden_s,
             blocking_s=layer.blocking_s,
             host_s=layer.host_s,
         ),
-        head=_segment(parts, c.head_forward, local.head_forward),
+        head=_with_copies(parts, c.head_forward, local.head_forward, parts.traffic.head, 0),
         hidden_send_s=parts.profile.p2p_overlap_frac * parts.comm.pp_send,
         gather=Messages.of(parts, "gather", gathers),
         reduce=None,
@@ -324,9 +333,11 @@ def backward_pass(parts: StepParts, *, reduces: Bools, replicates: bool = True, 
     return PlanPass(
         kinds=LayerPasses.of(parts.kinds, of_kind),
         forward=False,
-        embedding=_segment(parts, c.embedding_backward, local.embedding_backward) if whole else nothing,
+        embedding=_with_copies(parts, c.embedding_backward, local.embedding_backward, parts.traffic.embedding, 1)
+        if whole
+        else nothing,
         layer=_backward_layer(parts, reduces, what),
-        head=_segment(parts, c.head_backward, local.head_backward) if whole else nothing,
+        head=_with_copies(parts, c.head_backward, local.head_backward, parts.traffic.head, 1) if whole else nothing,
         hidden_send_s=parts.profile.p2p_overlap_frac * parts.comm.pp_send if whole else none,
         gather=gather,
         reduce=reduce,

@@ -27,9 +27,12 @@ Shares = tuple[tuple[Message, float], ...]
 
 
 def scripts_of(
-    model: Model, cluster: Cluster, parts: StepParts, a: Actions, stage: int
+    model: Model, cluster: Cluster, parts: StepParts, a: Actions, stage: int, *, whole_layers: bool = False
 ) -> dict[tuple[str, int], Script]:
-    """A script for every action of every chunk kind of plan 0, with groups as stage ``stage`` sees them."""
+    """A script for every action of every chunk kind of plan 0, with groups as stage ``stage`` sees them.
+
+    ``whole_layers`` shows a layer's compute as one kernel, which takes a tenth of the time.
+    """
     scripts = {}
     for action in a.walked:
         for row in range(len(a.rows)):
@@ -38,8 +41,18 @@ def scripts_of(
             receives = not (a.rows.embedding[row] if forward else a.rows.head[row]) and action[0] != "W"
             send = _hidden_send(parts, stage, int(a.rows.layers[row]), forward) if receives else []
             local = _local(chunk, own, stage, send, forward=forward)
-            scripts[(action, row)] = script_of(own, _kernels(chunk, cluster, own, action), local, row, a, stage, action)
+            kernels = _whole_layers(action) if whole_layers else _kernels(chunk, cluster, own, action)
+            scripts[(action, row)] = script_of(own, kernels, local, row, a, stage, action)
     return scripts
+
+
+def _whole_layers(action: str) -> dict[str, tuple[Kernel, ...]]:
+    names = ("embedding", "layer", "head") if action[0] == "F" else ("head", "layer", "embedding")
+    words = {"F": "forward", "B": "backward", "W": "weight gradients"}[action[0]]
+    return {
+        segment: (Kernel(name=f"{name} {words}", share=1.0),)
+        for segment, name in zip(("lead", "layer", "tail"), names, strict=True)
+    }
 
 
 def _of_chunk(model: Model, parts: StepParts, a: Actions, row: int) -> tuple[StepParts, Model]:
@@ -95,8 +108,17 @@ def _kernels(model: Model, cluster: Cluster, parts: StepParts, action: str) -> d
         total = sum(t for _, t in seconds) or 1.0
         return tuple(Kernel(name=n, share=t / total) for n, t in seconds if t > 0)
 
-    half = half_column(one)
-    return {"lead": named(ends[0], half), "layer": named(layer, products, extra), "tail": named(ends[1], half)}
+    half, forward_first = half_column(one), action[0] == "F"
+    weights = (parts.traffic.embedding, parts.traffic.head)
+    which, name = (0, "copy_out") if forward_first else (1, "copy_in")
+    more = [
+        [(name, float(parts.root_copies(part)[which][0]))] for part in (weights if forward_first else weights[::-1])
+    ]
+    return {
+        "lead": named(ends[0], half, more[0]),
+        "layer": named(layer, products, extra),
+        "tail": named(ends[1], half, more[1]),
+    }
 
 
 def _hidden_send(parts: StepParts, stage: int, layers: int, forward: bool) -> Timed:

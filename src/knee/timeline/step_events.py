@@ -10,22 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 
-import numpy as np
-
 from knee.record.events import COMM_STREAM, EventLog, Events, RankGroup
-from knee.specs.plan import AXES, SCHEDULES
+from knee.specs.plan import AXES
 from knee.specs.plan_table import PlanTable
 from knee.timeline.actions import StepParts, world_name
 from knee.timeline.passes import Phase
 from knee.timeline.pipelines import recurrence as pipeline
-from knee.timeline.pipelines.chunks import rank_chunks
-from knee.timeline.pipelines.spans import pipeline_times, transfers
+from knee.timeline.pipelines.placed_actions import placed_actions
 from knee.timeline.rank_groups import expert_shard_group, group, neighbours, shard_group, stage_rank
 from knee.timeline.step_actions import Actions
 from knee.timeline.walk import run_passes
 from knee.workload.traffic import PARAMETER_BYTES
 
-_QUEUE, _REPLICAS, _LOCAL, _P2P, _SYNC = range(COMM_STREAM, COMM_STREAM + 5)
+_QUEUE, _REPLICAS, _LOCAL, P2P, _SYNC = range(COMM_STREAM, COMM_STREAM + 5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,9 +289,9 @@ def stage_events(parts: StepParts, a: Actions, scripts: Scripts, tail: Tail, ste
     table = parts.table
     logs = [EventLog() for _ in range(int(table.pp[0]))]
     ends = _play_serial(logs[0], parts, a, scripts) if len(logs) == 1 else _play_pipeline(logs, parts, a, scripts)
-    world = group(parts, world_name(table), _met(table), 0)
+    world = group(parts, world_name(table), axes_that_meet(table), 0)
     for stage, log in enumerate(logs):
-        _play_tail(log, tail, world, parts, stage, ends)
+        play_tail(log, tail, world, parts, stage, ends)
     return [
         log.freeze(rank=stage_rank(parts, s), world_size=int(table.gpus[0]), step_s=step_s)
         for s, log in enumerate(logs)
@@ -313,34 +310,22 @@ def _play_serial(log: EventLog, parts: StepParts, a: Actions, scripts: Scripts) 
 
 def _play_pipeline(logs: list[EventLog], parts: StepParts, a: Actions, scripts: Scripts) -> float:
     """With one: every action where the recurrence put it."""
-    table, recorded = parts.table, cache(partial(record_action, parts, a))
-    schedule, p = SCHEDULES[table.schedule[0]], int(table.pp[0])
-    v, m = pipeline.chunks_per_rank(schedule, int(table.virtual_stages[0])), int(table.microbatches[0])
-    g = pipeline.graph(schedule, p, v, m // pipeline.directions(schedule))
-    times = pipeline_times(parts, a, np.array([0]), transfers(parts))
-    ends = np.empty((g.size, 1))
-    pipeline.run(g, times.durations, times.drains, times.ready, row_of=times.row_of, ends=ends)
-    held = rank_chunks(schedule, a.layout(0), p, v)
-    for rank in range(p):
-        filled = held[rank] if schedule == "dualpipe" else held[rank][:1]
-        _play_filling(logs[rank], parts, a, scripts[rank], [int(a.row_of[kind, 0]) for kind in filled])
-    wait = float(transfers(parts)[0])
-    for i in range(g.size):
-        rank, chunk, kind = int(g.rank_of[i]), int(g.chunk_of[i]), int(g.kind_of[i])
-        row = int(a.row_of[held[rank][chunk], 0])
-        at = times.row_of[pipeline.duration_row(rank, chunk, v, kind)]
-        start = float(ends[i, 0] - times.durations[at, 0])
-        if g.receives[i] and wait > 0:
-            pair = neighbours(parts, rank, int(g.rank_of[g.needs[i]]))
-            logs[rank].comm("send_recv", pair, start, wait, float(parts.traffic.pp_bytes[0]), "bf16", _P2P)
-            start += wait
+    recorded, placed = cache(partial(record_action, parts, a)), placed_actions(parts, a)
+    for rank, rows in enumerate(placed.filled):
+        play_filling(logs[rank], parts, a, scripts[rank], rows)
+    columns = (placed.rank, placed.kind, placed.row, placed.start_s, placed.receives, placed.sender)
+    for rank, kind, row, start, receives, sender in zip(*(column.tolist() for column in columns), strict=True):
+        if receives and placed.wait_s > 0:
+            pair = neighbours(parts, rank, sender)
+            logs[rank].comm("send_recv", pair, start, placed.wait_s, float(parts.traffic.pp_bytes[0]), "bf16", P2P)
+            start += placed.wait_s
         action = pipeline.KINDS[kind]
         play(logs[rank], recorded(action, row), scripts[rank][(action, row)], start)
-    return float(ends.max())
+    return placed.end_s
 
 
-def _play_filling(
-    log: EventLog, parts: StepParts, a: Actions, scripts: dict[tuple[str, int], Script], rows: list[int]
+def play_filling(
+    log: EventLog, parts: StepParts, a: Actions, scripts: dict[tuple[str, int], Script], rows: Sequence[int]
 ) -> None:
     """ZeRO-1's gathers before a rank starts, back to back: its lowest chunk's, and what its upper ones cannot hide."""
     pieces, now = [], 0.0
@@ -355,12 +340,14 @@ def _play_filling(
         now += seconds
 
 
-def _met(table: PlanTable) -> tuple[str, ...]:
-    """Their axes."""
+def axes_that_meet(table: PlanTable) -> tuple[str, ...]:
+    """Of the ranks that exchange in every step."""
     return tuple(axis for axis in AXES if axis != "dp_replicate" or table.sync_every[0] == 1)
 
 
-def _play_tail(log: EventLog, tail: Tail, world: RankGroup, parts: StepParts, stage: int, now: float) -> None:
+def play_tail(log: EventLog, tail: Tail, world: RankGroup, parts: StepParts, stage: int, now: float) -> None:
+    """What follows the last microbatch, from ``now`` on."""
+
     def comm(collective: str, ranks: RankGroup, seconds: float, size: float, dtype: str, stream: int) -> None:
         nonlocal now
         if seconds > 0:

@@ -32,19 +32,20 @@ class MetricsLog:
         self.trouble: str | None = None
         self.path = out / METRICS
         self._forget_after(first_step)
-        makers = {"tensorboard": _tensorboard, "wandb": _wandb}
-        self.writers: list[Write] = [makers[name](job, out) for name in job.log_to]
+        self.writers: list[Write] = [self._write_line, *(_opened(name, job, out) for name in job.log_to)]
 
     def write(self, step: int, values: Mapping[str, float | None]) -> None:
         """The values of a step; those that are not known are left out."""
         known = {name: value for name, value in values.items() if value is not None}
-        try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": step, **known}) + "\n")
-            for writer in self.writers:
+        for writer in self.writers:
+            try:
                 writer(step, known)
-        except Exception as error:
-            self.trouble = str(error)
+            except Exception as error:
+                self.trouble = str(error)
+
+    def _write_line(self, step: int, values: Mapping[str, float]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **values}) + "\n")
 
     def _forget_after(self, step: int) -> None:
         """Remove what an earlier run wrote of steps that are now done again."""
@@ -56,6 +57,19 @@ class MetricsLog:
                 if json.loads(line)["step"] <= step:
                     kept.append(line + "\n")
         write_text(self.path, "".join(kept))
+
+
+def _opened(name: str, job: TrainJob, out: Path) -> Write:
+    """What writes to another program; ``MissingExtra`` if that cannot be started."""
+    make, hint = {
+        "tensorboard": (_tensorboard, "pip install --upgrade tensorboard"),
+        "wandb": (_wandb, "with WANDB_MODE=offline it needs no server"),
+    }[name]
+    try:
+        return make(job, out)
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0].removesuffix(".")
+        raise MissingExtra(f"{name} cannot be started: {reason}", hint=hint, field="log_to") from None
 
 
 def _tensorboard(job: TrainJob, out: Path) -> Write:
@@ -75,7 +89,14 @@ def _tensorboard(job: TrainJob, out: Path) -> Write:
 def _wandb(job: TrainJob, out: Path) -> Write:
     import wandb
 
-    run: Any = wandb.init(
-        project="knee", name=out.name, dir=str(out), config={**job.as_json(), "facts": {}}, resume="allow", id=out.name
-    )
-    return lambda step, values: run.log(dict(values), step=step)
+    # a run that goes on is the same one there, and another folder of the same name is another run
+    kept = out / "wandb" / "run_id"
+    same = kept.read_text(encoding="utf-8").strip() if job.resume and kept.is_file() else None
+    config = {**job.as_json(), "facts": {}}
+    run: Any = wandb.init(project="knee", name=out.name, dir=str(out), config=config, resume="allow", id=same)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    write_text(kept, f"{run.id}\n")
+    # with its own count of steps, W&B refuses validation losses, which are known later
+    run.define_metric("step")
+    run.define_metric("*", step_metric="step")
+    return lambda step, values: run.log({"step": step, **values})

@@ -57,6 +57,7 @@ class TrainProgress:
         flop = run.job.facts.get("flop_per_token")
         self.flop_frac = None if peak is None or flop is None else flop / (peak * run.job.gpus)
         self.log = None if self.quiet or run.out is None else MetricsLog(run.job, run.out, run.start)
+        self.warned = False
         self.logged, self.validated = run.start, 0
         """The last step, and the number of validation losses, that were logged."""
 
@@ -112,6 +113,9 @@ class TrainProgress:
         if self.log is not None:
             for entry in self.run.valid_losses[self.validated :]:
                 self.log.write(int(entry["step"]), {"valid_loss": entry["loss"]})
+            if self.log.trouble is not None and not self.warned:
+                self.warned = True
+                say(f"warning: metrics could not be written: {self.log.trouble}; training goes on")
         self.validated = len(self.run.valid_losses)
 
     def _state(self) -> dict[str, float | None]:

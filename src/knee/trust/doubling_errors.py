@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -49,6 +50,7 @@ Groups = defaultdict[tuple[object, ...], defaultdict[float, list[float]]]
 """What runs have in common -> GPUs -> errors."""
 
 
+@lru_cache(maxsize=8)
 def doubling_band(errors: Errors | None = None, covered_frac: float = WIDER_FRAC) -> DoublingBand | None:
     """The band of the true speed-up of a doubling over the predicted one, less one; None without pairs.
 

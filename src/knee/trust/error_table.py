@@ -6,7 +6,7 @@ import csv
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,7 +51,7 @@ class Errors:
 
     def is_(self, column: str, *values: str) -> Bools:
         """Rows that have one of these words."""
-        return np.array([word in values for word in self.words[column]], dtype=np.bool_)
+        return _rows_with(self, column, values)
 
     def of(self, column: str, chosen: Bools) -> list[str]:
         """Words of some of the rows."""
@@ -64,6 +64,14 @@ class Errors:
             words={name: tuple(self.of(name, chosen)) for name in self.words},
             numbers={name: values[chosen] for name, values in self.numbers.items()},
         )
+
+
+@lru_cache(maxsize=256)
+def _rows_with(errors: Errors, column: str, values: tuple[str, ...]) -> Bools:
+    """Kept, since every answer asks for the same few."""
+    found: Bools = np.array([word in values for word in errors.words[column]], dtype=np.bool_)
+    found.flags.writeable = False
+    return found
 
 
 Pair = tuple[float | None, float | None]

@@ -17,9 +17,10 @@ from knee.specs.profile_parameters import Parameter, applied
 from knee.tuning.candidates import Candidates, moved
 
 Shares = Mapping[str, float]
-"""Collective and group -> share of the step in which it ran beside no compute."""
-PIPELINE = "pp"
-"""Its transfers wait for other stages: that is a bubble."""
+"""Collective -> share of the step in which it ran beside no compute. Groups are not told apart: a trace names those
+that span all ranks by any of their axes, and some not at all."""
+READ = tuple(name for name in COLLECTIVES if name != "send_recv")
+"""Collectives that are compared; transfers of a pipeline wait for other stages, and that is a bubble."""
 NOISE_FRAC, LEAST_NOISE = 0.5, 0.01
 """Standard deviation of a share around the simulated one of the same stack: this part of the larger of the two, and at
 least this share of the step (assumed: calls in a trace include waiting for peers)."""
@@ -45,8 +46,12 @@ def measured_shares(record: Mapping[str, Any]) -> dict[str, float]:
     loads = record.get("comm_loads")
     if not isinstance(step, (int, float)) or not step > 0 or not isinstance(loads, list):
         return {}
-    known = [load for load in loads if isinstance(load, dict) and isinstance(load.get("exposed_s"), (int, float))]
-    return {_name(load["collective"], load["group"]): load["exposed_s"] / step for load in known}
+    found: dict[str, float] = {}
+    for load in loads:
+        exposed_s = load.get("exposed_s") if isinstance(load, dict) else None
+        if isinstance(exposed_s, (int, float)) and load.get("collective") in READ:
+            found[load["collective"]] = found.get(load["collective"], 0.0) + exposed_s / step
+    return found
 
 
 def simulated_shares(job: Job, candidates: Candidates) -> SimulatedShares:
@@ -89,16 +94,10 @@ def _shares(job: Job) -> dict[str, float]:
 
 
 def _of_stage(events: Events) -> dict[str, float]:
-    rows = np.flatnonzero(events.is_comm & (events.group_id >= 0) & (events.collective >= 0))
+    rows = np.flatnonzero(events.is_comm)
     start, end, compute = events.start_s, events.end_s, ~events.is_comm
     merged = merge(start[compute], end[compute])
     exposed = end[rows] - start[rows] - (covered(end[rows], *merged) - covered(start[rows], *merged))
-    found: dict[str, float] = {}
-    for row, seconds in zip(rows.tolist(), exposed.tolist(), strict=True):
-        name = _name(COLLECTIVES[events.collective[row]], events.groups[events.group_id[row]].name)
-        found[name] = found.get(name, 0.0) + seconds / events.step_s
-    return {name: share for name, share in found.items() if not name.endswith(f" {PIPELINE}")}
-
-
-def _name(collective: str, group: str) -> str:
-    return f"{collective} {group}"
+    kinds = events.collective[rows]
+    found = {name: float(exposed[kinds == COLLECTIVES.index(name)].sum()) / events.step_s for name in READ}
+    return {name: share for name, share in found.items() if share > 0}

@@ -14,7 +14,7 @@ from knee.record.plan_words import plan_words
 from knee.simulator import simulate_table
 from knee.specs.job import Job
 from knee.specs.load import load_profile
-from knee.specs.plan import REDUCE_DTYPES
+from knee.specs.plan import REDUCE_DTYPES, Plan
 from knee.specs.plan_table import table_of
 from knee.specs.profile import Kernels
 from knee.sweeps.job_for_trainer import RunSettings
@@ -30,6 +30,8 @@ Knob = Literal["micro_batch", "recompute", "prefetch", "compile", "reduce_dtype"
 KNOBS: tuple[Knob, ...] = get_args(Knob)
 USUAL: tuple[Knob, ...] = ("micro_batch", "recompute", "prefetch", "compile")
 """Knobs that change neither the numerics of training nor the environment."""
+GATHERING = ("fsdp", "hsdp", "fsdp_no_reshard")
+"""Shardings that gather parameters, which can be done ahead."""
 NCCL = (
     {"NCCL_BUFFSIZE": "8388608"},
     {"NCCL_MIN_NCHANNELS": "16"},
@@ -42,9 +44,16 @@ COMPILED: dict[Kernels, tuple[str, str]] = {"eager": ("eager", "compiled"), "nat
 COMPILE_SPREAD, PRECISION_SPREAD, NCCL_SPREAD = 0.1, 0.1, 0.03
 """Standard deviation of the logarithm of what these change beyond what the simulator predicts (assumed); runs that have
 the same setting share it."""
-PREFETCH = (0, 1, 2)
-TRAINED_PRECISIONS = ("bf16", "fp8")
-RECOMPUTED = ("none", "attention", "full")
+PLAN_VALUES: dict[Knob, Callable[[Plan], list[dict[str, Any]]]] = {
+    "micro_batch": lambda plan: [{"micro_batch": 2 * plan.micro_batch}, {"micro_batch": plan.micro_batch // 2}],
+    "recompute": lambda _: [
+        {"recompute": word, "recompute_frac": 1.0, "recompute_modules": ()} for word in ("none", "attention", "full")
+    ],
+    "prefetch": lambda plan: [{"prefetch": ahead} for ahead in ((0, 1, 2) if plan.sharding in GATHERING else ())],
+    "reduce_dtype": lambda _: [{"reduce_dtype": dtype} for dtype in REDUCE_DTYPES],
+    "precision": lambda _: [{"precision": precision} for precision in ("bf16", "fp8")],
+}
+"""Knob -> fields of the plan that are tried; what is no plan is left out."""
 Refused = Callable[[Job], str | None]
 
 
@@ -72,52 +81,40 @@ class Variant:
         words += ["compile"] if self.compile else []
         return ", ".join([*words, *(f"{name}={value}" for name, value in self.environment.items())])
 
+    @property
+    def train_words(self) -> tuple[str, ...]:
+        """Variables before `knee train JOB` and options after it that its job file does not have."""
+        return (
+            *(f"{name}={value}" for name, value in self.environment.items()),
+            *(["--compile"] if self.compile else []),
+        )
+
 
 def variants(base: Variant, knobs: Sequence[Knob], refused: Refused) -> list[Variant]:
     """The base first, then what one change makes of it, as far as it can be run. Precision is also changed together
     with compile: casts to fp8 are cheap only if they are fused."""
-    found = {plan_key(base.question): base}
-    changed = [make for knob in knobs for make in _changes(base, knob)]
+    changed = [one for knob in knobs for one in _changes(base, knob)]
     if {"compile", "precision"} <= set(knobs):
-        changed += list(_changes(replace(base, compile=not base.compile), "precision"))
-    for make in changed:
-        try:
-            one = make()
-        except SpecError:
-            continue
+        changed += _changes(replace(base, compile=not base.compile), "precision")
+    found = {plan_key(base.question): base}
+    for one in changed:
         if refused(one.job) is None:
             found.setdefault(plan_key(one.question), one)
     return list(found.values())
 
 
-def _changes(base: Variant, knob: Knob) -> Iterator[Callable[[], Variant]]:
-    plan = base.job.plan
-
-    def planned(**fields: Any) -> Callable[[], Variant]:
-        return lambda: replace(base, job=replace(base.job, plan=replace(plan, **fields)))
-
-    if knob == "micro_batch":
-        yield planned(micro_batch=2 * plan.micro_batch)
-        if plan.micro_batch > 1:
-            yield planned(micro_batch=plan.micro_batch // 2)
-    elif knob == "recompute":
-        for word in RECOMPUTED:
-            yield planned(recompute=word, recompute_frac=1.0, recompute_modules=())
-    elif knob == "prefetch":
-        for count in PREFETCH if plan.sharding in ("fsdp", "hsdp", "fsdp_no_reshard") else ():
-            yield planned(prefetch=count)
-    elif knob == "reduce_dtype":
-        for dtype in REDUCE_DTYPES:
-            yield planned(reduce_dtype=dtype)
-    elif knob == "precision":
-        for precision in TRAINED_PRECISIONS:
-            yield planned(precision=precision)
-    elif knob == "compile":
-        yield lambda: replace(base, compile=not base.compile)
-    else:
+def _changes(base: Variant, knob: Knob) -> Iterator[Variant]:
+    if knob == "compile":
+        yield replace(base, compile=not base.compile)
+    elif knob == "nccl":
         for setting in NCCL:
-            joined = {**base.environment, **setting}
-            yield lambda joined=joined: replace(base, environment=joined)  # type: ignore[misc]
+            yield replace(base, environment={**base.environment, **setting})
+    else:
+        for fields in PLAN_VALUES[knob](base.job.plan):
+            try:
+                yield replace(base, job=replace(base.job, plan=replace(base.job.plan, **fields)))
+            except SpecError:
+                continue
 
 
 def candidates_for_variants(found: Sequence[Variant], settings: RunSettings) -> Candidates:

@@ -111,6 +111,11 @@ def carried_spreads(quantity: Quantity, *, without: str | None = None) -> Spread
     return {term: float(value["value"] if isinstance(value, dict) else value) for term, value in table.items()}
 
 
+def carried_transfer() -> dict[str, float]:
+    """Standard deviation of the logarithm that each doubling of ``gpus`` or ``layers`` adds to a transfer."""
+    return {what: float(value["value"]) for what, value in _tables()["transfer"].items()}
+
+
 @cache
 def _tables() -> dict[str, Any]:
     return tomllib.loads(SPREADS.read_text(encoding="utf-8"))

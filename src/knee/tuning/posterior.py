@@ -41,7 +41,7 @@ class Outcome:
     memory_bytes: float | None = None
     """Of the device, as the simulator counts it."""
     exposed_frac: Mapping[str, float] = field(default_factory=dict)
-    """Collective and group -> exposed share of the step; empty where it has no trace."""
+    """Collective -> exposed share of the step; empty where it has no trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class Posterior:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class Observations:
     """What runs measured that depends on throughput or on the stack: values, and how they go together."""
 
     errors: Floats
@@ -130,7 +130,7 @@ class Beliefs:
         log_rate, rate_covariance = self.log_rate, self.rate_covariance
         if any(o.tokens_per_s_per_gpu is not None for o in told):
             rate_covariance, factor = self._scaled(told)
-            seen = self._evidence(told, rate_covariance, factor)
+            seen = self._observations(told, rate_covariance, factor)
             weights = np.linalg.solve(seen.among, seen.with_rates)
             log_rate = log_rate + weights.T @ seen.errors
             rate_covariance = rate_covariance - seen.with_rates.T @ weights
@@ -158,10 +158,10 @@ class Beliefs:
         c = self.candidates
         if not len(c.positions) or all(o.tokens_per_s_per_gpu is None for o in outcomes):
             return np.zeros(len(c.parameters))
-        seen = self._evidence(outcomes, *self._scaled(outcomes))
+        seen = self._observations(outcomes, *self._scaled(outcomes))
         return np.asarray(seen.with_positions.T @ np.linalg.solve(seen.among, seen.errors), dtype=np.float64)
 
-    def _evidence(self, outcomes: Sequence[Outcome], spread: Floats, factor: float) -> Evidence:
+    def _observations(self, outcomes: Sequence[Outcome], spread: Floats, factor: float) -> Observations:
         """Log throughputs first, then exposed shares, which go with throughput by the draws of the stack alone."""
         at, errors = self._rate_errors(outcomes)
         draws, share_errors, noise = self._exposed(outcomes)
@@ -174,7 +174,7 @@ class Beliefs:
         among[:n, n:] = rates_with_shares[at]
         among[n:, :n] = rates_with_shares[at].T
         among[n:, n:] = stack * _covariance(draws, draws) + np.diag(noise**2)
-        return Evidence(
+        return Observations(
             errors=np.concatenate([errors, share_errors]),
             among=among,
             with_rates=np.concatenate([spread[at], rates_with_shares.T]),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from knee.errors import DoesNotFit
 from knee.export.job_file import job_file
 from knee.launch.sweep_folder import Sweep
 from knee.record.plan_words import plan_words
@@ -14,7 +15,7 @@ from knee.specs.profile_parameters import applied
 from knee.sweeps.job_for_trainer import RunSettings
 from knee.tuning.candidates import moved
 from knee.tuning.knobs import Knob, Refused, Variant, stage_of_knobs, variants
-from knee.tuning.loop import Limits, Progressed, Stage, Start, run_stage
+from knee.tuning.loop import Limits, Progressed, Stage, Start, Why, run_stage
 from knee.tuning.next_run import Standing
 from knee.tuning.plan_stage import Planner, stage_of_plans
 from knee.tuning.searched_plans import SearchedPlans
@@ -29,6 +30,8 @@ MOST_MORE = 48
 """Plans at the head of such a search that become candidates, if they are none."""
 MOST_ROUNDS = 4
 """Times that settings are varied around a new best run."""
+OVER: tuple[Why, ...] = ("within", "all")
+"""Ends of a stage after which the next one begins."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,25 +70,33 @@ class Session:
         """Run the stages one after another. The caller holds the folder's lock."""
         done = self._plans(sweep)
         for _ in range(MOST_SEARCHES):
-            if done.why not in ("within", "all") or not self._search_again(done):
+            if done.why not in OVER or not self._search_again(done):
                 break
             done = self._plans(done.sweep)
-        at = done.standing.best
-        self.ended = self.state
-        self.best = None if at is None else Variant(job=self.plans.jobs[at])
-        if at is None or self.smaller != Smaller() or done.why not in ("within", "all"):
+        self.ended, at = self.state, done.standing.best
+        if at is None:
             return done
-        base = Variant(job=self.plans.jobs[at])
+        self.best = Variant(job=self.plans.jobs[at])
+        if not self.knobs or self.smaller != Smaller() or done.why not in OVER:
+            return done
         self._keep_tried([Variant(job=job) for job in self.plans.jobs], done)
-        for number in range(1, 1 + MOST_ROUNDS if self.knobs else 0):
-            found = variants(base, self.knobs, self.refused)
-            if len(found) < 2:
+        return self._settings(done, self.best)
+
+    def _settings(self, done: Progressed, base: Variant) -> Progressed:
+        """Vary settings around the best run, and around the one that is then best."""
+        for number in range(1, 1 + MOST_ROUNDS):
+            rows = variants(base, self.knobs, self.refused)
+            if len(rows) < 2:
                 break
-            done = self._round(done.sweep, found, number)
+            here = {plan_key(one.question) for one in rows}
+            rows += [one for key, one in self.tried.items() if key not in here]
+            stage = stage_of_knobs(rows, self.settings, self.planner, f"settings {number}")
+            done = self._stage(done.sweep, stage, [one.words for one in rows])
+            self._keep_tried(rows, done)
             best = done.standing.best
-            if done.why not in ("within", "all") or best is None or best == 0:
+            if done.why not in OVER or best is None or best == 0:
                 break
-            base = self.best = found[best]
+            base = self.best = rows[best]
             self.ended = self.state
         return done
 
@@ -102,18 +113,13 @@ class Session:
         values = moved(first.cluster, first.profile, beliefs.candidates.parameters, positions)
         _, profile = applied(first.cluster, first.profile, values)
         known = {job.plan for job in self.plans.jobs}
-        found = [job for job in self.search(profile).jobs[:MOST_MORE] if job.plan not in known]
+        try:
+            found = [job for job in self.search(profile).jobs[:MOST_MORE] if job.plan not in known]
+        except DoesNotFit:  # by what was measured, no plan of the whole space does
+            return False
         more = tuple(replace(job, profile=first.profile) for job in found)
         self.plans = replace(self.plans, jobs=(*self.plans.jobs, *more))
         return bool(more)
-
-    def _round(self, sweep: Sweep, found: Sequence[Variant], number: int) -> Progressed:
-        here = {plan_key(one.question) for one in found}
-        rows = [*found, *(one for key, one in self.tried.items() if key not in here)]
-        stage = stage_of_knobs(rows, self.settings, self.planner, f"settings {number}")
-        done = self._stage(sweep, stage, [one.words for one in rows])
-        self._keep_tried(rows, done)
-        return done
 
     def _keep_tried(self, rows: Sequence[Variant], done: Progressed) -> None:
         self.tried |= {plan_key(rows[o.plan].question): rows[o.plan] for o in done.outcomes}
@@ -134,15 +140,9 @@ class Session:
         return done
 
     def state_of(self, stage: Stage, words: Sequence[str], now: Progressed) -> TunedState:
-        """All that is known."""
-        after, beliefs = now.standing, stage.beliefs
+        """All that is known: of this stage, and of those before it."""
+        after, before, beliefs = now.standing, self.ended, stage.beliefs
         key = None if after.best is None else stage.keys[after.best]
-        best = next((run.id for run in now.made if run.plan == key and run.outcome), None)
-        full = None
-        if beliefs.goal:
-            rows = [run.outcome.plan for run in now.made if run.outcome is not None]
-            full = float(sum(beliefs.candidates.gpu_h[beliefs.goal + row] for row in rows))
-        before = self.ended
         steps = step_states(stage, words, now, self.steps.setdefault(stage.name, {}))
         candidates = candidate_states(stage, words, now)
         if before is not None:
@@ -158,7 +158,7 @@ class Session:
             # settings are soon all tried; what is left to gain is then that of the plans
             why=now.why if before is None or now.why != "all" else before.why,
             gpu_h=now.gpu_h,
-            best_run=best,
+            best_run=next((run.id for run in now.made if run.plan == key and run.outcome), None),
             best_plan=None if after.best is None else words[after.best],
             best_tokens_per_s_per_gpu=after.best_tokens_per_s_per_gpu,
             expected_gain_frac=after.expected_gain_frac,
@@ -171,7 +171,7 @@ class Session:
             candidates=candidates,
             runs=run_states(self.stages, self.words, now),
             steps=steps,
-            full_gpu_h=full,
+            full_gpu_h=_full_gpu_h(stage, now) if beliefs.goal else None,
             transfer_error_frac=self.smaller.error_frac(self.plans.jobs[0]) if beliefs.goal else None,
         )
 
@@ -182,8 +182,16 @@ class Session:
     def finish(self, notes: Sequence[str], profile_file: str | None) -> TunedState:
         """The last state, with what is only known at the end."""
         assert self.state is not None
-        self.state = replace(self.state, notes=tuple(notes), profile_file=profile_file)
+        more = () if self.best is None else self.best.train_words
+        self.state = replace(self.state, notes=tuple(notes), profile_file=profile_file, train_words=more)
         return self.state
+
+
+def _full_gpu_h(stage: Stage, now: Progressed) -> float:
+    """What the runs would have taken at full size."""
+    beliefs = stage.beliefs
+    rows = [run.outcome.plan for run in now.made if run.outcome is not None]
+    return float(sum(beliefs.candidates.gpu_h[beliefs.goal + row] for row in rows))
 
 
 def _bound(after: Standing, before: TunedState | None) -> float | None:

@@ -11,16 +11,8 @@ import numpy as np
 from knee.arrays import Floats
 from knee.errors import InputError, SpecError, argument
 from knee.specs.job import Job
-from knee.trust.doubling_errors import doubling_band
 from knee.tuning.candidates import Candidates
-from knee.tuning.plan_covariance import Mechanisms
-
-LAYERS_FRAC = 0.02
-"""Standard deviation of the error that each halving of the layers adds (assumed)."""
-GPUS_FRAC = 0.03
-"""The same for each halving of the GPUs, where no published runs tell it (assumed)."""
-NORMAL = 1.645
-"""Standard deviations to the end of a band of 90%."""
+from knee.tuning.plan_covariance import Mechanisms, carried_transfer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +28,6 @@ class Smaller:
             job = replace(job, model=replace(job.model, layers=self.layers))
         if self.gpus is None:
             return job
-        if job.gpus % self.gpus:
-            raise SpecError(
-                f"{job.gpus:,} GPUs are not a multiple of {self.gpus:,}", code="does-not-divide", field="smaller"
-            )
         times = job.gpus // self.gpus
         fewer = np.gcd(times, job.plan.dp_replicate)
         shards = times // fewer
@@ -63,22 +51,25 @@ class Smaller:
                     code="out-of-range",
                     field=f"smaller_{name}",
                 )
+        if self.gpus is not None and gpus % self.gpus:
+            raise InputError(
+                f"{argument('smaller_gpus')} is {self.gpus}, which does not divide the {gpus:,} GPUs of the job",
+                hint="a smaller run has fewer replicas of the same plan",
+                code="does-not-divide",
+                field="smaller_gpus",
+            )
 
     def error_frac(self, job: Job) -> float:
         """Standard deviation of a plan's log throughput at full size around what its smaller run tells.
 
         Formula: sqrt(g^2 log2(N / n) + l^2 log2(L / k))
-        Where: N GPUs and L layers of the job, n and k of the run; g from pairs of published runs that differ in their
-            GPUs (trust/doubling_errors.py), l assumed
+        Where: N GPUs and L layers of the job, n and k of the run; g and l fitted to pairs of published runs of one plan
+        Source: tools/fit_tuning.py (transfer_pairs.py)
         """
+        spreads = carried_transfer()
         halvings = log2(job.gpus / (self.gpus or job.gpus))
         cuts = log2(job.model.layers / (self.layers or job.model.layers))
-        return float(np.sqrt(_per_doubling() ** 2 * halvings + LAYERS_FRAC**2 * cuts))
-
-
-def _per_doubling() -> float:
-    band = doubling_band(covered_frac=0.9)
-    return GPUS_FRAC if band is None else float(np.log((1 + band.high_frac) / (1 + band.low_frac)) / 2 / NORMAL)
+        return float(np.sqrt(spreads["gpus"] ** 2 * halvings + spreads["layers"] ** 2 * cuts))
 
 
 def joined(small: Candidates, full: Candidates) -> Candidates:

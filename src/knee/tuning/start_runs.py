@@ -90,15 +90,15 @@ def check_room(job: Job, launcher: Launcher, site: Site, at_once: int) -> None:
         return
     if launcher == "torchrun":
         nodes = -(-job.gpus // (site.gpus_per_node or job.cluster.node.gpus))
-        room, unit = len(site.hosts) // nodes, f"{len(site.hosts)} hosts"
+        room, where = len(site.hosts) // nodes, f"{len(site.hosts)} hosts have"
     elif job.cluster.gpu.vendor == PROCESSOR:
-        room, unit = 1, "one processor"
+        room, where = 1, "one processor has"
     else:
         gpus = len(LocalDevices.here().gpus)
-        room, unit = gpus // job.gpus, f"{gpus} GPUs"
+        room, where = gpus // job.gpus, f"{gpus} GPUs have"
     if at_once > room:
         raise InputError(
-            f"{argument('at_once')} is {at_once}, but {unit} have room for {max(1, room)} runs of {job.gpus:,} GPUs",
+            f"{argument('at_once')} is {at_once}, but {where} room for {max(1, room)} at a time",
             hint=f"use {argument('at_once')} {max(1, room)}",
             code="out-of-range",
             field="at_once",

@@ -101,6 +101,8 @@ class TunedState:
     """Standard deviation of a plan's throughput at full size around what a smaller run tells."""
     notes: tuple[str, ...] = ()
     profile_file: str | None = None
+    train_words: tuple[str, ...] = ()
+    """What the best run had that its job file has not: variables and options of `knee train`."""
 
 
 def candidate_states(stage: Stage, words: Sequence[str], now: Progressed) -> tuple[CandidateState, ...]:
@@ -132,7 +134,7 @@ def run_states(stages: Mapping[str, str], words: Mapping[str, str], now: Progres
         RunState(
             id=run.id,
             stage=stages.get(run.plan, ""),
-            plan=words.get(run.plan, run.plan),
+            plan=words.get(run.plan, run.name),
             state=run.status.state,
             cause=run.status.cause,
             words=run.status.words,
@@ -218,9 +220,10 @@ def read_state(folder: Path) -> TunedState:
         "steps": StepState,
     }
     try:
-        values = {f.name: plain[f.name] for f in fields(TunedState)}
+        values = {f.name: plain[f.name] for f in fields(TunedState) if f.name in plain}
         made = {name: tuple(kind(**one) for one in values[name]) for name, kind in parts.items()}
-        return TunedState(**{**values, **made, "notes": tuple(values["notes"])})
+        words = {name: tuple(values.get(name, ())) for name in ("notes", "train_words")}
+        return TunedState(**{**values, **made, **words})
     except (KeyError, TypeError):
         raise InputError(
             f"{folder} has no {STANDING} that can be read: `knee tune` has not chosen a run there",

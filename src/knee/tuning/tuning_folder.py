@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ class MadeRun:
     """A run of the folder, as far as it has come."""
 
     id: str
+    name: str
+    """Of its plan, in words."""
     plan: str
     """Key of the candidate."""
     status: Status
@@ -61,7 +64,8 @@ def open_folder(sweep: Sweep, asked: Mapping[str, Any], site: Site) -> Sweep:
     changed = [name for name in now["job"] if before.get("job", {}).get(name) != now["job"][name]]
     if changed:
         raise InputError(
-            f"{sweep.folder} is the folder of another job: {', '.join(changed[:4])} differ",
+            f"{sweep.folder} is the folder of another job: {' and '.join(changed[:4])} "
+            f"{'differs' if len(changed) == 1 else 'differ'}",
             hint=f"give another {argument('out')}, or repeat the command that made the folder",
             code="another-sweep",
             field="out",
@@ -78,7 +82,7 @@ def read_tuning(folder: Path) -> dict[str, Any]:
     found = read_object(folder / TUNE)
     if not found:
         raise InputError(
-            f"{folder} has no {TUNE}: it is not the folder of `knee tune`",
+            f"{folder} has no {TUNE} that can be read: it is not the folder of `knee tune`",
             hint="`knee tune JOB --out DIR` creates one",
             code="no-file",
             field="folder",
@@ -100,7 +104,7 @@ def made_runs(sweep: Sweep, rows: Mapping[str, int], statuses: Mapping[str, Stat
     for entry in sweep.entries:
         status = statuses[entry.id]
         outcome = outcome_of(rows.get(entry.series, ELSEWHERE), status, read_record(sweep.run(entry)))
-        found.append(MadeRun(id=entry.id, plan=entry.series, status=status, outcome=outcome))
+        found.append(MadeRun(id=entry.id, name=entry.name, plan=entry.series, status=status, outcome=outcome))
     return found
 
 
@@ -108,9 +112,9 @@ def outcome_of(row: int, status: Status, record: Mapping[str, Any]) -> Outcome |
     """What a run tells; None while it has not ended, or ended for a reason that is not its plan's."""
     if status.state == "done":
         rate, memory = record.get("tokens_per_s_per_gpu"), record.get("memory_bytes")
-        if not isinstance(rate, (int, float)) or not rate > 0:
+        if not isinstance(rate, (int, float)) or not 0 < rate < inf:
             return Outcome(plan=row, end="failed")
-        read = float(memory) if isinstance(memory, (int, float)) and memory > 0 else None
+        read = float(memory) if isinstance(memory, (int, float)) and 0 < memory < inf else None
         exposed = measured_shares(record)
         return Outcome(plan=row, end="ok", tokens_per_s_per_gpu=float(rate), memory_bytes=read, exposed_frac=exposed)
     if status.state == "oom":

@@ -18,7 +18,7 @@ from knee.specs.plan import FP8_RECIPES, PRECISIONS, RESHARDING, SHARDINGS
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Kernels, Profile
 from knee.workload.projections import Projection
-from knee.workload.shapes import BYTES, Fp8Shapes, Shapes
+from knee.workload.shapes import BYTES, Fp8Shapes, Shapes, on_one_gpu
 
 MULTIPLE = 16
 """What widths of fp8 products are multiples of."""
@@ -38,8 +38,7 @@ def fp8_shapes(table: PlanTable, profile: Profile | None) -> Fp8Shapes | None:
     reshards = np.isin(table.sharding, [SHARDINGS.index(mode) for mode in RESHARDING])
     shards = table.dp_shard * table.cp
     gathers_all = reshards | (table.sharding == SHARDINGS.index("fsdp_no_reshard"))
-    # one GPU gathers from itself where FSDP is asked for by name
-    sharded = (gathers_all & (shards > 1)) | (reshards & (table.gpus == 1))
+    sharded = (gathers_all & (shards > 1)) | on_one_gpu(profile, table)
     own = eight & sharded & shared
     gathered = own & ~rowwise & gathers
     return Fp8Shapes(

@@ -19,7 +19,7 @@ from knee.workload.activations import layer_saved_bytes, logits_bytes
 from knee.workload.layers_per_stage import Cuts, ModelLayers, cuts_of
 from knee.workload.operations import NVFP4_BYTES, OUTER_STATE_BYTES
 from knee.workload.projections import layer_kinds
-from knee.workload.shapes import Fp8Shapes, Shapes
+from knee.workload.shapes import Fp8Shapes, Shapes, on_one_gpu
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 
 MOMENTS = 2.0  # of AdamW, in the type of the states
@@ -237,9 +237,8 @@ def _stage_memory(
     own, layer_elements = own + experts, t.layer.elements + t.experts.elements
 
     # one GPU has nobody to gather from: all of its parameters stay, whatever the mode is called
-    alone = shards == 1.0
-    if s.fp8 is not None:
-        alone = alone & (s.fp8.gathered + s.fp8.casts_gathered == 0.0)  # a mesh of one gathers from itself
+    one_gpu = on_one_gpu(profile, table)
+    alone = (shards == 1.0) & ~one_gpu
     whole = ~modes.gathers | ~modes.reshards | alone  # every parameter is on the GPU in 16 bit
     # 16-bit states that are not sharded are the parameters that compute: there is no second copy
     one_copy = (~modes.gathers | alone) & (table.state_bytes == PARAMETER_BYTES)
@@ -265,13 +264,18 @@ def _stage_memory(
     activations = stage.in_flight * stage.chunk * kept.saved + kept.working
     logits = stage.last * kept.logits
     # gradients that are freed after each step come as activations go: of the two, the larger stands at the worst moment
-    frees = (modes.gathers | (table.dp == 1)) & (table.microbatches == 1) & (table.pp == 1)
+    frees = (modes.gathers | (table.dp == 1)) & (table.microbatches == 1) & (table.pp == 1) & ~one_gpu
     gradients = np.where(frees, np.maximum(gradients - activations - logits, 0.0), gradients)
 
     # the layer that computes, its gathered neighbours, and one whole gradient on its way out
     gathered = most.gather_bytes * (2.0 + table.prefetch) + PARAMETER_BYTES * ends
     no_reshard = modes.gathers & ~modes.reshards
     gathered = np.where(no_reshard, most.gather_bytes * (1.0 + table.prefetch), gathered)
+    # a mesh of one copies a layer when it is needed. Results of reductions and gradients come from the pool of another
+    # stream, which no memory returns to that activations have left
+    gathered = np.where(
+        one_gpu, most.gather_bytes + PARAMETER_BYTES * ends + t.reduce_bytes * most.layer_moved, gathered
+    )
     reduced = (PARAMETER_BYTES + t.reduce_bytes) * most.layer_moved
     # without a limit on reductions in flight, two stand at the least
     waiting = 1.0 if profile.reduces_in_flight == 1 else 2.0

@@ -83,7 +83,7 @@ class MemoryBound:
     moved_bytes: Floats
     kernels: float | Floats
     rate: str = "hbm"
-    """"hbm", one of FSDP's copies ("copy_out", "copy_in"), or "experts"."""
+    """"hbm", one of FSDP's copies ("copy_out", "copy_in"; "copy_alone", "copy_in_alone" on one GPU), or "experts"."""
 
 
 Operation = Gemm | GroupedGemm | Attention | MemoryBound

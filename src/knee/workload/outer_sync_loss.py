@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from knee.specs.catalog import ROOT, read_toml
+from knee.units import short
 
 DEFAULT_OUTER_LAW = "charles-2025"
 
@@ -17,6 +18,11 @@ DEFAULT_OUTER_LAW = "charles-2025"
 def _law(name: str) -> dict[str, Any]:
     law: dict[str, Any] = read_toml(ROOT / "outer_sync_laws.toml")[name]
     return law
+
+
+def fitted_replicas(law: str = DEFAULT_OUTER_LAW) -> tuple[int, ...]:
+    """Numbers of replicas that the law was fitted to, one alone left out."""
+    return tuple(count for count in _law(law)["replicas"] if count > 1)
 
 
 def loss_ratio(params: float, replicas: int, law: str = DEFAULT_OUTER_LAW) -> float:
@@ -39,9 +45,24 @@ def loss_ratio(params: float, replicas: int, law: str = DEFAULT_OUTER_LAW) -> fl
     return math.exp(a + (alpha - base_alpha) * math.log(size) + beyond) / float(base_a)
 
 
-def loss_words(params: float, replicas: int, law: str = DEFAULT_OUTER_LAW) -> str:
+def outside_fit(params: float, replicas: int, *, sync_every: int, law: str = DEFAULT_OUTER_LAW) -> list[str]:
+    """What of a run is outside the runs that the law was fitted to, as parts of a sentence; empty if nothing is."""
+    fit = _law(law)
+    low, high = fit["params"]
+    found = []
+    if not low <= params <= high:
+        nearer = low if params < low else high
+        found.append(f"{short(params)} parameters count as {short(nearer)} (fitted: {short(low)} to {short(high)})")
+    if replicas > fit["replicas"][-1]:
+        found.append(f"{replicas:,} replicas are more than the {fit['replicas'][-1]} that were fitted")
+    if sync_every > fit["sync_every"]:
+        found.append(f"exchanges are rarer than every {fit['sync_every']} steps, and may lose more")
+    return found
+
+
+def loss_words(params: float, replicas: int, *, sync_every: int, law: str = DEFAULT_OUTER_LAW) -> str:
     """The change of the loss as a sentence, and whether it is extrapolated."""
-    fit, change = _law(law), loss_ratio(params, replicas, law) - 1.0
-    far = f", as for {fit['params'][1]:.2g} parameters, the most that were fitted" if params > fit["params"][1] else ""
-    far += f"; more than {fit['replicas'][-1]} replicas are extrapolated" if replicas > fit["replicas"][-1] else ""
-    return f"by the law {law} (arXiv 2503.09799), {replicas:,} replicas change the loss by {change:+.1%}{far}"
+    change = loss_ratio(params, replicas, law) - 1.0
+    said = f"by the law {law} (arXiv 2503.09799), {replicas:,} replicas change the loss by {change:+.2%}"
+    outside = outside_fit(params, replicas, sync_every=sync_every, law=law)
+    return f"{said}; this is extrapolated: {', and '.join(outside)}" if outside else said

@@ -6,7 +6,10 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from knee.arrays import Floats
+from knee.arrays import Bools, Floats
+from knee.specs.plan import RESHARDING, SHARDINGS
+from knee.specs.plan_table import PlanTable
+from knee.specs.profile import Profile
 
 BYTES = 2.0  # activations are 16-bit; fp8 and NVFP4 keep them so outside their products
 
@@ -76,3 +79,11 @@ class Shapes:
     """1 where every forward casts whole fp32 weights and every backward their gradients, else 0."""
     fp8: Fp8Shapes | None = None
     """None if no plan has fp8 layers."""
+
+
+def on_one_gpu(profile: Profile | None, table: PlanTable) -> Bools:
+    """Plans of one GPU that run under FSDP2, because it was asked for by name."""
+    if profile is None or not np.any(profile.fsdp_on_one_gpu):
+        return np.zeros(len(table), dtype=np.bool_)
+    asked = np.isin(table.sharding, [SHARDINGS.index(mode) for mode in RESHARDING])
+    return np.asarray(asked & (table.gpus == 1) & profile.fsdp_on_one_gpu, dtype=np.bool_)

@@ -65,9 +65,11 @@ BASES: dict[str, tuple[tuple[str, ...], ...]] = {
     "data prepare": (("a.txt", "--tokenizer", "k.json", "--out", "o", "--jobs", "1"),),
     "data show": (("d",),),
     "catalog": (("llama2-7b",), ("dgx-h100",), ("eager",)),
+    "serve": (("--port", "0", "--records", "nothing"),),
     "doctor": ((),),
 }
 OFTEN = {
+    "serve": 0,  # it would serve; tests/serve has its own fuzzer of requests
     "tune run": 0,  # it would train
     "simulate": 8,
     "train": 16,

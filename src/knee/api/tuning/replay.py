@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,12 +24,16 @@ from knee.tuning.replay import (
     tpe_orders,
     trial_counts,
 )
+from knee.tuning.transfer_pairs import transfer_errors
 from knee.validation.carried_set import carried_runs
 from knee.validation.published_runs import read_runs
 from knee.validation.ranking import job_key
+from knee.validation.skipped_rows import by_kind
 
 PUBLISHED = "published"
 """The runs that knee ships, in place of a file's name."""
+FEWER = 4
+"""Measured plans of a job that is still worth playing."""
 
 
 @checked_arguments
@@ -57,14 +63,9 @@ def replay_tuning(
     forget_files()
     found = carried_runs() if str(file) == PUBLISHED else read_runs(Path(file))
     jobs = published_jobs(found.runs, least_plans=least_plans)
+    skipped = Counter(row.reason for row in found.rows if row.reason)
     if not jobs:
-        raise InputError(
-            f"{file} has no job with {least_plans} measured plans; runs belong to one job if they differ only in "
-            "the plan",
-            hint=f"{argument('least_plans')} 4 also plays smaller jobs",
-            code="nothing-usable",
-            field="replay",
-        )
+        raise _no_job(str(file), least_plans, skipped)
     played = tuple(replay_job(job, within_frac=within) for job in watched(jobs, "replaying", len(jobs), progress))
     orders = [
         ("expected improvement (knee tune)", None),
@@ -80,7 +81,25 @@ def replay_tuning(
     )
     every = len({job_key(run.setting) for run in found.runs})
     return TuneReplay(
-        file=str(file), within_frac=within, jobs=played, methods=methods, small_jobs=max(0, every - len(jobs))
+        file=str(file),
+        within_frac=within,
+        jobs=played,
+        methods=methods,
+        small_jobs=max(0, every - len(jobs)),
+        transfers=tuple(transfer_errors(found.runs)),
+        skipped=by_kind(skipped),
+    )
+
+
+def _no_job(file: str, least_plans: int, skipped: Mapping[str, int]) -> InputError:
+    """The error of a file without a sweep; rows that could not be read may be why."""
+    why = f"; rows that cannot be used: {sum(skipped.values()):,} ({next(iter(by_kind(skipped)))})" if skipped else ""
+    return InputError(
+        f"{file} has no job with {least_plans} measured plans; runs belong to one job if they differ only in the "
+        f"plan{why}",
+        hint=f"{argument('least_plans')} {FEWER} also plays smaller jobs" if least_plans > FEWER else None,
+        code="nothing-usable",
+        field="replay",
     )
 
 

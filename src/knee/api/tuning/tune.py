@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,23 +14,32 @@ from knee.errors import InputError, KneeError, argument
 from knee.files import real_path, write_text
 from knee.inputs.argument_types import checked_arguments
 from knee.inputs.plan_request import searched_parts
-from knee.inputs.request import ClusterLike, ModelLike, Overrides, ProfileLike, pairs_of
+from knee.inputs.request import (
+    ClusterLike,
+    ModelLike,
+    Overrides,
+    ProfileLike,
+    is_job_file,
+    named_cluster,
+    pairs_of,
+)
 from knee.launch.environment import redacted
 from knee.launch.run_status import Status
-from knee.launch.site import Site, in_folder
+from knee.launch.site import Site
 from knee.launch.sweep_folder import Sweep, SweepRun, locked, read_sweep
 from knee.progress import Progress
 from knee.results.tuning.tune_result import BEST, Tuned
-from knee.search.space import Space
-from knee.specs import Cluster, Plan, Profile
+from knee.specs import Cluster, Job, Profile
 from knee.specs.choices import Device, Launcher
 from knee.specs.defaults import TIMEOUT_S, TRACE_STEPS, WITHIN_FRAC
 from knee.specs.hardware import Precision
 from knee.specs.kept_files import forget_files
-from knee.specs.plan import Recompute, ReduceDtype, Schedule, Sharding
+from knee.specs.load import load_profile
+from knee.specs.plan import Recompute, ReduceDtype, Schedule, Sharding, StateDtype
 from knee.sweeps.control import current_statuses
 from knee.sweeps.job_for_trainer import RunSettings, train_job
 from knee.sweeps.launchers import refusal_by, require_launcher
+from knee.sweeps.request_checks import check_container, check_run_numbers, checked_folder, not_in_range, program_paths
 from knee.tuning.knobs import USUAL, Knob
 from knee.tuning.loop import Limits, Why
 from knee.tuning.plan_stage import candidates_for, planner_of
@@ -38,9 +47,11 @@ from knee.tuning.searched_plans import SearchedPlans, outside_of, refusal_of, se
 from knee.tuning.session import OnStep, Session
 from knee.tuning.smaller_jobs import Smaller
 from knee.tuning.start_runs import check_room, start_runs
-from knee.tuning.tuned_state import read_state, with_new_runs, write_state
+from knee.tuning.tuned_state import TunedState, read_state, with_new_runs, write_state
 from knee.tuning.tuning_folder import open_folder, read_tuning
 
+TRAINER = "knee"
+"""The catalogue's profile of knee's trainer."""
 PROFILE = "profile.toml"
 """Of the folder: the profile that was calibrated on its runs."""
 OnRun = Callable[[SweepRun, Status], None]
@@ -60,6 +71,7 @@ def tune(
     overrides: Overrides = (),
     precision: Precision | None = None,
     reduce_dtype: ReduceDtype | None = None,
+    state_dtype: StateDtype | None = None,
     max_tp: int | None = None,
     max_pp: int | None = None,
     max_cp: int | None = None,
@@ -92,7 +104,8 @@ def tune(
 ) -> Tuned:
     """Find the fastest plan of a job on the real cluster with a few short runs.
 
-    The job and the limits of the search are those of ``knee.plan``; ``out``, ``launcher``, ``site``, ``steps`` and
+    The job and the limits of the search are those of ``knee.plan``; the default ``profile`` is that of knee's trainer
+    if the trainer runs on GPUs; ``out``, ``launcher``, ``site``, ``steps`` and
     ``program`` are those of ``knee.prepare_sweep``. The loop runs the plan with the largest expected gain per GPU-hour,
     learns from its throughput, its memory or its failure, and stops when no untried plan is expected to be faster by
     more than the share ``within``. ``max_gpu_hours`` and ``max_runs`` end it earlier. ``at_once`` runs several plans
@@ -111,31 +124,25 @@ def tune(
     """
     check_within(within)
     _check_limits(max_gpu_hours, max_runs)
+    check_run_numbers(steps, warmup, trace_steps, timeout_s)
     forget_files()
-    site, folder = site or Site(), real_path(out)
-    program = [
-        in_folder(word, Path(), bare=at > 0) if Path(word).is_file() else word for at, word in enumerate(program)
-    ]
+    site, folder, program = site or Site(), checked_folder(out), program_paths(program)
+    check_container(site, launcher)
     sizes = {"gpus": gpus, "global_batch": global_batch, "local_batch": local_batch, "seq_len": seq_len}
-    parts = searched_parts(model, cluster, profile, sizes, pairs_of(overrides))
-    types = {name: value for name, value in (("precision", precision), ("reduce_dtype", reduce_dtype)) if value}
+    stack = profile or _profile_of_trainer(model, cluster, own_program=bool(program))
+    parts = searched_parts(model, cluster, stack, sizes, pairs_of(overrides))
     smaller = Smaller(gpus=smaller_gpus, layers=smaller_layers)
     smaller.check(gpus=parts.gpus, layers=parts.model.layers)
-    space = Space(
-        model=parts.model,
-        gpus=parts.gpus,
-        global_batch=parts.global_batch,
-        seq_len=parts.seq_len,
-        fixed=Plan(**parts.types | types),
+    space = parts.space(
+        {"precision": precision, "reduce_dtype": reduce_dtype, "state_dtype": state_dtype},
         max_tp=max_tp,
         max_pp=max_pp,
         max_cp=max_cp,
         max_ep=max_ep,
-        shardings=tuple(sharding),
-        schedules=tuple(schedule),
-        recomputes=tuple(recompute),
-        micro_batches=tuple(micro_batch),
-        attention_again=parts.profile.attention == "unfused" or "attention" in recompute,
+        sharding=sharding,
+        schedule=schedule,
+        recompute=recompute,
+        micro_batch=micro_batch,
     )
     settings = RunSettings(steps=steps, warmup=warmup, trace_steps=trace_steps, device=device, timeout_s=timeout_s)
     require_launcher(launcher, site, program)
@@ -143,21 +150,23 @@ def tune(
     refused = refusal_of(
         lambda job: train_job(smaller.of(job), settings, out="", command=[]), lambda job: by_launcher(smaller.of(job))
     )
+    outside = outside_of(space, only)
 
     def searched(stack: Profile) -> SearchedPlans:
         return searched_plans(space, parts.cluster, stack, only=only, refused=refused, progress=progress)
 
-    plans, outside = searched(parts.profile), outside_of(space, only)
+    plans = searched(parts.profile)
     check_room(smaller.of(plans.jobs[0]), launcher, site, at_once)
+    _check_budget([smaller.of(job) for job in plans.jobs], settings, max_gpu_hours)
     shown = redacted(command)
-    per_node = parts.gpus if launcher == "local" else site.gpus_per_node
-    _check_budget(float(candidates_for(plans.jobs, settings).gpu_h.min()), max_gpu_hours, smaller)
     session = Session(
         job=_job_words(plans, only, settings, smaller),
         plans=plans,
         settings=settings,
         limits=Limits(within_frac=within, max_gpu_h=max_gpu_hours, max_runs=max_runs),
-        planner=planner_of(settings, gpus_per_node=per_node, command=shown),
+        planner=planner_of(
+            settings, gpus_per_node=parts.gpus if launcher == "local" else site.gpus_per_node, command=shown
+        ),
         refused=lambda job: outside(job) or refused(job),
         search=searched,
         start=lambda now, ids: start_runs(
@@ -181,9 +190,9 @@ def tune(
         done = session.run(open_folder(sweep, {"job": session.job}, site))
         if (text := session.best_job()) is not None:
             write_text(folder / BEST, text)
-        state = session.finish(*_profile_of(folder, profile, parts.cluster, done.why, smaller))
+        state = session.finish(*_calibrated(folder, profile, parts.cluster, done.why, smaller))
         write_state(folder, state)
-    return Tuned(folder=folder, state=state, statuses=done.sweep.statuses(), signal=done.signal)
+    return replace(_tuned(done.sweep, state, done.sweep.statuses()), signal=done.signal)
 
 
 @checked_arguments
@@ -193,10 +202,28 @@ def tune_status(folder: str | Path) -> Tuned:
     read_tuning(path)
     sweep = read_sweep(path)
     statuses = current_statuses(sweep)
-    return Tuned(folder=path, state=with_new_runs(read_state(path), sweep, statuses), statuses=statuses)
+    return _tuned(sweep, with_new_runs(read_state(path), sweep, statuses), statuses)
 
 
-def _profile_of(
+def _tuned(sweep: Sweep, state: TunedState, statuses: Mapping[str, Status]) -> Tuned:
+    return Tuned(
+        folder=sweep.folder,
+        state=state,
+        statuses=statuses,
+        launcher=sweep.launcher,
+        own_program=bool(sweep.options.get("program")),
+    )
+
+
+def _profile_of_trainer(model: ModelLike, cluster: ClusterLike | None, *, own_program: bool) -> str | None:
+    """The profile of knee's trainer, where it is what runs and the GPU has its attention kernel."""
+    if own_program or cluster is None or is_job_file(model):
+        return None
+    attention = load_profile(TRAINER).spec.attention
+    return TRAINER if attention in named_cluster(cluster).spec.gpu.attention else None
+
+
+def _calibrated(
     folder: Path, profile: ProfileLike | None, cluster: Cluster, why: Why, smaller: Smaller
 ) -> tuple[list[str], str | None]:
     """Calibrate a profile on the runs; why not, where it cannot be."""
@@ -231,17 +258,17 @@ def _job_words(plans: SearchedPlans, only: str | None, settings: RunSettings, sm
 
 def _check_limits(max_gpu_hours: float | None, max_runs: int | None) -> None:
     if max_gpu_hours is not None and not max_gpu_hours > 0:
-        text = f"{argument('max_gpu_hours')} is {max_gpu_hours:g}; it must be positive"
-        raise InputError(text, code="out-of-range", field="max_gpu_hours")
+        raise not_in_range("max_gpu_hours", f"{max_gpu_hours:g}", "it must be positive")
     if max_runs is not None and max_runs < 1:
-        text = f"{argument('max_runs')} is {max_runs}; it must be at least 1"
-        raise InputError(text, code="out-of-range", field="max_runs")
+        raise not_in_range("max_runs", str(max_runs), "it must be at least 1")
 
 
-def _check_budget(least_gpu_h: float, max_gpu_hours: float | None, smaller: Smaller) -> None:
-    if smaller == Smaller() and max_gpu_hours is not None and least_gpu_h > max_gpu_hours:
+def _check_budget(jobs: Sequence[Job], settings: RunSettings, max_gpu_hours: float | None) -> None:
+    """Refuse a budget that is smaller than any run."""
+    least = float(candidates_for(jobs, settings).gpu_h.min())
+    if max_gpu_hours is not None and least > max_gpu_hours:
         raise InputError(
-            f"the shortest run is estimated to take {least_gpu_h:,.2g} GPU-hours, and {argument('max_gpu_hours')} is "
+            f"the shortest run is estimated to take {least:,.2g} GPU-hours, and {argument('max_gpu_hours')} is "
             f"{max_gpu_hours:g}",
             hint=f"allow more, or use fewer {argument('steps')}",
             code="too-many-gpu-hours",

@@ -6,9 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from knee.budgets.budget_run import HOUR_S, J_PER_MWH, BudgetLimits, BudgetRun
+from knee.budgets.budget_run import J_PER_MWH, BudgetLimits, BudgetRun
 from knee.budgets.frontier import KNEE_WORDS, Frontier, IsoLoss
-from knee.budgets.training_cost import DAY_S
 from knee.cli.render.measurement import failure_words
 from knee.cli.render.table import print_heading, print_rows
 from knee.record.plan_words import plan_words
@@ -24,7 +23,7 @@ from knee.results.budget_words import (
     sentences,
     sure_rows,
 )
-from knee.units import amount, counted, short
+from knee.units import DAY_S, HOUR_S, amount, counted, short
 
 if TYPE_CHECKING:
     from knee.results.budget_result import Budget
@@ -70,7 +69,6 @@ def print_answer(answer: Budget) -> None:
     _print_sides(answer)
     failed = best_with_failures(answer)
     print_rows([[f"goodput of the best run: {failed['goodput_frac']:.1%}; {failure_words(failed)}"]])
-    _print_rare(answer)
     print_heading("the best run at each GPU count")
     print_rows([_HEAD, *(_row(run) for run in answer.by_count.values())], right=range(10), optional=(8, 9, 7, 3, 6))
     if len(answer.sizes) > 1:
@@ -100,22 +98,6 @@ def print_answer(answer: Budget) -> None:
     print_heading("assumptions:")
     for line in assumptions(answer):
         sys.stdout.write(f"  - {line}\n")
-
-
-def _print_rare(answer: Budget) -> None:
-    """What an exchange every few steps would bring."""
-    if answer.sync_every == 1:
-        return
-    rare = answer.rare_exchange()
-    text = f"an exchange every {answer.sync_every:,} steps: no plan of this size has replicas"
-    if rare is not None:
-        better = f"{abs(rare.gained):.4f} {'lower' if rare.gained > 0 else 'higher'}"
-        text = (
-            f"an exchange every {rare.sync_every:,} steps: loss {rare.loss:.4f}, {better}, with {rare.replicas:,} "
-            f"replicas on {rare.gpus:,} GPUs and {short(rare.tokens)} tokens ({plan_words(rare.plan)}); "
-            f"replicas change the loss by {rare.loss_ratio - 1.0:+.2%} by the law charles-2025"
-        )
-    print_rows([[text]])
 
 
 def _row(run: BudgetRun) -> list[str]:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from knee import units
 from knee.cli.render.table import print_heading, print_rows
 from knee.record.measurement import Measurement
+from knee.reliability.defaults import rate_words
 from knee.specs import Job
 
 if TYPE_CHECKING:
     from knee.api.simulate import Simulation
     from knee.trust.trust import Trust
-    from knee.why import WhyLine
+    from knee.why.chain import WhyLine
 
 UNKNOWN = "unknown"
 LABEL_WORDS = {
@@ -222,14 +223,14 @@ def failure_words(run: Mapping[str, Any]) -> str:
     """What failures make of a run, in one line."""
     if run["days"] is None:
         return str(run["reason"])
-    cost = "" if run["cost_usd"] is None else f", {units.amount(run['cost_usd'])} USD"
+    spares = f" with {run['spare_nodes']:,} spare nodes" if run["spare_nodes"] else ""
+    cost = "" if run["cost_usd"] is None else f", {units.amount(run['cost_usd'])} USD{spares}"
     interval = run["checkpoint_interval_s"]
     often = "" if interval is None else f"; a checkpoint every {units.duration(interval)}"
-    rates = "default failure rates" if "gpu_failures_per_gpu_h" in run["defaults"] else "the cluster's failure rates"
+    low, middle, high = (units.amount(run[f"p{end}_days"]) for end in (10, 50, 90))
     return (
-        f"with failures {units.amount(run['days'])} days ({units.amount(run['p10_days'])} to "
-        f"{units.amount(run['p90_days'])} in 80% of runs){cost}; {units.amount(run['interruptions'])} interruptions by "
-        f"{rates}{often}"
+        f"with failures {units.amount(run['days'])} days (p10 {low}, p50 {middle}, p90 {high}){cost}; "
+        f"{units.amount(run['interruptions'])} interruptions by {rate_words(run['defaults'])}{often}"
     )
 
 

@@ -10,7 +10,8 @@ import click
 from knee.cli.render.measurement import print_training, trust_words
 from knee.cli.render.table import print_heading, print_rows
 from knee.record.plan_words import plan_words
-from knee.results.plan_result import PlanSearch, RankedPlan
+from knee.results.plan_result import PlanSearch
+from knee.results.plans.ranked_plan import RankedPlan
 from knee.search.sensitivity import Bar
 from knee.specs.choices import OBJECTIVE_WORDS
 from knee.units import show

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import sys
 
-from knee.budgets.training_cost import DAY_S
 from knee.cli.render.measurement import PRICE, between
 from knee.cli.render.table import print_heading, print_rows
 from knee.record.plan_words import plan_words
+from knee.reliability.whole_run import WholeRun
 from knee.results.scale_result import Scaling, ScalingCurve
 from knee.results.scale_words import assumptions, listed, sentence, weak_words
 from knee.search.knee import GOALS, Knee
 from knee.specs.choices import OBJECTIVE_WORDS
 from knee.trust.doubling_errors import DoublingBand
-from knee.units import precise
+from knee.units import DAY_S, precise
 
 
 def print_answer(answer: Scaling) -> None:
@@ -100,7 +100,19 @@ def _print_points(one: ScalingCurve) -> None:
 
 
 def _print_bills(one: ScalingCurve) -> None:
-    rows = [["GPUs", "days", "expected range (days)", "MWh", "USD", "kg CO2e", "goodput", "days with failures"]]
+    rows = [
+        [
+            "GPUs",
+            "days",
+            "expected range (days)",
+            "MWh",
+            "USD",
+            "kg CO2e",
+            "goodput",
+            "days with failures",
+            "USD with failures",
+        ]
+    ]
     for gpus, bill in one.bills.items():
         ends = "unknown"
         if bill.low_time_s is not None and bill.high_time_s is not None:
@@ -111,18 +123,18 @@ def _print_bills(one: ScalingCurve) -> None:
                 f"{bill.days:,.1f}",
                 ends,
                 *(_amount(value) for value in (bill.energy_mwh, bill.cost_usd, bill.co2e_kg)),
-                *_failed(one, gpus),
+                *_failed(one.runs.get(gpus), bill.cost_usd),
             ]
         )
-    print_rows(rows, right=range(8), optional=(5, 3))
+    print_rows(rows, right=range(9), optional=(5, 3))
 
 
-def _failed(one: ScalingCurve, gpus: int) -> list[str]:
-    run = one.runs.get(gpus)
+def _failed(run: WholeRun | None, cost_usd: float | None) -> list[str]:
     if run is None:
-        return ["0%", "no progress"]
-    days = run.mean_s / DAY_S
-    return [f"{run.goodput.goodput_frac:.1%}", f"{days:,.1f} ({run.p10_s / DAY_S:,.1f} to {run.p90_s / DAY_S:,.1f})"]
+        return ["0%", "no progress", "-"]
+    low, high = run.p10_s / DAY_S, run.p90_s / DAY_S
+    cost = None if cost_usd is None else cost_usd * run.goodput.cost_factor
+    return [f"{run.goodput.goodput_frac:.1%}", f"{run.mean_s / DAY_S:,.1f} ({low:,.1f} to {high:,.1f})", _amount(cost)]
 
 
 def _print_knees(one: ScalingCurve) -> None:

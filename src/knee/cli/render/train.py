@@ -8,7 +8,7 @@ import click
 
 from knee.cli.render.table import print_heading, print_rows
 from knee.record.side_by_side import ROWS, shown
-from knee.units import show
+from knee.units import counted, show
 
 if TYPE_CHECKING:
     from knee.api.train import TrainJobFile
@@ -26,7 +26,7 @@ def print_record(record: dict[str, Any]) -> None:
     """The record of a run that has measured steps, as tables."""
     print_heading(
         f"{record['model']} on {record['gpus']:,} x {record['device'].get('name')}, measured over "
-        f"{record['window_steps']} steps"
+        f"{counted(record['window_steps'], 'step')}"
     )
     print_rows([[row.title, shown(row, row.value(record))] for row in ROWS if row.value(record) is not None])
     if not record["comm_loads"]:

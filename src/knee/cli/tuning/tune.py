@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from knee.cli.options import job_options
 from knee.cli.options.plan_options import option
@@ -19,7 +20,7 @@ from knee.cli.progress_bar import Patience
 from knee.errors import InputError
 from knee.signals import BY_SIGNAL
 from knee.specs.choices import LAUNCHERS
-from knee.specs.plan import PRECISIONS, REDUCE_DTYPES
+from knee.specs.plan import PRECISIONS, REDUCE_DTYPES, STATE_DTYPES
 
 if TYPE_CHECKING:
     from knee.launch.run_status import Status
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 RUN = "run"
 USUAL_KNOBS = ("micro_batch", "recompute", "prefetch", "compile")
 ALL_KNOBS = (*USUAL_KNOBS, "reduce_dtype", "precision", "nccl")
-JOB_OPTIONS = ("cluster", "gpus", "out")
+REPLAY_OPTIONS = ("replay", "within", "least_plans", "as_json")
+"""Options that --replay reads; the others belong to runs."""
 
 
 class Tunings(click.Group):
@@ -66,7 +68,10 @@ def command(ctx: click.Context) -> None:
 @job_options.global_batch()
 @job_options.local_batch("Sequences per step divided by the number of GPUs.")
 @job_options.seq_len()
-@job_options.profile()
+@job_options.profile(
+    "Software profile: a name from `knee catalog`, or the path of a TOML file; default: `knee` if knee's trainer runs "
+    "on GPUs, else `eager`."
+)
 @job_options.sets("Override one value of the model, cluster or profile. May be repeated.")
 @option("--precision", section="Job", type=Word(PRECISIONS), help="Data type of the matrix products; default: bf16.")
 @option(
@@ -75,11 +80,16 @@ def command(ctx: click.Context) -> None:
     type=Word(REDUCE_DTYPES),
     help="Data type of the gradient reduction; default: fp32.",
 )
+@option(
+    "--state-dtype",
+    section="Job",
+    type=Word(STATE_DTYPES),
+    help="Data type of the parameters and moments in the optimizer; default: fp32.",
+)
 @space_limits
 @option(
     "--out",
     section="Tuning",
-    type=click.Path(path_type=Path),
     metavar="DIR",
     help="Folder of the tuning. If it already contains this tuning, the command continues it.",
 )
@@ -148,12 +158,29 @@ def command(ctx: click.Context) -> None:
     help="Start nothing: play the loop on measured runs, as if each were a run to be made. A CSV file as for `knee "
     "validate`, or `published` for the runs that knee ships.",
 )
+@option(
+    "--least-plans",
+    section="Tuning",
+    type=int,
+    metavar="N",
+    help="Play only jobs with at least this many measured plans; default: 8. Only with --replay.",
+)
 @option("--steps", section="Runs", type=int, metavar="N", help="Steps per run; default: 60 on GPUs, 30 on a CPU.")
 @run_options
 @site_options
 @option("--html", section="Output", metavar="FILE", help="Also write an HTML page with the search in pictures.")
 @job_options.as_json()
-def run(model: str | None, replay: str | None, html: str | None, as_json: bool, **options: Any) -> None:
+@click.pass_context
+def run(
+    ctx: click.Context,
+    /,
+    model: str | None,
+    replay: str | None,
+    least_plans: int | None,
+    html: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Find the fastest plan of JOB on the real cluster with a few short runs.
 
     JOB is a model or a job file, as for `knee plan`. The search lists the best plans by simulation. Each run trains one
@@ -166,8 +193,12 @@ def run(model: str | None, replay: str | None, html: str | None, as_json: bool, 
     _check_page(html)
     options["within"] = _share_of(options["within"])
     if replay is not None:
-        _replay(replay, model, as_json, options)
+        _refuse_unplayed(ctx, replay)
+        _replay(replay, within=options["within"], least_plans=least_plans, as_json=as_json)
         return
+    if least_plans is not None:
+        text = "--least-plans applies only to --replay"
+        raise InputError(text, hint="leave it out", code="contradiction", field="least_plans")
     missing = [name for name in ("model", "out") if (model if name == "model" else options[name]) is None]
     if missing:
         what = "JOB" if missing[0] == "model" else "--out"
@@ -224,21 +255,30 @@ def show_status(folder: Path, html: str | None, as_json: bool) -> None:
     _write_page(answer, html)
 
 
-def _replay(file: str, model: str | None, as_json: bool, options: dict[str, Any]) -> None:
-    given = ["JOB"] if model is not None else [f"--{name}" for name in JOB_OPTIONS if options[name] is not None]
-    if given:
+def _refuse_unplayed(ctx: click.Context, file: str) -> None:
+    """Refuse what a replay would not read."""
+    for one in ctx.command.params:
+        if one.name in REPLAY_OPTIONS or ctx.get_parameter_source(one.name or "") != ParameterSource.COMMANDLINE:
+            continue
+        word = "JOB" if isinstance(one, click.Argument) else one.opts[0]
+        if isinstance(one, click.Argument) and ctx.params[one.name or ""] is None:
+            continue
         raise InputError(
-            f"--replay starts no run, so {given[0]} cannot be used with it",
+            f"--replay starts no run, so {word} cannot be used with it",
             hint=f"knee tune --replay {shlex.quote(file)}",
             code="contradiction",
             field="replay",
         )
+
+
+def _replay(file: str, *, within: float, least_plans: int | None, as_json: bool) -> None:
     from knee.api.tuning.replay import replay_tuning
     from knee.cli.progress_bar import Bars
     from knee.cli.tuning.tuned_text import print_replay
 
+    more = {} if least_plans is None else {"least_plans": least_plans}
     with Bars(least=0) as bars:
-        answer = replay_tuning(file, within=options["within"], progress=bars)
+        answer = replay_tuning(file, within=within, progress=bars, **more)
     if as_json:
         click.echo(json.dumps(answer.to_dict(), indent=1, allow_nan=False))
     else:
@@ -270,12 +310,17 @@ def _write_page(answer: Tuned, html: str | None) -> None:
 def _knobs(text: str) -> list[Any]:
     """Names by commas."""
     names = [name.strip() for name in text.split(",") if name.strip()]
-    wrong = [name for name in names if name not in (*ALL_KNOBS, "none")]
-    if wrong:
+    if names == ["none"]:
+        return []
+    wrong = [name for name in names if name not in ALL_KNOBS]
+    if wrong or not names:
         raise InputError(
-            f"--knobs: {wrong[0]!r} is not one of {', '.join(ALL_KNOBS)}, none", code="unknown-choice", field="knobs"
+            f"--knobs {text!r}: {wrong[0] if wrong else ''!r} is not one of {', '.join(ALL_KNOBS)}",
+            hint="--knobs none varies no setting",
+            code="unknown-choice",
+            field="knobs",
         )
-    return [name for name in names if name != "none"]
+    return names
 
 
 def _say(sentence: str) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 import click
 
 from knee.cli.render.table import print_heading, print_rows, seen
-from knee.units import show
+from knee.units import counted, show
 
 if TYPE_CHECKING:
     from knee.launch.run_status import Status
@@ -46,7 +47,7 @@ def print_step(state: TunedState) -> None:
         else f"best so far {state.best_tokens_per_s_per_gpu:,.0f} tokens/s per GPU ({seen(state.best_plan or '')}), "
         f"expected gain {_share(state.expected_gain_frac)}, bound {_share(state.bound_frac)}"
     )
-    click.echo(f"{_runs(made)}, {state.gpu_h:,.3f} GPU-hours: {best}", err=True)
+    click.echo(f"{counted(made, 'run')}, {state.gpu_h:,.3f} GPU-hours: {best}", err=True)
 
 
 def print_tuned(answer: Tuned) -> None:
@@ -54,7 +55,7 @@ def print_tuned(answer: Tuned) -> None:
     state = answer.state
     job = state.job
     print_heading(
-        f"{seen(str(job['model']))} on {job['gpus']:,} GPUs of {seen(str(job['cluster']))}, batch "
+        f"{seen(str(job['model']))} on {counted(job['gpus'], 'GPU')} of {seen(str(job['cluster']))}, batch "
         f"{job['global_batch']:,} x {job['seq_len']:,} tokens"
     )
     if state.best_plan is not None:
@@ -65,6 +66,7 @@ def print_tuned(answer: Tuned) -> None:
             ["bound", f"{_share(state.bound_frac)}: with 90% probability no untried candidate is faster by more"],
         ]
         rows += [["job file", str(answer.job_file)]] if answer.job_file else []
+        rows += [["train it with", shlex.join(answer.train_command)]] if answer.train_command else []
     else:
         rows = [["best plan", "no run has completed"]]
     running = [seen(run.plan) for run in state.runs if (now := answer.statuses.get(run.id)) and now.state == "running"]
@@ -72,7 +74,7 @@ def print_tuned(answer: Tuned) -> None:
     rows += [["next", seen(state.next_plan)]] if state.next_plan and not running else []
     rows += [["profile", state.profile_file]] if state.profile_file else []
     rows += [
-        ["cost", f"{_runs(len(state.runs))}, {state.gpu_h:,.3f} GPU-hours"],
+        ["cost", f"{counted(len(state.runs), 'run')}, {state.gpu_h:,.3f} GPU-hours"],
         ["stopped", WHY[state.why].format(within=_share(state.within_frac))],
         ["candidates", _candidates(state)],
     ]
@@ -103,7 +105,7 @@ def _gain(state: TunedState) -> str:
 def _candidates(state: TunedState) -> str:
     left = "" if state.beyond_frac is None else f"; the next plan is predicted at {state.beyond_frac:.0%} of the best"
     settings = len(state.candidates) - state.candidate_plans
-    more = f" and {settings:,} setting{'' if settings == 1 else 's'}" if settings else ""
+    more = f" and {counted(settings, 'setting')}" if settings else ""
     return f"{state.candidate_plans:,} of {state.space_plans:,} plans{more}{left}"
 
 
@@ -135,7 +137,7 @@ def _print_runs(answer: Tuned) -> None:
 def print_replay(answer: TuneReplay) -> None:
     """How many runs each way to choose needs, and how the loop stops."""
     print_heading(
-        f"runs until a plan within 2% of the best is found ({_jobs(len(answer.jobs))} of {seen(answer.file)})"
+        f"runs until a plan within 2% of the best is found ({counted(len(answer.jobs), 'job')} of {seen(answer.file)})"
     )
     rows = [["method", "median", "p90", "mean"]]
     rows += [[m.method, f"{m.median:g}", f"{m.p90:.1f}", f"{m.mean:.1f}"] for m in answer.methods]
@@ -150,6 +152,21 @@ def print_replay(answer: TuneReplay) -> None:
             ["  GPU-hours", f"{answer.gpu_h_frac:.1%} of running every plan"],
         ]
     )
+    if answer.transfers:
+        print_heading("transfer from smaller runs (pairs of runs of one plan)")
+        rows = [["smaller in", "pairs", "sources", "median error", "p90", "within the 90% band"]]
+        rows += [
+            [
+                {"gpus": "GPUs"}.get(one.what, one.what),
+                f"{one.pairs:,}",
+                f"{one.sources:,}",
+                _share(one.median_error_frac),
+                _share(one.p90_error_frac),
+                "unknown" if one.band_holds_frac is None else f"{one.band_holds_frac:.0%} of pairs",
+            ]
+            for one in answer.transfers
+        ]
+        print_rows(rows, right=(1, 2, 3, 4, 5))
     print_heading("jobs")
     rows = [["source", "job", "plans", "to 2%", "to stop", "bound", "missed"]]
     rows += [
@@ -166,16 +183,10 @@ def print_replay(answer: TuneReplay) -> None:
     ]
     print_rows(rows, right=(2, 3, 4, 5, 6))
     if answer.small_jobs:
-        click.echo(f"  {_jobs(answer.small_jobs)} with fewer measured plans were not played")
+        click.echo(f"  {counted(answer.small_jobs, 'job')} with fewer measured plans were not played")
+    for reason, count in answer.skipped.items():
+        click.echo(f"  {counted(count, 'row')} cannot be used: {seen(reason)}")
 
 
 def _share(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.1%}"
-
-
-def _runs(count: int) -> str:
-    return f"{count:,} run{'' if count == 1 else 's'}"
-
-
-def _jobs(count: int) -> str:
-    return f"{count:,} job{'' if count == 1 else 's'}"

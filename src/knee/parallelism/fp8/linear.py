@@ -174,8 +174,8 @@ class QuantizedWeights(nn.Module):
 
     def update(self, name: str, value: Quantized) -> None:
         """Keep what was cast of a weight that the optimizer has changed."""
-        for part, tensor in value._asdict().items():
-            setattr(self, f"{name}_{part}", tensor)
+        for part, tensor in zip(Quantized._fields, value, strict=True):
+            self._buffers[f"{name}_{part}"] = tensor  # setting attributes of modules is slow
 
 
 def quantize_each(weights: list[Any], recipe: Fp8Recipe, largest: list[Any]) -> list[Quantized]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from knee.parallelism.fp8.casts import E4M3, largest_elements, scale_of
+from knee.parallelism.fp8.casts import E4M3, cast_to_fp8, largest_elements, scale_of
 
 aten = torch.ops.aten
 KEEPS_CLASS = {
@@ -74,8 +75,10 @@ class ShardedWeight(torch.Tensor):
     def fsdp_pre_all_gather(self, mesh: Any, size: Any, stride: Any, module: Any, policy: Any) -> Any:
         """What is gathered, and what the other side needs to know."""
         del stride, module, policy
-        missing = -(-size[0] // mesh.size()) - len(self.copy.rows)  # FSDP2 pads the shards of the last ranks
-        rows = nn.functional.pad(self.copy.rows.view(torch.uint8), (0, 0, 0, missing)).view(E4M3)
+        rows = self.copy.rows
+        missing = -(-size[0] // mesh.size()) - len(rows)  # FSDP2 pads the shards of the last ranks
+        if missing:  # without, pad would copy all the same
+            rows = nn.functional.pad(rows.view(torch.uint8), (0, 0, 0, missing)).view(E4M3)
         return (rows,), (self.copy.scale,)
 
     def fsdp_post_all_gather(self, gathered: Any, known: Any, dtype: Any, *, out: Any = None) -> Any:
@@ -123,11 +126,20 @@ def gathered_in_fp8(block: nn.Module, names: Iterable[str]) -> None:
         setattr(block, name, nn.Parameter(ShardedWeight(getattr(block, name).data, Copy())))
 
 
-def cast_shards(shards: list[ShardedWeight], group: Any, cast: Callable[..., Any]) -> None:
+def cast_each(tensors: list[Any], scales: list[Any]) -> list[Any]:
+    """The shards of a block in fp8: one function, so that the host makes one call where it is compiled."""
+    return [cast_to_fp8(x, scale, E4M3) for x, scale in zip(tensors, scales, strict=True)]
+
+
+def cast_shards(blocks: list[list[ShardedWeight]], group: Any, cast: Callable[..., list[Any]]) -> None:
     """Make what is gathered, with the scale of the whole weight: one small message tells the largest elements of all.
-    ``cast`` is ``cast_to_fp8`` or what compilation made of it."""
-    inner = [shard.inner for shard in shards]
-    largest = torch.stack([x.float() for x in largest_elements(inner)])
+    ``cast`` is ``cast_each`` or what compilation made of it."""
+    largest = torch.stack(largest_elements([shard.inner for block in blocks for shard in block])).float()
     dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
-    for shard, x, scale in zip(shards, inner, scale_of(largest).unbind(), strict=True):
-        shard.copy.rows, shard.copy.scale = cast(x, scale, E4M3), 1 / scale
+    # numbers with memory of their own: compiled code copies those that are not aligned
+    scales = torch._foreach_mul(scale_of(largest).unbind(), 1.0)
+    each, inverse = iter(scales), iter(torch._foreach_reciprocal(scales))
+    for block in blocks:
+        rows = cast([shard.inner for shard in block], list(islice(each, len(block))))
+        for shard, cast_rows, scale in zip(block, rows, islice(inverse, len(block)), strict=True):
+            shard.copy.rows, shard.copy.scale = cast_rows, scale

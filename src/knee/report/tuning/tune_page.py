@@ -8,7 +8,7 @@ from typing import Any
 from knee.figures.tune_charts import tune_figures
 from knee.report.page import Key, Page, Section, chart_of, render_page
 from knee.report.tables import Table, record_table
-from knee.units import precise
+from knee.units import counted, precise
 
 Data = Mapping[str, Any]
 RUNS = ("run", "stage", "plan", "status", "cause", "tokens/s per GPU", "GPU-hours", "message")
@@ -26,14 +26,14 @@ def tune_page(data: Data, *, command: str = "") -> str:
     keys = [
         Key(value="-" if best is None else precise(best), says="tokens/s per GPU with the best plan"),
         Key(value=_share(data["bound_frac"]), says="more is possible at most, with 90% probability"),
-        Key(value=f"{len(data['runs'])}", says=f"runs of {len(data['candidates']):,} candidates"),
+        Key(value=f"{len(data['runs'])} of {len(data['candidates']):,}", says="candidates run"),
         Key(value=f"{data['gpu_h']:.3g}", says="GPU-hours"),
     ]
     charts = tuple(chart_of(figure) for figure in tune_figures(data))
     page = Page(
         title="The fastest plan on the cluster",
-        question=f"{job['model']} on {job['gpus']:,} GPUs of {job['cluster']}, {job['global_batch']:,} sequences of "
-        f"{job['seq_len']:,} tokens per step: which plan is fastest for real?",
+        question=f"{job['model']} on {counted(job['gpus'], 'GPU')} of {job['cluster']}, {job['global_batch']:,} "
+        f"sequences of {job['seq_len']:,} tokens per step: which plan is fastest for real?",
         command=command,
         keys=tuple(keys),
         found=(

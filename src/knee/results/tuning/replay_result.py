@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
 from knee.results.result import Result
 from knee.tuning.replay import ReplayedJob, TrialCounts
+from knee.tuning.transfer_pairs import TransferErrors
 
 FEW_TRIALS = 6
 """Runs within which the loop should stop by itself."""
@@ -25,6 +27,10 @@ class TuneReplay(Result):
     """Runs until a plan within 2% of the best is found: the loop first, then other ways to choose."""
     small_jobs: int
     """Jobs with fewer measured plans, which are not played."""
+    transfers: tuple[TransferErrors, ...] = ()
+    """How wrong predictions from runs with fewer GPUs or layers are, where the file has such runs."""
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    """Why rows of the file cannot be used -> how many."""
 
     @property
     def few_trials_frac(self) -> float:
@@ -56,6 +62,8 @@ class TuneReplay(Result):
             "few_trials_frac": self.few_trials_frac,
             "bound_holds_frac": self.bound_holds_frac,
             "gpu_h_frac": self.gpu_h_frac,
+            "transfers": [asdict(one) for one in self.transfers],
+            "skipped": dict(self.skipped),
         }
 
     def rows(self) -> list[dict[str, Any]]:

@@ -25,6 +25,9 @@ class Tuned(Result):
     state: TunedState
     statuses: Mapping[str, Status]
     """Id of a run -> how it stands now."""
+    launcher: str = "local"
+    own_program: bool = False
+    """Whether runs are a program of the user's and not knee's trainer."""
     signal: int | None = None
     """The signal that ended it before it was done."""
 
@@ -43,6 +46,19 @@ class Tuned(Result):
         """The job file of the best plan at full size, for ``knee train`` and ``knee simulate``."""
         path = self.folder / BEST
         return path if path.exists() else None
+
+    @property
+    def train_command(self) -> list[str]:
+        """The words of a command that trains the best plan with the settings of its run; empty if there is none."""
+        if self.job_file is None or self.own_program:
+            return []
+        variables = [word for word in self.state.train_words if not word.startswith("--")]
+        options = [word for word in self.state.train_words if word.startswith("--")]
+        gpus = self.state.job["gpus"]
+        here = self.launcher == "local"
+        start = ["knee"] if here else ["torchrun", "...", "-m", "knee"]
+        count = ["--nproc", str(gpus)] if here and gpus > 1 else []
+        return [*(["env", *variables] if variables else []), *start, "train", str(self.job_file), *count, *options]
 
     def check_found(self) -> None:
         """Raise ``RunFailed`` if no run completed, and ``Incomplete`` if the tuning was interrupted."""

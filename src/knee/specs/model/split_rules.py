@@ -5,6 +5,8 @@ Simulated jobs, real runs and the search share these rules.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from knee.errors import SpecError, argument
 from knee.specs.model import Model
 from knee.specs.plan import Plan
@@ -131,6 +133,11 @@ def check_outer_sync(plan: Plan) -> None:
             code="contradiction",
             field="plan.sync_fragments",
         )
+
+
+def check_searched_exchanges(fixed: Plan, sync_every: int) -> None:
+    """Refuse what no plan with replicas could exchange: for searches, whose plans have replicas or not."""
+    check_outer_sync(replace(fixed, sharding="ddp", dp_shard=1, dp_replicate=2, sync_every=sync_every))
 
 
 def expert_ranks(plan: Plan) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from knee.budgets.training_cost import DAY_S, bill_of, parse_tokens
+from knee.budgets.training_cost import bill_of, parse_tokens
 from knee.budgets.walls import GOOD_FRAC, largest_flop, largest_run
 from knee.cost.slow_exchange import grid_step, needed_bits_per_s
 from knee.energy.carbon import grid as grid_of
@@ -17,6 +17,7 @@ from knee.single import simulate
 from knee.specs.load import load_cluster, load_model, load_profile, make_job, split_overrides
 from knee.studies.months.tables import LongRun, ReplicaExchange, Wall
 from knee.trust.trust import trust_of
+from knee.units import DAY_S
 from knee.workload.parameters import parameter_count
 
 BEYOND_GRID = 1000.0
@@ -49,8 +50,8 @@ def long_run_rows(study: str, grid: LongRun) -> Iterator[dict[str, Any]]:
         days = {
             "no failures": bill.time_s,
             "mean": run.mean_s,
-            "10% are faster": run.p10_s,
-            "90% are faster": run.p90_s,
+            "p10": run.p10_s,
+            "p90": run.p90_s,
         }
         for name, time_s in days.items():
             row = {"goodput_frac": goodput.goodput_frac, "interruptions": run.interruptions}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from knee.specs.kernel_traffic import pass_rows
 from knee.specs.model import Model
 from knee.specs.plan_table import table_of
 from knee.units import dimension, show
+from knee.why.chain import Chain, WhyLine
 from knee.workload import operations as op
 from knee.workload.flop import model_flop_per_token
 from knee.workload.parameters import parameter_count
@@ -30,37 +31,16 @@ from knee.workload.traffic import PARAMETER_BYTES
 SPELLED = ("no", "one", "two", "three", "four", "five", "six")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhyLine:
-    """One step of the chain; deeper lines explain the one above them."""
-
-    name: str
-    value: str
-    formula: str = ""
-    source: str = ""
-    depth: int = 0
-
-
-class _Chain:
-    """Collects lines and looks sources up."""
-
-    def __init__(self, sources: Mapping[str, Source]) -> None:
-        self.lines: list[WhyLine] = []
-        self.sources = sources
-
-    def add(self, depth: int, name: str, value: str, formula: str = "", source: str = "") -> None:
-        self.lines.append(WhyLine(name=name, value=value, formula=formula, source=source, depth=depth))
-
-    def constant(self, depth: int, key: str, value: str) -> None:
-        """A value of the catalogue, with where it came from."""
-        found = next((s for k, s in self.sources.items() if k == key or k.endswith("." + key)), None)
-        self.add(depth, key, value, source=f"{found.kind}: {found.text}" if found is not None else "")
-
-
-def explain(job: Job, sources: Mapping[str, Source], *, convention: str = DEFAULT_CONVENTION) -> list[WhyLine]:
-    """The whole chain, from tokens per second down to constants."""
-    w = evaluate(job.model, job.cluster, job.profile, table_of([job]), convention=convention)
-    chain = _Chain(sources)
+def explain(
+    job: Job,
+    sources: Mapping[str, Source],
+    *,
+    convention: str = DEFAULT_CONVENTION,
+    step: EvaluatedStep | None = None,
+) -> list[WhyLine]:
+    """The whole chain, from tokens per second down to constants, of a step that may have been evaluated already."""
+    w = step or evaluate(job.model, job.cluster, job.profile, table_of([job]), convention=convention)
+    chain = Chain(sources)
     _throughput(chain, job, w, convention)
     _compute(chain, job, w)
     _communication(chain, job, w)
@@ -73,7 +53,7 @@ def explain(job: Job, sources: Mapping[str, Source], *, convention: str = DEFAUL
     return chain.lines
 
 
-def _throughput(c: _Chain, job: Job, w: EvaluatedStep, convention: str) -> None:
+def _throughput(c: Chain, job: Job, w: EvaluatedStep, convention: str) -> None:
     r = w.results
     c.add(
         0,
@@ -101,7 +81,7 @@ _FP8 = ("fp8_shared_casts", "fp8_gathers", "fp8_smallest", "fp8_forward_scale")
 _FP8_KERNELS = ("fp8_cast", "fp8_largest", "fp8_largest_columns", "fp8_weights", "fp8_shards", "fp8_shards_largest")
 
 
-def _compute(c: _Chain, job: Job, w: EvaluatedStep) -> None:
+def _compute(c: Chain, job: Job, w: EvaluatedStep) -> None:
     one, gpu = w.table, job.cluster.gpu
     s, types, kernels = (
         shapes_of(job.model, one, job.profile),
@@ -175,7 +155,7 @@ def _formula(model: Model, o: op.Operation, seconds: float) -> str:
     return f"{show(float(o.moved_bytes[0]), 'bytes')} moved in {int(np.max(o.kernels))} kernels"
 
 
-def _communication(c: _Chain, job: Job, w: EvaluatedStep) -> None:
+def _communication(c: Chain, job: Job, w: EvaluatedStep) -> None:
     links, shard, plan = Links.in_training(job.cluster, job.profile), w.groups.shard, job.plan
     exposed = show(float(w.results.exposed_comm_s[0]), "s")
     total = f"{show(float(w.results.comm_s[0]), 's')} of the step, {exposed} exposed"
@@ -204,7 +184,7 @@ def _communication(c: _Chain, job: Job, w: EvaluatedStep) -> None:
         c.constant(1, "tp_overlap_frac", f"{job.profile.tp_overlap_frac:g}")
 
 
-def _logarithmic(c: _Chain, job: Job, w: EvaluatedStep, links: Links) -> None:
+def _logarithmic(c: Chain, job: Job, w: EvaluatedStep, links: Links) -> None:
     """What serves the gather of a layer, where it need not be a ring."""
     message = PARAMETER_BYTES * w.traffic.layer.moved - w.traffic.fp8.saved_bytes
     ring = gather_s(replace(links, pat="off"), w.groups.shard, message)[0]
@@ -214,7 +194,7 @@ def _logarithmic(c: _Chain, job: Job, w: EvaluatedStep, links: Links) -> None:
     c.constant(1, "pat", job.profile.pat)
 
 
-def _messages(c: _Chain, job: Job, w: EvaluatedStep) -> None:
+def _messages(c: Chain, job: Job, w: EvaluatedStep) -> None:
     """What each message takes alone on the wire, and how large it is."""
     plan, comm, t = job.plan, w.comm, w.traffic
     layer, ring, sp = float(t.layer.moved[0]), plan.cp_method == "ring", plan.sequence_parallel
@@ -246,7 +226,7 @@ def _messages(c: _Chain, job: Job, w: EvaluatedStep) -> None:
         message("pp transfer", comm.pp_send, float(t.pp_bytes[0]), "to the next stage")
 
 
-def _constants(c: _Chain, job: Job, keys: str) -> None:
+def _constants(c: Chain, job: Job, keys: str) -> None:
     """Catalogue values by their dotted names, shown in the unit that the name carries."""
     for key in keys.split():
         holder: Any = job.cluster if key.partition(".")[0] in ("gpu", "node", "fabric") else job.profile
@@ -261,7 +241,7 @@ def _constants(c: _Chain, job: Job, keys: str) -> None:
         c.constant(1, key, f"{holder:g}" if unit in (None, "frac") else show(float(holder), unit or ""))
 
 
-def _timeline(c: _Chain, job: Job, w: EvaluatedStep) -> None:
+def _timeline(c: Chain, job: Job, w: EvaluatedStep) -> None:
     c.add(
         0,
         "overlap",
@@ -289,7 +269,7 @@ def _timeline(c: _Chain, job: Job, w: EvaluatedStep) -> None:
         )
 
 
-def _memory(c: _Chain, job: Job, w: EvaluatedStep) -> None:
+def _memory(c: Chain, job: Job, w: EvaluatedStep) -> None:
     verdict = "fits" if w.results.fits[0] else "does not fit"
     limit = show(job.cluster.gpu.hbm_bytes, "bytes")
     needs = show(float(w.results.memory_bytes[0]), "bytes")
@@ -304,7 +284,7 @@ def _memory(c: _Chain, job: Job, w: EvaluatedStep) -> None:
     _constants(c, job, "context_bytes allocator_frac reduces_in_flight")
 
 
-def _power(c: _Chain, job: Job, w: EvaluatedStep) -> None:
+def _power(c: Chain, job: Job, w: EvaluatedStep) -> None:
     gpu = job.cluster.gpu
     c.add(
         0,

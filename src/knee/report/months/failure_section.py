@@ -9,7 +9,10 @@ from knee.figures.bars import bars
 from knee.figures.figure import Figure
 from knee.figures.lines import ChartPoint
 from knee.figures.run_strip import run_strip
+from knee.reliability.defaults import rate_words
+from knee.reliability.drawn_month import MONTH_DAYS
 from knee.report.page import Section, chart_of
+from knee.units import amount
 
 Row = Mapping[str, Any]
 
@@ -29,17 +32,16 @@ def failure_section(run: Mapping[str, Any], month: Sequence[Row]) -> Section:
     )
     strip = Figure(
         id="failure-month",
-        title="A month of the run",
+        title="A month of the run" if run["days"] >= MONTH_DAYS else "The days of the run",
         caption="Drawn at random once. Every day is one line; checkpoints are part of training.",
         spec=run_strip(month),
         columns=("span", "cause", "from_day", "to_day"),
         rows=tuple(month),
     )
-    rates = (
-        "the default failure rates" if "gpu_failures_per_gpu_h" in run["defaults"] else "the cluster's failure rates"
-    )
+    low, middle, high = (amount(run[f"p{end}_days"]) for end in (10, 50, 90))
+    cost = "" if run["cost_usd"] is None else f", {amount(run['cost_usd'])} USD"
     says = (
-        f"Goodput {run['goodput_frac']:.1%} with {rates}: {run['days']:,.1f} days, {run['p10_days']:,.1f} to "
-        f"{run['p90_days']:,.1f} in 80% of the drawn runs, {run['interruptions']:,.0f} interruptions."
+        f"Goodput {run['goodput_frac']:.1%} with {rate_words(run['defaults'])}: {amount(run['days'])} days (p10 {low}, "
+        f"p50 {middle}, p90 {high}){cost}, {amount(run['interruptions'])} interruptions."
     )
     return Section(id="failures", title="With failures", says=says, charts=(chart_of(causes), chart_of(strip)))

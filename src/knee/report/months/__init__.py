@@ -1,0 +1,1 @@
+"""Parts of pages about a whole run: its days, energy and dollars, and what failures make of them."""

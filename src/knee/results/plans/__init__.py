@@ -1,0 +1,1 @@
+"""One plan of a search."""

@@ -1,0 +1,1 @@
+"""One live page over the functions of ``import knee``: a JSON API, worker processes behind it, and the page."""

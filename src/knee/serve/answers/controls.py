@@ -1,0 +1,225 @@
+"""What can be asked: names, and every control with its unit, range and default, from the specs and their limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import knee
+from knee.budgets.model_family import family_names
+from knee.budgets.scaling_laws import law_names
+from knee.energy.carbon import grid_names
+from knee.serve.answers.presets import presets
+from knee.serve.answers.published_points import sources_of_bands
+from knee.specs.catalog import entry_names
+from knee.specs.defaults import DEFAULT_GRID, DEFAULT_PROFILE, DEFAULT_SEQ_LEN
+from knee.specs.load import load_cluster, load_model, load_profile
+from knee.specs.plan import AXES, MOST, MOST_IMBALANCE, Plan
+from knee.specs.user_files.field_words import default_of, descriptions
+from knee.workload.parameters import active_parameter_count, parameter_count
+
+ControlKind = Literal["choice", "integer", "number", "logarithmic", "switch", "words"]
+POWERS = ("gpus", "local_batch", "global_batch", "seq_len", "tp", "pp", "cp", "ep", "etp", "dp_shard", "dp_replicate")
+"""Counts that are moved by doublings."""
+LABELS = {
+    "model": "Model",
+    "cluster": "Cluster",
+    "profile": "Software profile",
+    "gpus": "GPUs",
+    "local_batch": "Sequences per GPU and step",
+    "global_batch": "Sequences per step",
+    "seq_len": "Tokens per sequence",
+    "tokens": "Training tokens",
+    "grid": "Electricity grid",
+    "pue": "PUE of the site",
+    "tp": "Tensor parallelism (tp)",
+    "pp": "Pipeline stages (pp)",
+    "cp": "Context parallelism (cp)",
+    "ep": "Expert parallelism (ep)",
+    "etp": "Tensor parallelism of experts (etp)",
+    "dp_shard": "Sharded data parallelism (dp_shard)",
+    "dp_replicate": "Replicas (dp_replicate)",
+}
+DEGREES_MOST = {"tp": 64, "pp": 64, "cp": 64, "ep": 512, "etp": 64, "virtual_stages": 16, "micro_batch": 64}
+"""How far a slider goes; the API takes up to the plan's own limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """One argument that a person can change."""
+
+    name: str
+    label: str
+    kind: ControlKind
+    group: str
+    unit: str = ""
+    choices: tuple[str, ...] = ()
+    least: float | None = None
+    most: float | None = None
+    step: float | None = None
+    default: Any = None
+    """What is taken where nothing is given; None: knee chooses, and its assumptions say so."""
+    help: str = ""
+
+
+def catalog_view(body: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - as other answers
+    """The answer of ``/api/catalog``."""
+    return {
+        "version": knee.__version__,
+        "models": [_model(name) for name in entry_names("model")],
+        "clusters": [_cluster(name) for name in entry_names("cluster")],
+        "profiles": [_profile(name) for name in entry_names("profile")],
+        "grids": grid_names(),
+        "laws": law_names(),
+        "families": family_names(),
+        "controls": [asdict(control) for control in controls()],
+        "defaults": {"model": "llama2-7b", "cluster": "dgx-h100", "gpus": 256, "local_batch": 2},
+        "presets": presets(),
+        "sources": sources_of_bands(),
+    }
+
+
+def _model(name: str) -> dict[str, Any]:
+    spec = load_model(name).spec
+    return {
+        "name": name,
+        "params": parameter_count(spec),
+        "active_params": active_parameter_count(spec),
+        "layers": spec.layers,
+        "hidden": spec.hidden,
+        "max_seq_len": spec.max_seq_len,
+        "experts": spec.experts is not None,
+    }
+
+
+def _cluster(name: str) -> dict[str, Any]:
+    spec = load_cluster(name).spec
+    return {
+        "name": name,
+        "gpu": spec.gpu.name,
+        "node_gpus": spec.node.gpus,
+        "max_gpus": spec.max_gpus,
+        "hbm_bytes": spec.gpu.hbm_bytes,
+        "usd_per_gpu_h": spec.usd_per_gpu_h,
+    }
+
+
+def _profile(name: str) -> dict[str, Any]:
+    spec = load_profile(name).spec
+    return {"name": name, "kernels": spec.kernels, "attention": spec.attention}
+
+
+@cache
+def controls() -> tuple[Control, ...]:
+    """Every control, in the order in which a page shows them."""
+    most_gpus = max(load_cluster(name).spec.max_gpus for name in entry_names("cluster"))
+    job = [
+        Control(name="model", label=LABELS["model"], kind="choice", group="job", choices=tuple(entry_names("model"))),
+        Control(
+            name="cluster", label=LABELS["cluster"], kind="choice", group="job", choices=tuple(entry_names("cluster"))
+        ),
+        Control(
+            name="gpus",
+            label=LABELS["gpus"],
+            kind="logarithmic",
+            group="job",
+            unit="GPUs",
+            least=1,
+            most=most_gpus,
+            step=2,
+        ),
+        Control(
+            name="local_batch",
+            label=LABELS["local_batch"],
+            kind="logarithmic",
+            group="job",
+            unit="sequences",
+            least=1 / 64,
+            most=1024,
+            step=2,
+        ),
+        Control(
+            name="global_batch",
+            label=LABELS["global_batch"],
+            kind="logarithmic",
+            group="job",
+            unit="sequences",
+            least=1,
+            most=MOST,
+            step=2,
+        ),
+        Control(
+            name="seq_len",
+            label=LABELS["seq_len"],
+            kind="logarithmic",
+            group="job",
+            unit="tokens",
+            least=128,
+            most=1 << 20,
+            step=2,
+            default=DEFAULT_SEQ_LEN,
+        ),
+        Control(
+            name="profile",
+            label=LABELS["profile"],
+            kind="choice",
+            group="stack",
+            choices=tuple(entry_names("profile")),
+            default=DEFAULT_PROFILE,
+        ),
+        Control(
+            name="tokens",
+            label=LABELS["tokens"],
+            kind="logarithmic",
+            group="run",
+            unit="tokens",
+            least=1e9,
+            most=1e14,
+            step=2,
+        ),
+        Control(
+            name="grid",
+            label=LABELS["grid"],
+            kind="choice",
+            group="run",
+            choices=tuple(grid_names()),
+            default=DEFAULT_GRID,
+        ),
+        Control(name="pue", label=LABELS["pue"], kind="number", group="run", least=1.0, most=3.0, step=0.01),
+    ]
+    return (*job, *_plan_controls())
+
+
+def _plan_controls() -> list[Control]:
+    hints, words = get_type_hints(Plan), descriptions(Plan)
+    found = []
+    for field in fields(Plan):
+        name, hint = field.name, hints[field.name]
+        options = get_args(hint)
+        literal = get_args(next((one for one in (hint, *options) if get_origin(one) is Literal), None))
+        base: dict[str, Any] = {
+            "name": name,
+            "label": LABELS.get(name, name.replace("_", " ").capitalize()),
+            "group": "plan",
+            "default": default_of(field),
+            "help": words.get(name, ""),
+        }
+        if hint is bool:
+            found.append(Control(kind="switch", **base))
+        elif get_origin(hint) is tuple:
+            every = AXES if name == "placement" else get_args(options[0])
+            found.append(Control(kind="words", choices=every, **base | {"default": list(base["default"])}))
+        elif literal:
+            found.append(Control(kind="choice", choices=literal, **base))
+        elif hint is int:
+            farthest = DEGREES_MOST.get(name, MOST)
+            kind: ControlKind = "logarithmic" if name in POWERS or name == "micro_batch" else "integer"
+            first = 0 if name == "prefetch" else 1
+            found.append(Control(kind=kind, least=first, most=farthest, step=2 if kind == "logarithmic" else 1, **base))
+        else:
+            ratio = name in ("imbalance", "capacity_factor")
+            least, most = (1.0, float(MOST_IMBALANCE)) if ratio else (0.0, 1.0)
+            found.append(Control(kind="number", least=least, most=most, step=0.05, **base))
+    return found

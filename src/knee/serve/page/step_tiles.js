@@ -1,0 +1,81 @@
+// The numbers on top of the Step view.
+
+import { bytes, count, percent, plain, seconds, short, usd, watts } from "./format.js";
+
+/** Lines of the chain behind a step's time. */
+const STEP = ["step_s", "compute of one layer", "communication", "overlap"];
+
+/** The numbers on top, each with the line of the chain that explains it. */
+export function tilesOf({ measurement: m, memory, power, cost, trust }) {
+  const range = (value) =>
+    trust?.low_frac === null || trust?.low_frac === undefined
+      ? ""
+      : `${count(value * (1 + trust.low_frac))} to ${count(value * (1 + trust.high_frac))}`;
+  const likely = memory.likely_fits && memory.likely_fits !== "unsure" ? "" : ", but the band crosses the limit";
+  const training = m.training;
+  return [
+    {
+      name: "tokens/s per GPU",
+      value: plain(m.tokens_per_s_per_gpu, 4),
+      sub: range(m.tokens_per_s_per_gpu),
+      why: ["tokens_per_s", ...STEP],
+      raw: m.tokens_per_s_per_gpu,
+    },
+    {
+      name: "step time",
+      value: seconds(m.step_s),
+      sub: `${short(m.tokens_per_s)} tokens/s in all`,
+      why: STEP,
+      raw: m.step_s,
+      lower: true,
+    },
+    {
+      name: "MFU",
+      value: percent(m.mfu_frac),
+      sub: `${m.flop_convention} FLOP convention`,
+      why: ["mfu_frac", "tokens_per_s", ...STEP],
+      raw: m.mfu_frac,
+    },
+    {
+      name: "exposed communication",
+      value: percent(m.exposed_comm_s / m.step_s),
+      sub: `${seconds(m.exposed_comm_s)} of the step`,
+      why: ["communication", "overlap"],
+      raw: m.exposed_comm_s / m.step_s,
+      lower: true,
+    },
+    {
+      name: "memory per GPU",
+      value: bytes(memory.total_bytes),
+      sub: `${memory.fits ? "fits in" : "does not fit in"} ${bytes(memory.capacity_bytes)}${memory.fits ? likely : ""}`,
+      why: ["memory_bytes"],
+      raw: memory.total_bytes,
+      lower: true,
+      bad: !memory.fits,
+    },
+    {
+      name: "power per GPU",
+      value: watts(power.power_w_per_gpu),
+      sub: power.tokens_per_j ? `${plain(power.tokens_per_j)} tokens per joule` : "",
+      why: ["power_w_per_gpu"],
+      raw: power.power_w_per_gpu,
+      lower: true,
+    },
+    {
+      name: "cost per million tokens",
+      value: usd(cost.usd_per_mtoken),
+      sub: cost.usd_per_gpu_h ? `at ${usd(cost.usd_per_gpu_h)} per GPU-hour` : "the price is unknown",
+      why: ["usd_per_mtoken", "tokens_per_s", ...STEP],
+      raw: cost.usd_per_mtoken,
+      lower: true,
+    },
+    training && {
+      name: `days for ${short(training.tokens)} tokens`,
+      value: plain(training.days),
+      sub: `${plain(training.low_days)} to ${plain(training.high_days)} days; ${usd(training.cost_usd)}`,
+      why: ["tokens_per_s", ...STEP],
+      raw: training.days,
+      lower: true,
+    },
+  ].filter(Boolean);
+}

@@ -1,0 +1,1 @@
+"""Why a number is what it is: chains of formulas, constants and sources."""
