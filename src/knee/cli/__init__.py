@@ -46,10 +46,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "knee.cli.catalog",
         "List the models, GPUs, clusters and software profiles that knee knows, with sources.",
     ),
-    "serve": (
-        "knee.cli.serving.serve",
-        "Serve the explorer: a page to change a job with sliders and see the answers move.",
-    ),
+    "serve": ("knee.cli.serving.serve", "Serve the explorer: a page that answers while a job is changed with sliders."),
     "doctor": ("knee.cli.doctor", "Show what works on this machine, and how to install what is missing."),
 }
 """Command -> its module, which has a click command ``command``, and its line in ``knee --help``."""

@@ -211,7 +211,8 @@ def test_a_budgets_lines_are_moved(explorer: Open) -> None:
     handle = page.get_by_role("slider", name="Limit: days")
     handle.press("ArrowUp")
     assert found.state()["days"] == "2.1"
-    assert handle.get_attribute("aria-valuetext") is not None
+    found.settled()
+    assert handle.get_attribute("aria-valuetext") == "2.1 days"
     box = handle.bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
