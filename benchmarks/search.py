@@ -22,7 +22,8 @@ from processes import knee as command
 
 import knee
 from figures import Compared, Figure, main
-from knee.search.space import Space, whole_table
+from knee.search.space import Space
+from knee.search.space_tables import whole_table
 
 BLOCKS, BLOCK = 10, 2000
 """Of the sample."""

@@ -146,13 +146,16 @@ def evaluate(
     )
 
 
-def priced(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> tuple[StepParts, GroupPlacements]:
-    """What every operation and message of the plans takes alone, before anything runs beside anything."""
+def priced(
+    model: Model, cluster: Cluster, profile: Profile, table: PlanTable, *, any_sharding: bool = False
+) -> tuple[StepParts, GroupPlacements]:
+    """What every operation and message of the plans takes alone, before anything runs beside anything; with
+    ``any_sharding``, at the highest clock that a plan would have under another sharding."""
     modes = Modes.of(table)
     fp8 = fp8_shapes(table, profile)
     traffic = traffic_of(model, table, modes, scatters_sends=profile.scatters_sends, fp8=fp8)
     groups = groups_of(model, cluster, table, modes)
-    compute, *of_kinds = compute_costs(model, cluster, profile, table)
+    compute, *of_kinds = compute_costs(model, cluster, profile, table, any_sharding=any_sharding)
     host_scale, kinds = cluster.node.launch_scale, layer_kinds(model)
     shared = _who_shares_the_network(profile, modes, groups)
 

@@ -11,7 +11,8 @@ from knee.cost.collective_cost import Links, all_reduce_s, gather_s
 from knee.cost.hierarchical import leveled_gather_s
 from knee.cost.placement import GroupPlacement
 from knee.errors import SpecError
-from knee.search.space import Space, whole_table
+from knee.search.space import Space
+from knee.search.space_tables import whole_table
 from knee.single import simulate
 from knee.specs.hardware import Tier
 from knee.specs.load import load_cluster, load_model, load_profile, make_job

@@ -11,7 +11,8 @@ from knee.cost.collective_cost import Links, all_reduce_s
 from knee.cost.placement import GroupPlacement
 from knee.errors import SpecError
 from knee.record.measurement import Measurement
-from knee.search.space import Space, whole_table
+from knee.search.space import Space
+from knee.search.space_tables import whole_table
 from knee.simulator import evaluate
 from knee.single import events_of, simulate
 from knee.specs import Job, Plan

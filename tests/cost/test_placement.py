@@ -59,10 +59,10 @@ def test_plans_of_one_table_are_placed_apart() -> None:
     assert group.per_node.tolist() == [1, 8, 8]
 
 
-@pytest.mark.parametrize(("placement", "shared"), [(AXES, False), (INNER_PP, True)])
-def test_neighbouring_stages(placement: tuple[str, ...], shared: bool) -> None:
+@pytest.mark.parametrize(("placement", "same_wire"), [(AXES, False), (INNER_PP, True)])
+def test_neighbouring_stages(placement: tuple[str, ...], same_wire: bool) -> None:
     plans = table(job(pp=4, tp=2, dp_shard=8, placement=placement))
-    assert (place(plans, 8, "pp").nodes[0] == 1) == shared
+    assert (place(plans, 8, "pp").nodes[0] == 1) == same_wire
 
 
 def test_ranks_never_exceed_nodes_times_ranks_per_node() -> None:

@@ -9,14 +9,17 @@ import argparse
 import random
 import sys
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 
+from knee.search import best_first
 from knee.search.collective_choice import without_twins
 from knee.search.memory_fit import fitting
 from knee.search.pareto_front import Merits, pareto
 from knee.search.plan_search import results_rows, score, search
-from knee.search.space import Space, whole_table
+from knee.search.space import Space
+from knee.search.space_tables import whole_table
 from knee.simulator import Results, simulate_table
 from knee.specs.hardware import Cluster
 from knee.specs.load import load_cluster, load_model, load_profile
@@ -24,8 +27,9 @@ from knee.specs.plan import Plan
 from knee.specs.profile import Profile
 
 MODELS = ("llama-1b", "llama2-7b", "llama3-8b", "llama2-13b", "llama2-70b")
-CLUSTERS = ("dgx-h100", "dgx-a100", "dgx-h200")
-PROFILES = ("eager", "compiled", "fused", "paper")
+SPARSE = ("deepseek-v2-lite", "qwen3-30b-a3b", "mixtral-8x7b", "gpt-oss-20b")
+CLUSTERS = ("dgx-h100", "dgx-a100", "dgx-h200", "gb200-nvl72")
+PROFILES = ("eager", "compiled", "fused", "paper", "knee-compiled", "megatron-core-2025", "megatron-deepspeed")
 MOST_PLANS = 12_000
 
 
@@ -33,21 +37,27 @@ def random_job(seed: int) -> tuple[Space, Cluster, Profile, str, int]:
     """A space of a size that can be simulated whole, its hardware and software, an objective, and plans to rank."""
     draw = random.Random(seed)
     while True:
-        model = load_model(draw.choice(MODELS)).spec
+        sparse = draw.random() < 0.4
+        model = load_model(draw.choice(SPARSE if sparse else MODELS)).spec
         cluster, profile = load_cluster(draw.choice(CLUSTERS)).spec, load_profile(draw.choice(PROFILES)).spec
         if draw.random() < 0.5:  # memory that some plans do not fit in
             gpu = replace(cluster.gpu, hbm_bytes=cluster.gpu.hbm_bytes * draw.choice((0.3, 0.5, 0.7)))
             cluster = replace(cluster, gpu=gpu)
-        gpus = draw.choice((1, 2, 4, 8, 12, 16, 24, 32, 64))
+        gpus = draw.choice((4, 6, 8) if sparse else (1, 2, 4, 8, 12, 16, 24, 32, 64))
         precision = "fp8" if cluster.gpu.fp8_flop_per_s and draw.random() < 0.2 else "bf16"
         space = Space(
             model=model,
             gpus=gpus,
             global_batch=gpus * draw.choice((1, 2, 3, 4, 8)),
             seq_len=draw.choice((1024, 2048, 4096)),
-            fixed=Plan(precision=precision, state_dtype=draw.choice(("fp32", "bf16"))),
+            fixed=Plan(
+                precision=precision,
+                state_dtype=draw.choice(("fp32", "bf16")),
+                ep_overlap=sparse and draw.random() < 0.3,
+                dispatcher=draw.choice(("alltoall", "deepep")) if sparse else "alltoall",
+            ),
             shardings=draw.choice(((), (), ("fsdp", "hsdp"), ("zero1", "zero2", "ddp"))),
-            schedules=draw.choice(((), (), ("interleaved",), ("zero_bubble", "1f1b"))),
+            schedules=draw.choice(((), (), ("interleaved",), ("zero_bubble", "1f1b"), ("dualpipe", "1f1b"))),
             recomputes=draw.choice(((), (), ("none",), ("none", "full"))),
             sync_every=draw.choice((1, 1, 1, 8)),
         )
@@ -64,8 +74,11 @@ def everything(space: Space, cluster: Cluster, profile: Profile) -> Results:
 
 
 def differences(seed: int) -> list[str]:
-    """What the search of a random job has otherwise than simulating everything."""
-    return [f"seed {seed}: {text}" for text in differences_of(*random_job(seed))]
+    """What the search of a random job has otherwise than simulating everything. Every second search is made in the
+    steps of a large one."""
+    few = 0 if seed % 2 else best_first.FEW_SHAPES
+    with patch.multiple(best_first, FEW_SHAPES=few, SHAPES_FIRST=4):
+        return [f"seed {seed}: {text}" for text in differences_of(*random_job(seed))]
 
 
 def differences_of(space: Space, cluster: Cluster, profile: Profile, objective: str, keep: int) -> list[str]:

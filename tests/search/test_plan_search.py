@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import knee
 from knee.search.memory_fit import memory_table
 from knee.search.nearest_plan import no_plan, nothing_fits
 from knee.search.pareto_front import pareto
@@ -14,7 +15,8 @@ from knee.search.plain_fsdp import baseline, why
 from knee.search.plan_search import RANKED, SearchResult, search
 from knee.search.robust import robust
 from knee.search.sensitivity import sensitivity
-from knee.search.space import Space, whole_table
+from knee.search.space import Space
+from knee.search.space_tables import whole_table
 from knee.single import simulate
 from knee.specs.load import load_cluster, load_model, load_profile
 from knee.specs.notes import Note
@@ -136,6 +138,24 @@ def test_better_hardware_never_slows_the_best_plan(found: SearchResult) -> None:
     for bar in bars.values():
         assert bar.better_frac >= -1e-3, bar
         assert bar.better_frac >= bar.worse_frac - 0.01, bar
+
+
+def test_what_would_help_is_certain(found: SearchResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few plans are simulated together, the result is that of all: the one with the least bound may not be the
+    fastest."""
+    bars = sensitivity(found)
+    monkeypatch.setattr("knee.search.sensitivity.SIMULATED", 1)
+    assert sensitivity(found) == bars
+
+
+@pytest.mark.parametrize(
+    ("recompute", "modules"),
+    [(["modules"], []), (["full"], ["mlp"]), ([], ["mla_up_proj"]), (["modules"], ["mlp", "mlp"])],
+)
+def test_parts_to_recompute_are_named_and_there(recompute: list[str], modules: list[str]) -> None:
+    asked = {"recompute": recompute, "recompute_modules": modules}
+    error = caught(lambda: knee.plan("llama2-7b", cluster="dgx-h100", gpus=8, global_batch=16, **asked))
+    assert kind(error) == ("contradiction", "plan.recompute_modules")
 
 
 def test_what_is_closest() -> None:

@@ -10,7 +10,8 @@ import pytest
 from knee import load_cluster, load_model, load_profile
 from knee.search.bound import least_step
 from knee.search.sensitivity import PARTS
-from knee.search.space import Space, whole_table
+from knee.search.space import Space
+from knee.search.space_tables import whole_table
 from knee.simulator import simulate_table, simulate_variants
 from knee.specs.plan import Plan
 from knee.specs.variants import columns_of, side_by_side, variant_rows

@@ -13,7 +13,8 @@ from click.testing import CliRunner
 
 import knee
 from knee.cli import main
-from knee.search.space import Space, whole_table
+from knee.search.space import Space
+from knee.search.space_tables import whole_table
 from knee.serve.answers.address import query_of
 from knee.serve.answers.budget_view import budget_view
 from knee.serve.answers.controls import catalog_view

@@ -15,6 +15,7 @@ import pytest
 from knee.errors import KneeError
 from knee.specs.load import load_model
 from knee.specs.model import Model
+from knee.workload.parameters import parameter_count
 from refusals import caught, kind
 
 LLAMA: dict[str, Any] = {
@@ -153,6 +154,21 @@ LLAMA32: dict[str, Any] = {
     "tie_word_embeddings": True,
     "vocab_size": 128256,
 }
+PHI_2: dict[str, Any] = {
+    "model_type": "phi",
+    "hidden_act": "gelu_new",
+    "hidden_size": 2560,
+    "intermediate_size": 10240,
+    "layer_norm_eps": 1e-05,
+    "max_position_embeddings": 2048,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "partial_rotary_factor": 0.4,
+    "qk_layernorm": False,
+    "tie_word_embeddings": False,
+    "vocab_size": 51200,
+}
 NEOX: dict[str, Any] = {
     "hidden_act": "gelu_fast",
     "hidden_size": 6144,
@@ -198,6 +214,13 @@ def test_a_config_is_the_model_of_the_catalogue(tmp_path: Path, config: dict[str
         if field.name not in ("name", "head_size", "norm_eps"):
             assert getattr(found, field.name) == getattr(known, field.name), field.name
     assert found.head_dim == known.head_dim
+
+
+def test_the_first_phi_has_biases_everywhere(tmp_path: Path) -> None:
+    """transformers counts 2,779,683,840 parameters."""
+    found = read(tmp_path, PHI_2)
+    assert parameter_count(found) == 2_779_683_840
+    assert (found.layer_norms, found.rope_frac) == (1, 0.4)
 
 
 def test_the_name_says_that_only_the_text_decoder_is_read(tmp_path: Path) -> None:

@@ -115,6 +115,7 @@ V3 = (
     | shape("deepseek_v3", 61, 7168, 18432, 128, 128, 129280, 163840)
     | {
         "first_k_dense_replace": 3,
+        "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]},
         "moe_intermediate_size": 2048,
         "n_routed_experts": 256,
         "n_shared_experts": 1,
@@ -350,7 +351,9 @@ def test_the_name_of_llama_4_says_that_only_the_text_decoder_is_read(tmp_path: P
         (V3, {"kv_lora_rank": None}, "missing-field", "kv_lora_rank"),
         (V3, {"index_topk": 2048}, "not-modelled", "index_topk"),
         (V3, {"num_nextn_predict_layers": -1}, "out-of-range", "num_nextn_predict_layers"),
-        (V3, {"quantization_config": {"quant_method": "fp8"}}, "not-modelled", "quantization_config"),
+        (V3, {"quantization_config": {"quant_method": "gptq"}}, "not-modelled", "quantization_config"),
+        (GPT_OSS, {"quantization_config": {"quant_method": "fp8"}}, "not-modelled", "quantization_config"),
+        (V3, {"quantization_config": "fp8"}, "wrong-type", "quantization_config"),
         (DEEPSEEK, {"num_nextn_predict_layers": 1}, "not-modelled", "num_nextn_predict_layers"),
         (GPT_OSS, {"layer_types": ["chunked_attention"] * 36}, "not-modelled", "layer_types"),
         (SCOUT_TEXT, {"layer_types": ["sliding_attention"] * 48}, "not-modelled", "layer_types"),

@@ -9,7 +9,8 @@ import pytest
 
 from knee import arrays
 from knee.arrays import equal_rows
-from knee.search.space import Space, whole_table
+from knee.search.space import Space
+from knee.search.space_tables import whole_table
 from knee.simulator import Results, evaluate
 from knee.specs.load import load_model, load_profile
 from knee.timeline.closed_forms import run, run_reductions

@@ -48,3 +48,16 @@ def test_experts_that_no_grouped_product_takes_are_refused(ffn: int, etp: int, c
     with pytest.raises(SpecError) as refusal:
         TrainJob(model=model, plan=Plan(tp=etp, etp=etp), gpus=etp, global_batch=1, seq_len=8)
     assert (refusal.value.code, refusal.value.field) == (code, field)
+
+
+def test_a_split_backward_with_experts_needs_a_later_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def job(**plan: object) -> TrainJob:
+        split = Plan(pp=2, dp_shard=2, schedule="zero_bubble", micro_batch=1, **plan)  # type: ignore[arg-type]
+        return TrainJob(model=load_model("moe-tiny").spec, plan=split, gpus=4, global_batch=8, seq_len=8)
+
+    job(ep=2)
+    monkeypatch.setattr("knee.parallelism.trainable.version", lambda _: "2.11.0+cu130")
+    job()
+    with pytest.raises(SpecError) as refusal:
+        job(ep=2)
+    assert (refusal.value.code, refusal.value.field) == ("not-trained", "plan.schedule")

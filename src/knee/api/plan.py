@@ -22,7 +22,8 @@ from knee.search.nearest_plan import no_plan, nothing_fits
 from knee.search.plan_filter import NUMBERS, WORDS
 from knee.search.plan_search import RANKED, SearchResult, search
 from knee.search.robust import robust
-from knee.search.space import Space, whole_table
+from knee.search.space import Space
+from knee.search.space_tables import whole_table
 from knee.specs.choices import Objective
 from knee.specs.defaults import DEFAULT_GRID
 from knee.specs.hardware import Precision

@@ -16,7 +16,8 @@ import numpy as np
 from knee.arrays import Bools, Floats, Ints, expanded, names_of
 from knee.search.bound import by_chunk, least_step, least_unsharded_step
 from knee.search.memory_fit import SHARES, fitting, memory_bytes
-from knee.search.space import Space, joined
+from knee.search.space import Space
+from knee.search.space_tables import joined
 from knee.simulator import simulate_table
 from knee.specs.hardware import Cluster
 from knee.specs.plan import RECOMPUTES

@@ -15,7 +15,8 @@ import numpy as np
 from knee.arrays import Bools, Floats, Ints
 from knee.budgets.priced_plans import PricedPlans, give_back, joined_plans, some_of
 from knee.search.bound import least_unsharded_step
-from knee.search.space import Space, degrees, joined, whole_table
+from knee.search.space import Space, degrees
+from knee.search.space_tables import joined, whole_table
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, RESHARDING, SHARDINGS, Plan

@@ -9,14 +9,14 @@ from typing import get_args
 
 import numpy as np
 
-from knee.arrays import Floats, Ints, distinct, names_of
+from knee.arrays import Floats, Ints, distinct, equal_rows, names_of
 from knee.cost.expert_loads import RankLoads
 from knee.cost.grouped_gemm import grouped_gemm_s, grouped_weight_gemm_s
 from knee.cost.operand_bytes import OPERAND_BYTES
 from knee.specs.constants import constant
 from knee.specs.hardware import AttentionKernel, GemmType, Gpu
 from knee.specs.profile import Profile
-from knee.specs.variants import variant_rows
+from knee.specs.variants import columns_of, variant_rows
 from knee.workload.operations import Attention, Gemm, GroupedGemm, MemoryBound, Operation
 from knee.workload.shapes import BYTES
 
@@ -241,9 +241,13 @@ class _Products:
     ) -> _Products:
         """All at once: pricing one costs a hundred NumPy calls, whatever the number of shapes."""
         m, n, k = (np.array([getattr(op, side) for op in gemms]) for side in ("m", "n", "k"))
-        if any(isinstance(op.scale, np.ndarray) for op in gemms):
+        scaled = any(isinstance(op.scale, np.ndarray) for op in gemms)
+        if scaled:
             clock = clock * np.array([np.broadcast_to(op.scale, types.shape) for op in gemms])
-        seconds, moved = products_s(gpu, profile, types, m, n, k, clock)
+        if scaled or len(types) < MANY:
+            seconds, moved = products_s(gpu, profile, types, m, n, k, clock)
+        else:
+            seconds, moved = _distinct_products_s(gpu, profile, types, m, n, k, clock)
         narrow = types != 0
         if any(op.wide is not None and (op.wide & narrow).any() for op in gemms):
             no = np.zeros_like(narrow)
@@ -261,6 +265,20 @@ class _Products:
     def rows(self, index: slice) -> _Products:
         """Some of the products."""
         return _Products(**{name: getattr(self, name)[index] for name in names_of(_Products)})
+
+
+MANY = 4096
+"""Rows among which many have the same products, as where plans differ in how they lay out their experts."""
+
+
+def _distinct_products_s(
+    gpu: Gpu, profile: Profile, types: Ints, m: Floats, n: Floats, k: Floats, clock: float | Floats
+) -> tuple[Floats, Floats]:
+    """``products_s`` with each row of products priced once."""
+    first, kind = equal_rows(types, *m, *n, *k, *columns_of(gpu, profile))
+    own, stack = variant_rows(gpu, first), variant_rows(profile, first)
+    seconds, moved = products_s(own, stack, types[first], m[:, first], n[:, first], k[:, first], clock)
+    return seconds[:, kind], moved[:, kind]
 
 
 TOGETHER = 2**15
@@ -289,36 +307,41 @@ def cost_of(gpu: Gpu, profile: Profile, types: Ints, ops: Sequence[Operation]) -
 
 def _cost(gpu: Gpu, profile: Profile, types: Ints, ops: Sequence[Operation], products: _Products | None) -> Cost:
     time_s, flop, moved, clocked, narrow = (np.zeros(len(types)) for _ in range(5))
-    kernels: float | Floats = 0.0
     if products is not None:
         count = products.times.sum()
         time_s = products.seconds.sum(axis=0)
         clocked = time_s - count * gpu.kernel_s
         flop, moved = products.flop.sum(axis=0), products.moved_bytes.sum(axis=0)
         narrow = products.narrow_flop.sum(axis=0)
-        kernels += float(count)
     for op in ops:
         if isinstance(op, GroupedGemm):
             seconds, traffic = grouped_products_s(gpu, profile, types, op)
             time_s, moved = time_s + op.times * seconds, moved + op.times * traffic
             clocked = clocked + op.times * (seconds - gpu.kernel_s)
-            flop, kernels = flop + op.flop, kernels + op.times
-            narrow = narrow + op.flop * (types != 0)
+            flop, narrow = flop + op.flop, narrow + op.flop * (types != 0)
         elif isinstance(op, Attention):
             seconds = stack_attention_s(gpu, profile, op)
             time_s, clocked = time_s + seconds, clocked + seconds
             flop = flop + op.flop * attention_energy(gpu, profile.attention)
-            kernels += attention_launches(profile, forward=op.forward)
         elif isinstance(op, MemoryBound):
             time_s = time_s + stream_s(gpu, profile, op)
             moved = moved + op.moved_bytes
-            kernels += op.kernels
-    kernel_column = np.zeros(len(types)) + kernels
     return Cost(
         time_s=time_s,
         flop=flop,
         moved_bytes=moved,
-        kernels=kernel_column,
+        kernels=np.zeros(len(types)) + launches(profile, ops),
         clocked_s=clocked,
         narrow_flop=narrow,
     )
+
+
+def launches(profile: Profile, ops: Sequence[Operation]) -> Floats | float:
+    """Kernels of operations that run one after another."""
+    found: Floats | float = 0.0
+    for op in ops:
+        if isinstance(op, Attention):
+            found = found + attention_launches(profile, forward=op.forward)
+        else:
+            found = found + (op.kernels if isinstance(op, MemoryBound) else op.times)
+    return found

@@ -14,11 +14,11 @@ import numpy as np
 from knee.arrays import Bools, Floats, Ints, blended, distinct, equal_rows, expanded, names_of
 from knee.cost.clock import StepWork, clock_frac
 from knee.cost.expert_comm import busiest_rank, permuted_rows, preprocess_kernels
-from knee.cost.kernel_cost import GEMM_TYPES, Cost, cost_of, costs_of
+from knee.cost.kernel_cost import GEMM_TYPES, Cost, cost_of, costs_of, launches
 from knee.specs.constants import constant
 from knee.specs.hardware import Cluster, GemmType, Precision
 from knee.specs.model import Model
-from knee.specs.plan import CP_METHODS, PRECISIONS, RECOMPUTE_MODULES, SHARDINGS
+from knee.specs.plan import CP_METHODS, PRECISIONS, RECOMPUTE_MODULES, RECOMPUTES, SHARDINGS
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Kernels, Profile
 from knee.specs.variants import columns_of, variant_rows
@@ -38,6 +38,7 @@ def shapes_of(model: Model, table: PlanTable, profile: Profile | None = None) ->
     tokens = table.micro_tokens.astype(np.float64)
     eight_bit, four_bit = (table.precision == PRECISIONS.index(name) for name in ("fp8", "fp4"))
     ring = table.cp_method == CP_METHODS.index("ring")
+    busiest, permuted = _routed_shapes(model, table)
     return Shapes(
         tokens=tokens,
         sequences=table.micro_batch.astype(np.float64),
@@ -46,8 +47,8 @@ def shapes_of(model: Model, table: PlanTable, profile: Profile | None = None) ->
         cp=table.cp.astype(np.float64),
         ep=table.ep.astype(np.float64),
         etp=table.etp.astype(np.float64),
-        busiest=busiest_rank(model, table),
-        permuted_rows=permuted_rows(model, table),
+        busiest=busiest,
+        permuted_rows=permuted,
         preprocess_kernels=preprocess_kernels(table),
         kv_block=np.where(ring, table.seq_len / table.cp, table.seq_len),
         norm_tokens=np.where(table.sequence_parallel, tokens / table.tp, tokens),
@@ -57,6 +58,17 @@ def shapes_of(model: Model, table: PlanTable, profile: Profile | None = None) ->
         casts=np.where(casts_weights(table, profile) & casts, 1.0, 0.0),
         fp8=fp8_shapes(table, profile),
     )
+
+
+def _routed_shapes(model: Model, table: PlanTable) -> tuple[Floats, Floats]:
+    """Load of the busiest rank and tokens that are permuted, once for each way to lay out the experts."""
+    if model.experts is None:
+        return np.ones(len(table)), np.zeros(len(table))
+    names = ("tp", "ep", "etp", "routing", "dispatcher", "imbalance", "capacity_factor")
+    columns = [getattr(table, name) for name in names]
+    first, kind = equal_rows(table.micro_tokens, *columns, *columns_of(model))
+    few, own = table.rows(first), variant_rows(model, first)
+    return busiest_rank(own, few)[kind], permuted_rows(own, few)[kind]
 
 
 def casts_weights(table: PlanTable, profile: Profile | None) -> Bools:
@@ -87,16 +99,19 @@ class ComputeCosts:
     """Clock that the board's limit leaves, over the highest."""
 
 
-def compute_costs(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> tuple[ComputeCosts, ...]:
+def compute_costs(
+    model: Model, cluster: Cluster, profile: Profile, table: PlanTable, *, any_sharding: bool = False
+) -> tuple[ComputeCosts, ...]:
     """Evaluate each segment once per distinct shape, and slow it down to the clock that the plan's draw leaves: of the
-    mean layer, and of the two kinds of layers where they are not alike."""
-    kinds = layer_kinds(model)
+    mean layer, and of the two kinds of layers where they are not alike. With ``any_sharding``, to the highest clock
+    that it would have under another sharding."""
+    kinds, more = layer_kinds(model), launches_of_casts(model, profile, table) if any_sharding else 0.0
     if kinds is None:
         fastest = _fastest_costs(model, cluster, profile, table)
-        return (at_clock(fastest, step_clock(model, cluster, profile, table, fastest)),)
+        return (at_clock(fastest, step_clock(model, cluster, profile, table, fastest, more)),)
     dense, sparse = (_fastest_costs(kind, cluster, profile, table) for kind in kinds)
     mean = blended(dense, sparse, expert_share(model))
-    clock = step_clock(model, cluster, profile, table, mean)
+    clock = step_clock(model, cluster, profile, table, mean, more)
     return tuple(at_clock(costs, clock) for costs in (mean, dense, sparse))
 
 
@@ -123,7 +138,40 @@ def step_total(model: Model, table: PlanTable, c: ComputeCosts, name: str) -> Fl
     return np.asarray((layers + ends) * table.microbatches / table.pp, dtype=np.float64)
 
 
-def step_clock(model: Model, cluster: Cluster, profile: Profile, table: PlanTable, c: ComputeCosts) -> Floats:
+def launches_of_casts(model: Model, profile: Profile, table: PlanTable) -> Floats | float:
+    """Kernels of a step that other shardings of a plan launch to cast weights, and ZeRO-1 does not. Beside messages
+    that take longer they cost no time, but the clock takes them for a pause of the GPU."""
+    if not (profile.casts_weights or is_narrow(table).any()):
+        return 0.0
+    first, kind = equal_rows(
+        *(getattr(table, name) for name in ("gpus", "tp", "cp", "ep", "etp", "dispatcher", "precision", "fp8_recipe")),
+        *(table.sequence_parallel, table.state_dtype, table.dp),
+        *columns_of(model, profile),
+    )
+    few, profile = table.rows(first), variant_rows(profile, first)
+    kinds = layer_kinds(variant_rows(model, first)) or (variant_rows(model, first),)
+    one, dp = np.ones_like(few.dp), few.dp
+    ranks = {"zero1": (dp, one), "ddp": (one, dp), "fsdp": (dp, one), "fsdp_no_reshard": (dp, one)}
+    more = np.zeros((2, len(few)))
+    for own in kinds:
+        found = []
+        for name, (shard, copies) in ranks.items():
+            code = np.full(len(few), SHARDINGS.index(name))
+            s = shapes_of(own, replace(few, sharding=code, dp_shard=shard, dp_replicate=copies), profile)
+            layer = {part: launches(profile, ops(own, s, profile.kernels)) for part, ops in _LAYER.items()}
+            backward = layer["layer_backward_input"] + layer["layer_backward_weight"]
+            found.append(np.array(np.broadcast_arrays(layer["layer_forward"], backward, np.zeros(len(few)))[:2]))
+        more = np.maximum(more, np.max(found, axis=0) - found[0])
+    forward, backward = more[:, kind]
+    # what is recomputed has at most the kernels of a forward
+    again = np.where(table.recompute == RECOMPUTES.index("none"), 0.0, 1.0)
+    layers = model.walked_layers * ((1.0 + again) * forward + backward)
+    return np.asarray(layers * table.microbatches / table.pp, dtype=np.float64)
+
+
+def step_clock(
+    model: Model, cluster: Cluster, profile: Profile, table: PlanTable, c: ComputeCosts, more_kernels: Floats | float
+) -> Floats:
     """The clock at which a plan's compute draws no more than the board's limit (``energy.clock``)."""
 
     def total(name: str) -> Floats:
@@ -143,7 +191,7 @@ def step_clock(model: Model, cluster: Cluster, profile: Profile, table: PlanTabl
         flop=total("flop") - energy_saved_frac(table) * total("narrow_flop"),
         moved_bytes=total("moved_bytes") + updated.moved_bytes,
         bubble_frac=(table.pp - 1.0) / (table.microbatches * table.virtual_stages),
-        host_s=total("kernels") * profile.launch_s * cluster.node.launch_scale,
+        host_s=(total("kernels") + more_kernels) * profile.launch_s * cluster.node.launch_scale,
     )
     return clock_frac(cluster.gpu, work)
 

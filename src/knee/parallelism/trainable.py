@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 from knee.errors import SpecError, argument
 from knee.specs.model import Model
 from knee.specs.model.departures import departures
 from knee.specs.plan import Plan
+
+SPLITS_EXPERTS = (2, 12)
+"""Release of torch whose Functions have the ``_input_metadata`` that a split backward asks them for; 2.11 has not."""
+
+
+def torch_release() -> tuple[int, ...]:
+    """(major, minor) of the installed torch, which is not imported for it; of the newest where there is none."""
+    try:
+        return tuple(int(part) for part in version("torch").split(".")[:2])
+    except (PackageNotFoundError, ValueError):
+        return (sys.maxsize,)
 
 
 class NotTrained(NamedTuple):
@@ -28,7 +41,7 @@ def of_model(model: Model, seq_len: int) -> Iterator[NotTrained]:
     if model.mtp_layers:
         yield NotTrained(
             "model.mtp_layers",
-            f"{model.name} has {model.mtp_layers} layers that predict further tokens, which the trainer lacks",
+            f"model.mtp_layers of {model.name} is {model.mtp_layers}; the trainer predicts one token",
             f"use {argument('overrides')} model.mtp_layers=0",
         )
     trained = {"experts", "latent_attention", "attention_output_bias"}
@@ -104,6 +117,10 @@ def of_pipeline(model: Model, plan: Plan) -> Iterator[NotTrained]:
             "split backward would recompute a block once for every weight",
             f"use {argument('schedule')} 1f1b, or {argument('recompute')} attention or none",
         )
+    if plan.schedule == "zero_bubble" and plan.ep > 1 and torch_release() < SPLITS_EXPERTS:
+        text = "this torch cannot split the backward of layers whose tokens go to experts on other ranks"
+        hint = f"install torch {'.'.join(map(str, SPLITS_EXPERTS))} or later, or use {argument('schedule')} 1f1b"
+        yield NotTrained("plan.schedule", text, hint)
     if model.tied_embeddings:
         yield NotTrained(
             "plan.pp",

@@ -1,29 +1,35 @@
 """Plans in the order of what they can be at best, until no other can be among the best: few of a space are simulated.
 
-Three prices, each for fewer plans than the one before: of all plans that differ in more than their sharding
-(``bound.least_unsharded_step``), of every sharding of the best of those that fits in memory (``bound.least_step``), and
-the simulator's. What is left out is certain to be worse, so that the first plans are those of simulating everything.
+Four prices, each for fewer plans than the one before: of kernel shapes, whatever the stages and the sharding
+(``bound.least_shape_step``), of all plans that differ in more than their sharding (``bound.least_unsharded_step``), of
+every sharding of the best of those that fits in memory (``bound.least_step``), and the simulator's. What is left out is
+certain to be worse, so that the first plans are those of simulating everything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from knee.arrays import Bools, ByValue, Floats, Ints
-from knee.search.bound import by_chunk, least_step, least_unsharded_step
-from knee.search.memory_fit import fitting, least_memory_bytes
+from knee.arrays import Bools, Floats, Ints
+from knee.search.bound import LeastStep, by_chunk, least_shape_step, least_step, least_unsharded_step
+from knee.search.memory_fit import fitting, shardings_that_may_fit
 from knee.search.pareto_front import FRONT_STEP, Merits, pareto
-from knee.search.space import Space, joined, sharded_table, unsharded_table
+from knee.search.space import Space
+from knee.search.space_tables import joined, kernel_shapes, unsharded_table
 from knee.simulator import Results, joined_results, simulate_table
 from knee.specs.choices import Objective
 from knee.specs.hardware import Cluster
+from knee.specs.plan import AXES
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
 
-OPENED_FIRST, OPENED = 128, 2048
+FEW_SHAPES, SHAPES_FIRST = 2048, 1024
+"""Kernel shapes of a space that is priced at once, and those of another whose plans are priced together at first."""
+OPENED_FIRST, OPENED = 128, 8192
 """Unsharded plans whose shardings are priced together, at first and at most."""
 FIRST, MOST = 64, 1024
 """Plans simulated together at first, and at most: each call costs, and so does a plan that need not have been."""
@@ -34,35 +40,65 @@ def cost_of(step_s: Floats, energy_j: Floats, objective: Objective) -> Floats:
     return energy_j if objective == "tokens_per_j" else step_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Unsharded(ByValue):
-    """The plans of a space before their sharding is chosen, in the order of their bounds."""
+class Unsharded:
+    """The plans of a space before their sharding is chosen, with their bounds: at any time, those of the shapes that
+    were asked for so far. More come at the end of the columns."""
 
-    space: Space
-    cluster: Cluster
-    profile: Profile
-    objective: Objective
-    table: PlanTable
-    step_s: Floats
-    """Bounds, and what they are ordered by."""
-    cost: Floats
-
-    @classmethod
-    def of(cls, space: Space, cluster: Cluster, profile: Profile, objective: Objective) -> Unsharded:
-        """All of a space."""
-        table = unsharded_table(space)
-        least = by_chunk(least_unsharded_step, space.model, cluster, profile, table)
+    def __init__(self, space: Space, cluster: Cluster, profile: Profile, objective: Objective) -> None:
+        self.space, self.cluster, self.profile, self.objective = space, cluster, profile, objective
+        self._shapes = kernel_shapes(space)
+        least = LeastStep(step_s=np.zeros(len(self._shapes)), energy_j=np.zeros(len(self._shapes)))
+        # messages of other placements depend on the stages; and few shapes are not worth two bounds
+        self._together = SHAPES_FIRST
+        if len(self._shapes) > FEW_SHAPES and space.fixed.placement == AXES:
+            least = by_chunk(least_shape_step, space.model, cluster, profile, hides_most(space, self._shapes))
+        else:
+            self._together = len(self._shapes)
         cost = cost_of(least.step_s, least.energy_j, objective)
         order = np.argsort(cost, kind="stable")
-        return cls(
-            space=space,
-            cluster=cluster,
-            profile=profile,
-            objective=objective,
-            table=table.rows(order),
-            step_s=least.step_s[order],
-            cost=cost[order],
-        )
+        self._shapes, self._shape_s, self._shape_cost = self._shapes.rows(order), least.step_s[order], cost[order]
+        self._left = np.ones(len(order), dtype=np.bool_)
+        self.table = unsharded_table(space, self._shapes.rows(slice(0, 0)))
+        self.step_s, self.cost = np.zeros(0), np.zeros(0)
+        """Bounds, and what plans are ordered by."""
+
+    @property
+    def complete_cost(self) -> float:
+        """Plans that may cost less are all in the table."""
+        return float(self._shape_cost[self._left].min(initial=np.inf))
+
+    def extend(self, cost: float) -> bool:
+        """Add plans that may cost no more than this, of the shapes that may cost least; whether there were some."""
+        shapes = np.flatnonzero(self._left & (self._shape_cost <= cost))[: self._together]
+        self._together *= 4
+        self._price(shapes)
+        return len(shapes) > 0
+
+    def extend_to(self, step_s: float) -> None:
+        """Add all plans that may take no longer than this."""
+        self._price(np.flatnonzero(self._left & (self._shape_s <= step_s)))
+
+    def part(self, rows: Ints) -> Unsharded:
+        """Some of the plans of the table, and no others."""
+        some = copy(self)
+        some.table, some.step_s, some.cost = self.table.rows(rows), self.step_s[rows], self.cost[rows]
+        some._left = np.zeros(len(self._left), dtype=np.bool_)
+        return some
+
+    def _price(self, shapes: Ints) -> None:
+        if not len(shapes):
+            return
+        self._left[shapes] = False
+        table = unsharded_table(self.space, self._shapes.rows(shapes))
+        least = by_chunk(least_unsharded_step, self.space.model, self.cluster, self.profile, table)
+        self.table = joined(self.table, table)
+        self.step_s = np.concatenate((self.step_s, least.step_s))
+        self.cost = np.concatenate((self.cost, cost_of(least.step_s, least.energy_j, self.objective)))
+
+
+def hides_most(space: Space, shapes: PlanTable) -> PlanTable:
+    """The shapes as in plans that hide most tokens: DualPipe hides them in all plans."""
+    return replace(shapes, ep_overlap=shapes.ep_overlap | ("dualpipe" in space.schedules))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,16 +141,16 @@ class BestFirst:
         watch: Callable[[PlanTable, Results], None] | None = None,
     ) -> None:
         """``watch`` sees all that is simulated, each time that more is. ``below`` is a cost that is known to be
-        reached: plans that cannot be under it are not looked at, nor those
-        that need no more memory than ``above_bytes``."""
+        reached: plans that cannot be under it are not looked at, nor those that need no more memory than
+        ``above_bytes``."""
         self.start, self.hbm_bytes, self.below, self.wanted, self.watch = start, hbm_bytes, below, wanted, watch
         self.above_bytes = above_bytes
         none, nothing = start.table.rows(slice(0, 0)), np.zeros(0)
         self.table = none
         self.results = simulate_table(start.space.model, start.cluster, start.profile, none)
         self._waiting = _Waiting(table=none, step_s=nothing, energy_j=nothing, memory_bytes=nothing)
-        self._closed = np.ones(len(start.table), dtype=np.bool_)
-        self._next, self._opened = 0, OPENED_FIRST
+        self._is_open = np.zeros(0, dtype=np.bool_)
+        self._opened = OPENED_FIRST
         self._together = FIRST
 
     def rank(self, keep: int) -> None:
@@ -130,17 +166,26 @@ class BestFirst:
 
     def _openable(self, cost: float) -> Ints:
         """The next closed plans that may be as good as this cost: few at first, as most searches end with them."""
-        end = int(np.searchsorted(self.start.cost, cost, side="right"))
-        first, self._next = self._next, max(self._next, min(self._next + self._opened, end))
+        start, count = self.start, self._opened
         self._opened = min(4 * self._opened, OPENED)
-        return np.arange(first, self._next)
+        while True:
+            closed = self._closed(start.cost <= min(cost, start.complete_cost))
+            if len(closed) >= count or not start.extend(cost):
+                return closed[np.argsort(start.cost[closed], kind="stable")[:count]]
+
+    def _closed(self, where: Bools) -> Ints:
+        """Of some of the plans, those whose shardings have not been priced."""
+        more = np.zeros(len(where) - len(self._is_open), dtype=np.bool_)
+        self._is_open = np.concatenate((self._is_open, more))
+        return np.flatnonzero(where & ~self._is_open)
 
     def find_front(self) -> None:
         """Simulate until the plans that no other beats in speed, energy and memory are certain."""
         if not len(self.table):
             return
-        near = self.start.step_s <= FRONT_STEP * self.results.step_s.min()
-        closed = np.flatnonzero(near & self._closed)
+        slowest = FRONT_STEP * float(self.results.step_s.min())
+        self.start.extend_to(slowest)
+        closed = self._closed(self.start.step_s <= slowest)
         for i in range(0, len(closed), OPENED):
             self._open(closed[i : i + OPENED])
         while True:
@@ -173,10 +218,9 @@ class BestFirst:
         """Price every sharding of these that fits in memory, with the least share of layers recomputed where it does
         not without."""
         start = self.start
-        self._closed[unsharded] = False
+        self._is_open[unsharded] = True
         some = start.table.rows(unsharded)
-        least = least_memory_bytes(start.space, start.profile, some)
-        table = sharded_table(start.space, some.rows(np.flatnonzero(least <= self.hbm_bytes)))
+        table = shardings_that_may_fit(start.space, start.profile, some, self.hbm_bytes)
         fit = fitting(start.space, start.profile, table, self.hbm_bytes)
         if self.above_bytes:
             fit = fit.rows(np.flatnonzero(fit.memory_bytes > self.above_bytes))

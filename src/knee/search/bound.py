@@ -15,7 +15,6 @@ from knee.arrays import Floats, Ints, equal_rows, expanded
 from knee.cost.optimizer import optimizer_cost
 from knee.cost.outer_sync import outer_sync_cost
 from knee.cost.skew import expected_maximum
-from knee.cost.step_parts import is_narrow
 from knee.energy.step_power import power_w
 from knee.search.rank_work import LayerWork, MicrobatchWork, PipelineRank, Stretch, UnshardedWork, slow_ranks
 from knee.simulator import CHUNK, late_gather_s, priced, step_work
@@ -80,17 +79,37 @@ def least_unsharded_step(model: Model, cluster: Cluster, profile: Profile, table
     # schedules in one direction, no other hides more tokens than 1F1B
     few = table.rows(first)
     usual = np.where(is_dualpipe(few), few.schedule, SCHEDULES.index("1f1b"))
-    few = replace(few, schedule=usual, virtual_stages=np.ones_like(few.pp))
-    # weights that stay whole are cast least often to fp8 and fp4
-    few = replace(few, sharding=np.where(is_narrow(few), SHARDINGS.index("zero1"), few.sharding))
+    few = _zero1(replace(few, schedule=usual, virtual_stages=np.ones_like(few.pp)))
     own = variant_rows(model, first)
-    parts = _unsharded(priced(own, cluster, profile, few)[0])
+    parts = _unsharded(priced(own, cluster, profile, few, any_sharding=True)[0])
     flop, moved = (column[kind] for column in step_work(own, parts))
     work = expanded(UnshardedWork.of(MicrobatchWork.of(own, parts)), kind)
     ranks = slow_ranks(model, profile, table)
     span = _span_s(table, work, ranks, lambda rank: 2 * (table.microbatches * _microbatch_s(work, rank),))
     straggler = profile.straggler_frac * expected_maximum(table.gpus) * work.compute_s
     return _least(cluster, span + straggler + profile.step_overhead_s, flop, moved, work.blocked_s + straggler)
+
+
+def least_shape_step(model: Model, cluster: Cluster, profile: Profile, shapes: PlanTable) -> LeastStep:
+    """Whatever the stages, the schedule and the sharding of plans whose kernels have these shapes
+    (``space_tables.kernel_shapes``): the mean over stages of compute and of tensor-, context- and expert-parallel
+    messages. It does not depend on how many stages there are; of all plans, those with most stages have the longest
+    bubble, and so the highest clock, and hide most tokens."""
+    alone = replace(profile, crowded_issue_s=0.0)
+    parts = _unsharded(priced(model, cluster, alone, shapes, any_sharding=True)[0])
+    work = UnshardedWork.of(MicrobatchWork.of(model, parts))
+    forward, backward = work.layer_s(np.asarray(parts.expert_share))
+    ends = work.embedding_forward + work.embedding_backward + work.head_forward + work.head_backward
+    span = shapes.microbatches / shapes.pp * (model.walked_layers * (forward + backward) + ends)
+    straggler = profile.straggler_frac * expected_maximum(shapes.gpus) * work.compute_s
+    once = straggler + profile.step_overhead_s
+    return _least(cluster, span + once, *step_work(model, parts), work.blocked_s + straggler)
+
+
+def _zero1(table: PlanTable) -> PlanTable:
+    """The plans as ZeRO-1 over all data-parallel ranks: whole weights that are kept in 16 bits are cast least often."""
+    mode, one = np.full(len(table), SHARDINGS.index("zero1")), np.ones_like(table.dp)
+    return replace(table, sharding=mode, dp_shard=table.dp, dp_replicate=one)
 
 
 def by_chunk(
@@ -100,8 +119,8 @@ def by_chunk(
     profile: Profile,
     table: PlanTable,
 ) -> LeastStep:
-    """One of the two for a table of any length. Plans whose kernels have the same shapes are priced together, so that
-    each shape is priced once."""
+    """One of the bounds for a table of any length. Plans whose kernels have the same shapes are priced together, so
+    that each shape is priced once."""
     if 0 < len(table) <= CHUNK:
         return bound(model, cluster, profile, table)
     order = np.argsort((table.tp * 2**20 + table.cp) * 2**20 + table.micro_batch, kind="stable")
@@ -229,9 +248,9 @@ def _with_transfers(parts: StepParts, stretch: Stretch, sent_s: Floats) -> Stret
 
 def _beside(parts: StepParts, stretch: Stretch, queue_s: Floats, more_s: Floats | float = 0.0) -> Floats:
     """A stretch that computes so much more, and with so much queued beside it: compute slows down beside what does not
-    run in its pauses. A device that waits for the host has time for both."""
+    run in its pauses. A device that waits for the host has time for both, and messages have room for compute."""
     slowed = _contention(parts) * np.maximum(queue_s - stretch.free_s, 0.0)
-    busy = stretch.time_s - stretch.idle_s + more_s + slowed
+    busy = stretch.time_s - stretch.idle_s + np.maximum(more_s - stretch.room_s, 0.0) + slowed
     return np.asarray(np.maximum(np.maximum(stretch.time_s, busy), queue_s), dtype=np.float64)
 
 

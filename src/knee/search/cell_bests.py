@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,6 +28,7 @@ class CellBest:
 
 def cell_pairs(found: SearchResult) -> list[tuple[int, int]]:
     """Pairs of tp and pp that have plans."""
+    found.start.extend_to(np.inf)
     pairs = np.stack((found.start.table.tp, found.start.table.pp), axis=1)
     return [(tp, pp) for tp, pp in np.unique(pairs, axis=0).tolist()]
 
@@ -37,8 +38,7 @@ def cell_bests(found: SearchResult) -> Iterator[CellBest]:
     start = found.start
     for tp, pp in cell_pairs(found):
         rows = np.flatnonzero((start.table.tp == tp) & (start.table.pp == pp))
-        cell = replace(start, table=start.table.rows(rows), step_s=start.step_s[rows], cost=start.cost[rows])
-        best = BestFirst(cell, hbm_bytes=found.cluster.gpu.hbm_bytes, wanted=wanted_by(found.only))
+        best = BestFirst(start.part(rows), hbm_bytes=found.cluster.gpu.hbm_bytes, wanted=wanted_by(found.only))
         best.rank(1)
         if not len(best.table):
             yield CellBest(tp=tp, pp=pp, plans=len(rows))

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from knee.arrays import Floats, Ints
-from knee.cost.step_parts import shapes_of
-from knee.search.space import Space, joined
+from knee.cost.step_parts import is_narrow, shapes_of
+from knee.search.space import Space, shardings
+from knee.search.space_tables import joined, sharded_table
 from knee.simulator import CHUNK
 from knee.specs.model import Model
-from knee.specs.plan import RECOMPUTES
+from knee.specs.plan import RECOMPUTES, REDUCING, SHARDINGS, Sharding
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
 from knee.specs.variants import variant_rows
@@ -37,20 +38,53 @@ def memory_bytes(model: Model, profile: Profile, table: PlanTable) -> Floats:
     return np.concatenate([np.zeros(0), *needs])
 
 
-def least_memory_bytes(space: Space, profile: Profile, unsharded: PlanTable) -> Floats:
-    """What no sharding of these plans needs less than, however many of its layers are recomputed where that is open:
-    activations, logits, and a part of the optimizer's states."""
-    if recomputes_shares(space):
-        none = unsharded.recompute == RECOMPUTES.index("none")
-        most = with_share(unsharded, max(SHARES))
-        unsharded = replace(
-            unsharded,
-            recompute=np.where(none, most.recompute, unsharded.recompute),
-            recompute_frac=np.where(none, most.recompute_frac, unsharded.recompute_frac),
-        )
-    m = memory_table(space.model, profile, unsharded)
-    least = m.activations_bytes + m.logits_bytes + m.optimizer_bytes
-    return profile.context_bytes + (1.0 + profile.allocator_frac) * least
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeastMemory:
+    """What no sharding of a plan needs less than, however many of its layers are recomputed where that is open."""
+
+    any_bytes: Floats
+    """Activations, logits, and a part of the optimizer's states."""
+    whole_bytes: Floats
+    """And weights and gradients, where neither is sharded in between: ZeRO-1 over all ranks, without its buffers."""
+
+    @classmethod
+    def of(cls, space: Space, profile: Profile, unsharded: PlanTable) -> LeastMemory:
+        """Of plans before their sharding is chosen."""
+        if recomputes_shares(space):
+            none = unsharded.recompute == RECOMPUTES.index("none")
+            most = with_share(unsharded, max(SHARES))
+            unsharded = replace(
+                unsharded,
+                recompute=np.where(none, most.recompute, unsharded.recompute),
+                recompute_frac=np.where(none, most.recompute_frac, unsharded.recompute_frac),
+            )
+        m = memory_table(space.model, profile, unsharded)
+        least = m.activations_bytes + m.logits_bytes + m.optimizer_bytes
+        whole = least + m.weights_bytes + m.gradients_bytes
+        each = 1.0 + profile.allocator_frac
+        return cls(any_bytes=profile.context_bytes + each * least, whole_bytes=profile.context_bytes + each * whole)
+
+
+def shardings_that_may_fit(space: Space, profile: Profile, unsharded: PlanTable, hbm_bytes: float) -> PlanTable:
+    """Every sharding of these plans but some that certainly do not fit."""
+    least = LeastMemory.of(space, profile, unsharded)
+    may = least.any_bytes <= hbm_bytes
+    # DDP needs no less than ZeRO-1 over all ranks; copies in fewer than 16 bits differ between modes
+    less_only = may & (least.whole_bytes > hbm_bytes) & ~is_narrow(unsharded)
+    every = sharded_table(space, unsharded.rows(np.flatnonzero(may & ~less_only)))
+    considered = {mode for mode, *_ in shardings(space, 4)}
+    less = tuple(mode for mode in MAY_NEED_LESS if mode in considered)
+    if not less or not less_only.any():
+        return every
+    some = sharded_table(replace(space, shardings=less), unsharded.rows(np.flatnonzero(less_only)))
+    # nor do parameters that stay gathered, beside gradients that stay whole for several microbatches
+    stays = (some.sharding == SHARDINGS.index("fsdp_no_reshard")) & (some.dp_shard * some.cp > 1)
+    stays &= (some.microbatches > 1) & (not profile.keeps_half_gradients)
+    return joined(every, some.rows(np.flatnonzero(~stays)))
+
+
+MAY_NEED_LESS: tuple[Sharding, ...] = (*REDUCING, "fsdp_no_reshard")
+"""Modes that may need less memory than ZeRO-1 over all ranks."""
 
 
 def recomputes_shares(space: Space) -> bool:

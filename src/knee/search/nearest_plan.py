@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from knee.search.memory_fit import memory_table
 from knee.search.plan_search import SearchResult
-from knee.search.space import Space, degrees, whole_table
+from knee.search.space import Space, degrees
+from knee.search.space_tables import whole_table
 from knee.specs.hardware import Cluster
 from knee.specs.profile import Profile
 from knee.units import show

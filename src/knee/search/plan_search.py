@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,8 @@ from knee.search.collective_choice import without_twins
 from knee.search.memory_fit import memory_bytes
 from knee.search.pareto_front import FRONT_STEP
 from knee.search.plan_filter import matching
-from knee.search.space import Space, count_plans, whole_table
+from knee.search.space import Space
+from knee.search.space_tables import count_plans, whole_tables
 from knee.simulator import Results
 from knee.specs.choices import Objective
 from knee.specs.hardware import Cluster
@@ -44,7 +46,7 @@ class SearchResult(ByValue):
     table: PlanTable
     """What was simulated, best first."""
     results: Results
-    start: Unsharded
+    start: Unsharded = field(compare=False)
 
     def __len__(self) -> int:
         return len(self.table)
@@ -80,17 +82,20 @@ class SearchResult(ByValue):
         # of the plans that fit now, the fastest is known
         above = now if hbm_bytes > now else 0.0
         if self.objective == "tokens_per_j":
-            start, above = Unsharded.of(self.space, self.cluster, self.profile, "tokens_per_s"), 0.0
+            start, above = Unsharded(self.space, self.cluster, self.profile, "tokens_per_s"), 0.0
         found = BestFirst(start, hbm_bytes=hbm_bytes, below=below, above_bytes=above, wanted=wanted_by(self.only))
         found.rank(1)
         return float(found.results.tokens_per_s.max(initial=known))
 
     def least_memory(self) -> tuple[Plan, float]:
         """Of all plans, the one that needs least memory, and the bytes."""
-        table = _every_plan(self.space, self.only)
-        needs = memory_bytes(self.space.model, self.profile, table)
-        row = int(np.argmin(needs))
-        return table.plan(row), float(needs[row])
+        found: list[tuple[float, Plan]] = []
+        for table in _every_plan(self.space, self.only):
+            needs = memory_bytes(self.space.model, self.profile, table)
+            if len(needs) and (not found or needs.min() < found[-1][0]):
+                found.append((float(needs.min()), table.plan(int(np.argmin(needs)))))
+        needed, plan = found[-1]
+        return plan, needed
 
 
 def score(results: Results, objective: Objective) -> Floats:
@@ -123,8 +128,8 @@ def search(
     _check_modelled(space, cluster, profile)
     wanted = wanted_by(only)
     progress("listing plans", 0, 0)
-    start = Unsharded.of(space, cluster, profile, objective)
-    plans = count_plans(space, start.table) if only is None else len(_every_plan(space, only))
+    start = Unsharded(space, cluster, profile, objective)
+    plans = count_plans(space) if only is None else sum(map(len, _every_plan(space, only)))
 
     def watched(table: PlanTable, results: Results) -> None:
         progress("simulating plans", 0, 0)
@@ -159,13 +164,15 @@ def wanted_by(only: str | None) -> Callable[[PlanTable], Bools] | None:
     return lambda table: matching(table, only)
 
 
-def _every_plan(space: Space, only: str | None) -> PlanTable:
-    table = whole_table(space)
-    return table if only is None else table.rows(np.flatnonzero(matching(table, only)))
+def _every_plan(space: Space, only: str | None) -> Iterator[PlanTable]:
+    """Tables of all plans that are asked for, of which one is held at a time."""
+    for table in whole_tables(space):
+        yield table if only is None else table.rows(np.flatnonzero(matching(table, only)))
 
 
 SPLITS = ("pp", "cp", "tp", "virtual_stages", "dp_replicate")
-TIES = (*SPLITS, "sharding", "schedule", "recompute", "recompute_frac", "micro_batch", "cp_method", "collectives")
+REST = ("sharding", "schedule", "recompute", "recompute_frac", "micro_batch", "cp_method", "ep", "etp", "collectives")
+TIES = (*SPLITS, *REST)
 """Of plans with the same score, those that split the model less come first."""
 
 
@@ -181,6 +188,11 @@ def results_rows(results: Results, index: Ints) -> Results:
 
 
 def _check_modelled(space: Space, cluster: Cluster, profile: Profile) -> None:
-    """Refuse what no plan could be simulated on: a precision, an attention kernel, a length."""
+    """Refuse what no plan could be simulated on: a precision, an attention kernel, a length, parts to recompute that
+    are not named or that no plan may recompute."""
     one = replace(Plan(), precision=space.fixed.precision, reduce_dtype=space.fixed.reduce_dtype)
+    if space.modules or "modules" in space.recomputes:
+        again = "modules" if not space.recomputes or "modules" in space.recomputes else space.recomputes[0]
+        changed: dict[str, Any] = {"recompute": again, "recompute_modules": space.modules}
+        one = replace(one, **changed)
     Job(model=space.model, cluster=cluster, profile=profile, plan=one, gpus=1, global_batch=1, seq_len=space.seq_len)

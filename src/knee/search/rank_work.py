@@ -28,7 +28,8 @@ class Stretch:
     time_s: Floats
     free_s: Floats
     """Of it, when the sharded group's messages cost nothing: compute waits, or runs beside other messages anyway."""
-    blocked_s: Floats
+    room_s: Floats
+    """Compute that would run beside its messages without making it longer."""
     idle_s: Floats
     """Of it, when the device waits for the host."""
 
@@ -61,7 +62,8 @@ class Pace:
         time = np.maximum(busy, segment.host_s)
         # messages that cross the same network take turns
         free = np.where(self.shares_wire, 0.0, blocked + overlap)
-        return Stretch(time_s=time, free_s=free + time - busy, blocked_s=blocked, idle_s=time - busy)
+        room = (segment.hidden_s * self.gamma - overlap) / self.slower
+        return Stretch(time_s=time, free_s=free + time - busy, room_s=room, idle_s=time - busy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +125,7 @@ class MicrobatchWork:
     compute_s: Floats
     """Of a step, mean over the stages."""
     blocked_s: Floats
+    """Of a step, mean over the stages, by messages beside which nothing could run."""
 
     @classmethod
     def of(cls, model: Model, parts: StepParts) -> MicrobatchWork:
@@ -132,7 +135,7 @@ class MicrobatchWork:
         layer = LayerWork.of(parts)
         ends = (c.embedding_forward, c.embedding_backward, c.head_forward, c.head_backward)
         per_stage = parts.table.microbatches / parts.table.pp
-        blocked = pace.stretch(layer.forward).blocked_s + pace.stretch(layer.backward).blocked_s
+        blocked = layer.forward.blocking_s + layer.backward.blocking_s
         compute = model.walked_layers * (layer.forward.compute_s + layer.backward.compute_s)
 
         def end(cost: Cost, comm: LocalComm) -> Stretch:

@@ -89,6 +89,13 @@ Way = tuple[ModelLayers, int, int]
 """The layers of a model, pipeline ranks, and chunks of a rank."""
 
 
+@cache
+def most_experts(layers: ModelLayers, ranks: int, virtual: int) -> int:
+    """Layers with experts of the pipeline rank that has most of them, over all its chunks."""
+    dealt = layers.with_experts(ranks * virtual)
+    return max(sum(dealt[rank::ranks]) for rank in range(ranks))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cuts:
     """The ways in which plans cut their layers into stages: plans with one way have equal stages."""

@@ -9,12 +9,12 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from knee.arrays import Floats, Ints, blended, expanded
+from knee.arrays import Floats, Ints, blended, equal_rows, expanded, names_of
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, PRECISIONS, RECOMPUTE_MODULES, RECOMPUTES, SCHEDULES
 from knee.specs.plan_table import PlanTable, is_dualpipe, stage_copies
 from knee.specs.profile import Profile
-from knee.specs.variants import variant_rows
+from knee.specs.variants import columns_of, variant_rows
 from knee.workload.activations import layer_saved_bytes, logits_bytes
 from knee.workload.layers_per_stage import Cuts, ModelLayers, cuts_of
 from knee.workload.operations import NVFP4_BYTES, OUTER_STATE_BYTES
@@ -168,6 +168,22 @@ class _Kept:
 
 
 def _kept(model: Model, profile: Profile, table: PlanTable, s: Shapes) -> _Kept:
+    """Once for each shape of kernels."""
+    columns = [value for name in names_of(Shapes) if isinstance(value := getattr(s, name), np.ndarray)]
+    columns += [] if s.fp8 is None else s.fp8.columns
+    again = (table.recompute, table.recompute_frac, table.modules)
+    first, kind = equal_rows(*columns, *again, *columns_of(model, profile), few=MANY)
+    if len(first) == len(table):
+        return _kept_of_each(model, profile, table, s)
+    own = variant_rows(model, first), variant_rows(profile, first)
+    return expanded(_kept_of_each(*own, table.rows(first), expanded(s, first)), kind)
+
+
+MANY = 1024
+"""Plans of which many have kernels of the same shapes."""
+
+
+def _kept_of_each(model: Model, profile: Profile, table: PlanTable, s: Shapes) -> _Kept:
     recompute = table.recompute.astype(np.float64)
     full = table.recompute >= RECOMPUTES.index("blocks")
     kept = layer_saved_bytes(model, s, profile, 0.0 * recompute)

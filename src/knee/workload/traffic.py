@@ -13,7 +13,7 @@ from knee.specs.plan import CP_METHODS, REDUCE_DTYPES, SHARDINGS
 from knee.specs.plan_table import PlanTable
 from knee.workload.fp8_layers import fp8_gathers, group_of, wide_groups
 from knee.workload.layer_weights import Tensor, layer_tensors, routed_tensors
-from knee.workload.layers_per_stage import ModelLayers, expert_pattern
+from knee.workload.layers_per_stage import ModelLayers, expert_pattern, most_experts
 from knee.workload.parameters import (
     embedding_tensors,
     gathered_elements,
@@ -183,7 +183,7 @@ def fullest_share(model: Model, table: PlanTable) -> Floats:
     layers = ModelLayers(count=model.walked_layers, experts=expert_pattern(model))
     first, kind = equal_rows(table.pp, table.virtual_stages)
     cuts = zip(table.pp[first].tolist(), table.virtual_stages[first].tolist(), strict=True)
-    most = np.array([max(sum(layers.with_experts(p * v)[rank::p]) for rank in range(p)) for p, v in cuts])
+    most = np.array([most_experts(layers, p, v) for p, v in cuts])
     return np.asarray(most[kind] / np.ceil(model.walked_layers / table.pp), dtype=np.float64)
 
 

@@ -126,12 +126,8 @@ def _gemma3(c: Keys) -> dict[str, Any]:
     return {**_four_norms(c), "qk_norm": "head", **c.window(4096, pattern=pattern)}
 
 
-def _gpt_neox(c: Keys) -> dict[str, Any]:
-    """Biases everywhere, two norms, and a parallel residual unless it is switched off."""
-    if not c.flag("attention_bias", True):
-        raise c.wrong(
-            "attention_bias", "must be true in GPT-NeoX", "describe the model in a TOML file", code="not-modelled"
-        )
+def _with_biases(c: Keys, activation: str, rope_frac: float) -> dict[str, Any]:
+    """What GPT-NeoX and the first Phi share: biases everywhere, a plain MLP, LayerNorm and a rotated share."""
     heads = c.need("num_attention_heads")
     return {
         "layers": c.need("num_hidden_layers"),
@@ -143,13 +139,29 @@ def _gpt_neox(c: Keys) -> dict[str, Any]:
         "max_seq_len": c.get("max_position_embeddings", 2048),
         "tied_embeddings": c.flag("tie_word_embeddings"),
         "biases": True,
-        "mlp": c.choice("hidden_act", "gelu", PLAIN),
+        "mlp": c.choice("hidden_act", activation, PLAIN),
         "norm": "layernorm",
+        "norm_eps": c.number("layer_norm_eps", 1e-5),
         "positions": "rope",
-        "parallel_residual": c.flag("use_parallel_residual", True),
         **c.rope(),
-        **({} if c.get("rotary_pct", c.get("partial_rotary_factor")) is not None else {"rope_frac": 0.25}),
+        **({} if c.get("rotary_pct", c.get("partial_rotary_factor")) is not None else {"rope_frac": rope_frac}),
     }
+
+
+def _gpt_neox(c: Keys) -> dict[str, Any]:
+    """Two norms, and a parallel residual unless it is switched off."""
+    if not c.flag("attention_bias", True):
+        raise c.wrong(
+            "attention_bias", "must be true in GPT-NeoX", "describe the model in a TOML file", code="not-modelled"
+        )
+    return {**_with_biases(c, "gelu", 0.25), "parallel_residual": c.flag("use_parallel_residual", True)}
+
+
+def _phi(c: Keys) -> dict[str, Any]:
+    """Phi-1 to Phi-2: attention and the MLP read one norm, and the output projection has a bias too."""
+    grouped = {"kv_heads": c.get("num_key_value_heads", c.need("num_attention_heads"))}
+    beside = {"layer_norms": 1, "parallel_residual": True, "output_bias": True}
+    return {**_with_biases(c, "gelu_new", 0.5), **grouped, **beside}
 
 
 def _gpt2(c: Keys) -> dict[str, Any]:
@@ -205,6 +217,7 @@ FAMILIES: dict[str, Callable[[Keys], dict[str, Any]]] = {
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
+    "phi": _phi,
     "phi3": _phi3,
     "olmo2": _olmo2,
     "olmo3": _olmo2,

@@ -100,6 +100,8 @@ class Keys:
         last = parameters.values.get("full_attention", tables[0])
         base = self.get("rope_theta", self.get("rotary_emb_base", last.get("rope_theta")))
         share = self.get("partial_rotary_factor", self.get("rotary_pct", last.get("partial_rotary_factor")))
+        if base is not None and (isinstance(base, bool) or not isinstance(base, (int, float))):
+            raise self.wrong("rope_theta", "should be a number", "correct it", code="wrong-type")
         return {"rope_base": base or 10_000.0, "rope_frac": 1.0 if share is None else share}
 
     def window(self, default: Any = None, *, pattern: str = "s") -> dict[str, Any]:

@@ -80,8 +80,17 @@ def _grok(c: Keys) -> dict[str, Any]:
     return {**_grouped_queries(c, tied=True), "layer_norms": 4, "attention_soft_cap": float(cap), **experts}
 
 
+def _released_in(c: Keys, method: str) -> None:
+    """Weights that their authors released in this type; the plan says in which type they are trained. What is stored in
+    another way is refused."""
+    stored = c.inside("quantization_config").values
+    if stored and stored.get("quant_method") != method:
+        c.used.discard("quantization_config")
+
+
 def _gpt_oss(c: Keys) -> dict[str, Any]:
     """Biases everywhere but in norms, sinks, and a window in every second layer."""
+    _released_in(c, "mxfp4")
     key = "num_experts_per_tok" if c.get("num_experts_per_tok") is not None else "experts_per_token"
     experts = _experts(c, "num_local_experts", "intermediate_size", top_k=key, router_bias=True)
     bias = c.flag("attention_bias", True)
@@ -107,6 +116,7 @@ def _deepseek_v2(c: Keys) -> dict[str, Any]:
 
 
 def _deepseek_v3(c: Keys) -> dict[str, Any]:
+    _released_in(c, "fp8")
     mtp = {"mtp_layers": c.whole("num_nextn_predict_layers", 0)}
     return {**decoder_fields(c), **_latent(c), **_deepseek_experts(c, "sigmoid", "noaux_tc"), **mtp}
 
