@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -52,7 +55,12 @@ class FilesGiven:
         """Names of the records of the folder."""
         if self.records is None:
             return JSONResponse({"folder": None, "records": []})
-        found = []
+        # a folder of a sweep has many thousand files
+        return JSONResponse({"folder": self.records.name, "records": await asyncio.to_thread(self._names)})
+
+    def _names(self) -> list[dict[str, Any]]:
+        assert self.records is not None
+        found: list[dict[str, Any]] = []
         for folder, folders, files in os.walk(self.records):
             folders.sort()
             for file in sorted(files):
@@ -61,7 +69,7 @@ class FilesGiven:
                     found.append({"name": path.relative_to(self.records).as_posix(), "bytes": path.stat().st_size})
             if len(found) > MOST_LISTED:
                 break
-        return JSONResponse({"folder": self.records.name, "records": found[:MOST_LISTED]})
+        return found[:MOST_LISTED]
 
     async def record(self, request: Request) -> Response:
         """One of them, held beside its simulation."""
@@ -94,6 +102,4 @@ def suffix_of(name: str) -> str:
 
 
 def _question(path: Path, name: str) -> bytes:
-    import json
-
     return json.dumps({"path": str(path), "name": name}).encode()
