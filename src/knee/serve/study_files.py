@@ -16,8 +16,10 @@ from starlette.responses import HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-SCRIPT = re.compile(rb"<script\b([^>]*)>(.*?)</script>", re.DOTALL | re.IGNORECASE)
-FIGURE = re.compile(r'<figure id="([a-z0-9-]+?)-(\d+)-[^"]*"[^>]*>.*?(?=</figure>)', re.DOTALL)
+FIGURE, FIGURE_END = '<figure id="', "</figure>"
+SCRIPT, SCRIPT_END = b"<script", b"</script>"
+STUDY_AND_NUMBER = re.compile(r"([a-z0-9-]{1,200}?)-(\d{1,9})-")
+"""Of the name of a figure."""
 Addresses = Mapping[str, Sequence[str]]
 """Study -> the explorer's address of each of its figures."""
 Look = Callable[[], Awaitable[Addresses]]
@@ -44,23 +46,26 @@ class StudyFiles(StaticFiles):
 
 def linked(page: str, addresses: Addresses) -> str:
     """The page with a link below each figure that the explorer can show."""
+    before, *figures = page.split(FIGURE)
+    return before + "".join(FIGURE + _with_link(figure, addresses) for figure in figures)
 
-    def with_link(found: re.Match[str]) -> str:
-        own = addresses.get(found[1], ())
-        number = int(found[2]) - 1
-        if not 0 <= number < len(own):
-            return found[0]
-        # relative, so that it is right behind a tunnel too
-        return (
-            f'{found[0]}<p class="explore"><a href="..{escape(own[number])}">Open this figure in the explorer</a></p>'
-        )
 
-    return FIGURE.sub(with_link, page)
+def _with_link(text: str, addresses: Addresses) -> str:
+    """A figure from its name on, and what follows it."""
+    name = STUDY_AND_NUMBER.match(text)
+    own, number = (addresses.get(name[1], ()), int(name[2]) - 1) if name else ((), 0)
+    figure, end, rest = text.partition(FIGURE_END)
+    if not end or not 0 <= number < len(own):
+        return text
+    # relative, so that it is right behind a tunnel too
+    link = f'<p class="explore"><a href="..{escape(own[number])}">Open this figure in the explorer</a></p>'
+    return figure + link + end + rest
 
 
 def policy_of(page: bytes) -> str:
     """Nothing from elsewhere; of scripts only those that the page has."""
-    scripts = [content for kind, content in SCRIPT.findall(page) if b"application/json" not in kind]
+    parts = (part.partition(SCRIPT_END)[0].partition(b">") for part in page.split(SCRIPT)[1:])
+    scripts = [content for kind, _, content in parts if b"application/json" not in kind]
     hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(one).digest()).decode()}'" for one in scripts)
     none = "'none'"
     return (
