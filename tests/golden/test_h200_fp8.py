@@ -112,6 +112,7 @@ def test_records_were_predicted(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["1b-bf16-fsdp", "8b-16-layers-bf16-fsdp", "8b-16-layers-fp8-fsdp"])
 def test_records_under_fsdp_were_predicted(name: str) -> None:
+    """The limits are those that the records meet (4.1% and 5.2%), set after they were measured."""
     run, predicted = run_of(name), PREDICTED[name]
     assert float(predicted["tokens_per_s"]) == pytest.approx(run["tokens_per_s"], rel=0.042)
     assert float(predicted["memory_gib"]) * 2**30 == pytest.approx(run["memory_bytes"], rel=0.055)
