@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -115,81 +115,38 @@ def _profile(name: str) -> dict[str, Any]:
 def controls() -> tuple[Control, ...]:
     """Every control, in the order in which a page shows them."""
     most_gpus = max(load_cluster(name).spec.max_gpus for name in entry_names("cluster"))
-    job = [
-        Control(name="model", label=LABELS["model"], kind="choice", group="job", choices=tuple(entry_names("model"))),
-        Control(
-            name="cluster", label=LABELS["cluster"], kind="choice", group="job", choices=tuple(entry_names("cluster"))
-        ),
-        Control(
-            name="gpus",
-            label=LABELS["gpus"],
-            kind="logarithmic",
-            group="job",
-            unit="GPUs",
-            least=1,
-            most=most_gpus,
-            step=2,
-        ),
-        Control(
-            name="local_batch",
-            label=LABELS["local_batch"],
-            kind="logarithmic",
-            group="job",
-            unit="sequences",
-            least=1 / 64,
-            most=1024,
-            step=2,
-        ),
-        Control(
-            name="global_batch",
-            label=LABELS["global_batch"],
-            kind="logarithmic",
-            group="job",
-            unit="sequences",
-            least=1,
-            most=MOST,
-            step=2,
-        ),
-        Control(
-            name="seq_len",
-            label=LABELS["seq_len"],
-            kind="logarithmic",
-            group="job",
-            unit="tokens",
-            least=128,
-            most=1 << 20,
-            step=2,
-            default=DEFAULT_SEQ_LEN,
-        ),
-        Control(
-            name="profile",
-            label=LABELS["profile"],
-            kind="choice",
-            group="stack",
-            choices=tuple(entry_names("profile")),
-            default=DEFAULT_PROFILE,
-        ),
-        Control(
-            name="tokens",
-            label=LABELS["tokens"],
-            kind="logarithmic",
-            group="run",
-            unit="tokens",
-            least=1e9,
-            most=1e14,
-            step=2,
-        ),
-        Control(
-            name="grid",
-            label=LABELS["grid"],
-            kind="choice",
-            group="run",
-            choices=tuple(grid_names()),
-            default=DEFAULT_GRID,
-        ),
+    return (
+        _choice("model", "job", entry_names("model")),
+        _choice("cluster", "job", entry_names("cluster")),
+        _doubled("gpus", "job", "GPUs", 1, most_gpus),
+        _doubled("local_batch", "job", "sequences", 1 / 64, 1024),
+        _doubled("global_batch", "job", "sequences", 1, MOST),
+        _doubled("seq_len", "job", "tokens", 128, 1 << 20, DEFAULT_SEQ_LEN),
+        _choice("profile", "stack", entry_names("profile"), DEFAULT_PROFILE),
+        _doubled("tokens", "run", "tokens", 1e9, 1e14),
+        _choice("grid", "run", grid_names(), DEFAULT_GRID),
         Control(name="pue", label=LABELS["pue"], kind="number", group="run", least=1.0, most=3.0, step=0.01),
-    ]
-    return (*job, *_plan_controls())
+        *_plan_controls(),
+    )
+
+
+def _choice(name: str, group: str, names: Iterable[str], default: str | None = None) -> Control:
+    return Control(name=name, label=LABELS[name], kind="choice", group=group, choices=tuple(names), default=default)
+
+
+def _doubled(name: str, group: str, unit: str, least: float, most: float, default: float | None = None) -> Control:
+    """A quantity that is moved by doublings."""
+    return Control(
+        name=name,
+        label=LABELS[name],
+        kind="logarithmic",
+        group=group,
+        unit=unit,
+        least=least,
+        most=most,
+        step=2,
+        default=default,
+    )
 
 
 def _plan_controls() -> list[Control]:
