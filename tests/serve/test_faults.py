@@ -3,6 +3,7 @@ server goes on."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import http.client
 import json
@@ -16,7 +17,8 @@ from collections.abc import Iterator
 import pytest
 
 from knee.serve import connections
-from knee.serve.app import ServeOptions
+from knee.serve.app import Explorer, ServeOptions
+from knee.serve.processes import ProcessAnswer
 from serve.fuzzed_requests import fuzz
 from serve.served import FEW, STEP, TYPE, Served, serving
 from waiting import until
@@ -198,3 +200,18 @@ def test_a_signal_ends_the_server_and_all_it_has_started(number: signal.Signals)
     assert "Traceback" not in said
     until(lambda: not any(alive(pid) for pid in children))
     search.close()
+
+
+def test_a_failed_answer_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    explorer = Explorer(ServeOptions())
+    answers = iter([ProcessAnswer(status=500, data=b"{}"), ProcessAnswer(status=200, data=b'{"presets": []}')])
+
+    async def answer(*_: object) -> ProcessAnswer:
+        return next(answers)
+
+    monkeypatch.setattr(explorer.quick, "answer", answer, raising=False)
+
+    async def asked() -> list[int]:
+        return [(await explorer._kept_answer("catalog")).status for _ in range(3)]
+
+    assert asyncio.run(asked()) == [500, 200, 200]

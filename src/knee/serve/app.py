@@ -22,6 +22,7 @@ from knee.serve.answer_places import QUICK, SLOW
 from knee.serve.answering import ClientLeft, Desk, desks
 from knee.serve.event_stream import SearchEvents
 from knee.serve.files_given import FilesGiven
+from knee.serve.processes import ProcessAnswer
 from knee.serve.security import COOKIE, Door, Refusal, RequestWall, client_of
 from knee.serve.serve_limits import ServeLimits
 from knee.serve.study_files import StudyFiles
@@ -45,20 +46,55 @@ class ServeOptions:
 
 def make_app(options: ServeOptions) -> Starlette:
     """All routes behind the wall."""
-    quick, slow = desks(options.limits)
-    kept: dict[str, bytes] = {}
+    explorer = Explorer(options)
+    wall = Middleware(RequestWall, door=options.door, limits=options.limits)
+    handlers: dict[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
+        HTTPException: _http_error,
+        Refusal: _refused,
+    }
+    return Starlette(
+        routes=explorer.routes(), middleware=[wall], lifespan=explorer.lifespan, exception_handlers=handlers
+    )
+
+
+class Explorer:
+    """The endpoints, and the desks that answer them."""
+
+    def __init__(self, options: ServeOptions) -> None:
+        self.options = options
+        self.quick, self.slow = desks(options.limits)
+        self._kept: dict[str, ProcessAnswer] = {}
+
+    def routes(self) -> list[BaseRoute]:
+        """Every address."""
+        files, study = FilesGiven(self.options.records, self.asked, self.slow), self.options.study
+        return [
+            self._get("openapi", "/api/openapi.json"),
+            self._get("catalog", "/api/catalog"),
+            Route("/api/status", self.status),
+            Route("/api/session", self.session, methods=["POST"]),
+            Route("/api/searches", self.search, methods=["POST"]),
+            *(self._post(name, self.quick) for name in QUICK),
+            *(self._post(name, self.slow) for name in SLOW),
+            *files.routes(),
+            *([Mount("/study", StudyFiles(study, self.figures))] if study else []),
+            Route("/", self.page),
+            Mount("/", StaticFiles(directory=PAGE)),
+        ]
 
     @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        app.state.desks = (quick, slow)
-        quick.pool.warm()
-        slow.pool.warm()
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        """Processes start before the first question, and end with the server."""
+        app.state.desks = (self.quick, self.slow)
+        self.quick.pool.warm()
+        self.slow.pool.warm()
         try:
             yield
         finally:
-            await asyncio.gather(quick.pool.close(), slow.pool.close())
+            await asyncio.gather(self.quick.pool.close(), self.slow.pool.close())
 
-    async def asked(request: Request, desk: Desk, name: str, body: bytes) -> Response:
+    async def asked(self, request: Request, desk: Desk, name: str, body: bytes) -> Response:
+        """What a process answers, unless the client leaves first."""
         client = client_of(request.scope, dict(request.headers))
         try:
             found = await desk.answer(client, lambda: _left(request), name, body)
@@ -67,78 +103,64 @@ def make_app(options: ServeOptions) -> Starlette:
         media = "application/toml" if name == "toml" and found.status == 200 else "application/json"
         return Response(found.data, found.status, media_type=media)
 
-    def post(name: str, desk: Desk) -> Route:
-        async def endpoint(request: Request) -> Response:
-            return await asked(request, desk, name, await request.body())
-
-        return Route(f"/api/{name}", endpoint, methods=["POST"])
-
-    async def kept_answer(name: str) -> bytes:
-        """An answer that is always the same; whoever asked for it first may be gone."""
-        if name not in kept:
-            found = await quick.answer("", asyncio.Event().wait, name, b"{}")
-            kept[name] = found.data
-        return kept[name]
-
-    def get(name: str, path: str) -> Route:
-        async def endpoint(_: Request) -> Response:
-            return Response(await kept_answer(name), media_type="application/json")
-
-        return Route(path, endpoint)
-
-    async def figures() -> dict[str, list[str]]:
-        """The explorer's address of each figure of each study."""
-        presets = json.loads(await kept_answer("catalog"))["presets"]
-        return {preset["study"]: preset["figures"] for preset in presets}
-
-    async def search(request: Request) -> Response:
+    async def search(self, request: Request) -> Response:
+        """A search as events."""
         body = await request.body()
-        ticket = slow.join(client_of(request.scope, dict(request.headers)))
-        return SearchEvents(slow.search(ticket, body))
+        ticket = self.slow.join(client_of(request.scope, dict(request.headers)))
+        return SearchEvents(self.slow.search(ticket, body))
 
-    async def session(request: Request) -> Response:
+    async def session(self, request: Request) -> Response:
         """The token as a cookie, for pages that a script does not ask for; the wall has seen the token."""
         await request.body()
-        response = JSONResponse({"session": options.door.token is not None})
-        if options.door.token is not None:
-            response.set_cookie(COOKIE, options.door.token, httponly=True, samesite="strict", path="/")
+        token = self.options.door.token
+        response = JSONResponse({"session": token is not None})
+        if token is not None:
+            response.set_cookie(COOKIE, token, httponly=True, samesite="strict", path="/")
         return response
 
-    async def page(_: Request) -> Response:
+    async def page(self, _: Request) -> Response:
+        """The explorer's own page."""
         return FileResponse(PAGE / "index.html")
 
-    async def status(_: Request) -> Response:
+    async def status(self, _: Request) -> Response:
+        """How busy the server is, and what it serves."""
         return JSONResponse(
             {
-                "answering": len(quick.queue.working),
-                "waiting": quick.queue.waiting,
-                "searching": len(slow.queue.working),
-                "searches_waiting": slow.queue.waiting,
-                "records": options.records is not None,
-                "study": options.study is not None,
+                "answering": len(self.quick.queue.working),
+                "waiting": self.quick.queue.waiting,
+                "searching": len(self.slow.queue.working),
+                "searches_waiting": self.slow.queue.waiting,
+                "records": self.options.records is not None,
+                "study": self.options.study is not None,
             }
         )
 
-    files = FilesGiven(options.records, asked, slow)
-    routes: list[BaseRoute] = [
-        get("openapi", "/api/openapi.json"),
-        get("catalog", "/api/catalog"),
-        Route("/api/status", status),
-        Route("/api/session", session, methods=["POST"]),
-        Route("/api/searches", search, methods=["POST"]),
-        *(post(name, quick) for name in QUICK),
-        *(post(name, slow) for name in SLOW),
-        *files.routes(),
-        *([Mount("/study", StudyFiles(options.study, figures))] if options.study else []),
-        Route("/", page),
-        Mount("/", StaticFiles(directory=PAGE)),
-    ]
-    wall = Middleware(RequestWall, door=options.door, limits=options.limits)
-    handlers: dict[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
-        HTTPException: _http_error,
-        Refusal: _refused,
-    }
-    return Starlette(routes=routes, middleware=[wall], lifespan=lifespan, exception_handlers=handlers)
+    async def figures(self) -> dict[str, list[str]]:
+        """The explorer's address of each figure of each study."""
+        presets = json.loads((await self._kept_answer("catalog")).data).get("presets", ())
+        return {preset["study"]: preset["figures"] for preset in presets}
+
+    async def _kept_answer(self, name: str) -> ProcessAnswer:
+        """An answer that is always the same; whoever asked for it first may be gone. A failure is not kept."""
+        if name in self._kept:
+            return self._kept[name]
+        found = await self.quick.answer("", asyncio.Event().wait, name, b"{}")
+        if found.status == 200:
+            self._kept[name] = found
+        return found
+
+    def _post(self, name: str, desk: Desk) -> Route:
+        async def endpoint(request: Request) -> Response:
+            return await self.asked(request, desk, name, await request.body())
+
+        return Route(f"/api/{name}", endpoint, methods=["POST"])
+
+    def _get(self, name: str, path: str) -> Route:
+        async def endpoint(_: Request) -> Response:
+            found = await self._kept_answer(name)
+            return Response(found.data, found.status, media_type="application/json")
+
+        return Route(path, endpoint)
 
 
 async def _left(request: Request) -> None:
