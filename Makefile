@@ -80,8 +80,8 @@ bench: $(VENV)/.dev $(PEERS)/.installed
 
 # NO_MKDOCS_2_WARNING: a notice of mkdocs-material about its successor, which says nothing of this site.
 docs: $(VENV)/.docs
-	$(BIN)/python -m knee.cli.docs docs/commands.md
-	$(BIN)/python -m knee.cli.file_docs docs/files.md
+	$(BIN)/python tools/commands_page.py docs/commands.md
+	$(BIN)/python tools/files_page.py docs/files.md
 	$(BIN)/python tools/step_pictures.py docs/figures
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir $(OUT)/site
 	@echo "wrote $(OUT)/site/index.html"

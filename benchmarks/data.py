@@ -54,7 +54,7 @@ def prepare(folder: Path, corpus: Path, tokenizer_file: Path) -> Path:
     """Print the speed of preparing, for one process and for all CPUs."""
     from tokenizers import Tokenizer
 
-    from knee.datasets.write_shards import write_shards
+    from knee.training.datasets.write_shards import write_shards
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     texts = [json.loads(line)["text"] for line in corpus.read_text(encoding="utf-8").splitlines()]
@@ -74,7 +74,7 @@ def prepare(folder: Path, corpus: Path, tokenizer_file: Path) -> Path:
 
 def read(folder: Path) -> None:
     """Print the speed of reading batches, and of copying as many tokens from one memory map."""
-    from knee.datasets.token_batches import Shards, Share, Synthetic
+    from knee.training.datasets.token_batches import Shards, Share, Synthetic
 
     data = Shards(folder, Share(seq_len=SEQ_LEN, global_batch=ROWS), vocab_size=VOCAB)
     flat = folder / "flat.bin"

@@ -34,14 +34,14 @@ Rows = Iterator[np.ndarray]
 
 def knee_prepare(folder: Path, corpus: Path, tokenizer: Path) -> int:
     """Tokens that were written."""
-    from knee.datasets.write_shards import write_shards
+    from knee.training.datasets.write_shards import write_shards
 
     return write_shards([corpus], tokenizer, folder / "knee", shard_tokens=2_000_000).index.tokens
 
 
 def knee_read(folder: Path, step: int, rank: int, ranks: int) -> Rows:
     """One rank's rows from a step on."""
-    from knee.datasets.token_batches import Shards, Share
+    from knee.training.datasets.token_batches import Shards, Share
 
     share = Share(seq_len=SEQ_LEN, global_batch=ROWS, dp_rank=rank, dp_size=ranks)
     source = Shards(folder / "knee", share, vocab_size=VOCAB)
@@ -151,7 +151,7 @@ def streaming_read(folder: Path, step: int, rank: int, ranks: int) -> Rows:
 
 
 TOOLS: dict[str, tuple[str, Callable[..., int] | None, Callable[..., Rows]]] = {
-    "knee": ("knee.datasets.token_batches", knee_prepare, knee_read),
+    "knee": ("knee.training.datasets.token_batches", knee_prepare, knee_read),
     "datasets": ("datasets", datasets_prepare, datasets_read),
     "datasets, streamed": ("datasets", None, datasets_stream_read),
     "mosaicml-streaming": ("streaming", streaming_prepare, streaming_read),

@@ -21,8 +21,8 @@ import peers
 
 import knee
 from figures import Compared, Figure, main
-from knee.errors import SpecError
-from knee.simulator import CHUNK
+from knee.base.errors import SpecError
+from knee.engine.simulator import CHUNK
 from knee.specs.plan import RECOMPUTES, SHARDINGS
 
 CASES = (("llama2-7b", 256, 512), ("llama2-70b", 1024, 1024), ("llama3-405b", 16384, 2048))

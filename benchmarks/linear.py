@@ -16,8 +16,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from knee.trace import analyse
-from knee.trace.plain_data import as_json
+from knee.measure.traces import analyse
+from knee.measure.traces.plain_data import as_json
 
 MOST = 1.2
 """Ten times the events may take so much more than ten times as long."""

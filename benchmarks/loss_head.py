@@ -24,9 +24,9 @@ from typing import Any
 
 import torch
 
-from knee.parallelism.compile_blocks import compiled
-from knee.parallelism.layer_functions import linear, rms_norm
-from knee.parallelism.loss import cross_entropy
+from knee.training.parallelism.decoder import cross_entropy
+from knee.training.parallelism.layer_functions import linear, rms_norm
+from knee.training.parallelism.trainer import compiled
 
 SHAPES = {"7b": (8192, 4096, 32_000), "8b": (8192, 4096, 128_256), "tiny": (96, 32, 160)}
 """Tokens, width, vocabulary."""

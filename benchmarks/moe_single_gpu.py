@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from knee.parallelism.experts import grouped_product
-from knee.parallelism.mesh import local_device, make_mesh
-from knee.parallelism.trainer import Trainer
-from knee.parallelism.trainer_job import TrainJob
 from knee.specs.model import Experts, Model
 from knee.specs.plan import Plan
+from knee.training.parallelism.experts import grouped_product
+from knee.training.parallelism.mesh import local_device, make_mesh
+from knee.training.parallelism.trainer import Trainer
+from knee.training.parallelism.trainer_job import TrainJob
 
 VOCAB, LR, CLIP = 151936, 3e-4, 1.0
 KNEE = {

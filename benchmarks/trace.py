@@ -35,8 +35,8 @@ print(time.perf_counter() - start)
 """
 KNEE = """
 import json, sys, time
-from knee.trace import analyse
-from knee.trace.plain_data import as_json
+from knee.measure.traces import analyse
+from knee.measure.traces.plain_data import as_json
 start = time.perf_counter()
 json.dumps(as_json(analyse(sys.argv[1], cache=sys.argv[2] == "cache")))
 print(time.perf_counter() - start)

@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from knee.validation.bandwidths.bandwidth_errors import validate_bandwidths
-from knee.validation.bandwidths.published_bandwidths import carried_bandwidths
-from knee.validation.published_runs import read_runs
-from knee.validation.run_errors import validate
+from knee.trust.validation.bandwidth_errors import validate_bandwidths
+from knee.trust.validation.published_bandwidths import carried_bandwidths
+from knee.trust.validation.published_runs import read_runs
+from knee.trust.validation.run_errors import validate
 
 GATHERED = Path(__file__).parents[2] / "shared" / "data" / "published_runs.csv"
 COLUMNS = "layers,hidden,heads,gpu,n_gpus,seq_len,global_batch,micro_batch,tp,pp,sharding,tokens_per_s_per_gpu"

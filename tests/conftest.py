@@ -15,9 +15,9 @@ import pytest
 from hypothesis import settings
 
 import shared_studies
-from knee.api import study
-from knee.cli import progress_bar
-from knee.studies import record_store
+from knee.commands.study import api as study
+from knee.commands.study import record_store
+from knee.show.terminal import progress_bar
 
 # The same cases in every run, and no deadline: how long a case takes says how busy the machine is.
 settings.register_profile("knee", derandomize=True, deadline=None, database=None, print_blob=True)

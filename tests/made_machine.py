@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from knee.record.readings import Machine
+from knee.measure.machine.readings import Machine
 
 MACHINE = Machine(
     probe="kernels",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from knee.timeline.passes import Pass, Segment
+from knee.engine.timeline.passes import Pass, Segment
 
 
 def random_passes(n: int, seed: int, kappa: float) -> Pass:

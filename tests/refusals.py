@@ -11,8 +11,9 @@ from unittest import mock
 import pytest
 from click.testing import CliRunner, Result
 
-from knee.cli import ending, main
-from knee.errors import InputError, KneeError
+from knee.base.errors import InputError, KneeError
+from knee.commands import ending
+from knee.commands.main import main
 
 
 def ended(*args: str | Path) -> tuple[Result, KneeError]:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from knee.studies.record_store import Store
-from knee.studies.run_study import Ran, points_to_run, recorded, results
-from knee.validation.carried_set import CarriedFidelity
+from knee.commands.study.record_store import Store
+from knee.commands.study.run_study import Ran, points_to_run, recorded, results
+from knee.trust.validation.bundled_runs import CarriedFidelity
 
 
 @contextmanager

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from knee.arrays import Bools, Floats
-from knee.metrics.intervals import Times, merge
-from knee.record.events import COLLECTIVES, Events
+from knee.base.arrays import Bools, Floats
+from knee.engine.events import COLLECTIVES, Events
+from knee.engine.intervals import Times, merge
 
 UNKNOWN = "unknown"
 """Collective or group of a communication kernel that does not say."""

@@ -14,12 +14,19 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from itertools import repeat
 
-from knee.evidence.alternatives import flips
-from knee.evidence.carried import FILE, as_toml, baseline_of, carried_evidence
-from knee.evidence.claim_draws import CANNOT_FAIL_FRAC, draw_claims, held_in_draw
-from knee.evidence.lean_runs import LeanRuns
-from knee.files import write_text
-from knee.studies.study_file import load_study, study_names
+from knee.base.files import write_text
+from knee.commands.study.evidence import (
+    CANNOT_FAIL_FRAC,
+    FILE,
+    LeanRuns,
+    as_toml,
+    baseline_of,
+    carried_evidence,
+    draw_claims,
+    flips,
+    held_in_draw,
+)
+from knee.commands.study.study_file import load_study, study_names
 
 
 @cache

@@ -25,13 +25,13 @@ from unittest.mock import patch
 
 import numpy as np
 
-from knee.arrays import Bools, Floats
-from knee.cost import expert_loads
-from knee.cost.collective_cost import Links
-from knee.cost.expert_dispatch import SM_RATES, WIRE_RATES, Direction, ExchangeRates
-from knee.cost.expert_loads import BALANCED
-from knee.evidence.moe_protocol import routing_losses
-from knee.hardware_fit.dispatch_tables import (
+from knee.base.arrays import Bools, Floats
+from knee.commands.study.moe_protocol import routing_losses
+from knee.engine.cost import expert_loads
+from knee.engine.cost.collective_cost import Links
+from knee.engine.cost.expert_dispatch import SM_RATES, WIRE_RATES, Direction, ExchangeRates
+from knee.engine.cost.expert_loads import BALANCED
+from knee.measure.hardware_fit.dispatch_tables import (
     CONGESTED_DOMAINS,
     LEAST_TOKENS,
     ExchangeTable,
@@ -41,9 +41,9 @@ from knee.hardware_fit.dispatch_tables import (
     read_exchanges,
     start_rates,
 )
-from knee.hardware_fit.expert_tables import left_out_s, read_layers
-from knee.hardware_fit.megatron_layers import read_megatron_layers
-from knee.hardware_fit.residuals import Residuals
+from knee.measure.hardware_fit.expert_tables import left_out_s, read_layers
+from knee.measure.hardware_fit.megatron_layers import read_megatron_layers
+from knee.measure.hardware_fit.residuals import Residuals
 from knee.specs.load import load_cluster
 
 ROOT = Path(__file__).parents[1]

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
-from knee.arrays import Floats, Ints
-from knee.tuning.plan_covariance import TERMS, Quantity, Spreads, kernels
-from knee.tuning.published_jobs import LEAST_PLANS, PublishedJob, published_jobs
-from knee.tuning.transfer_pairs import WHATS, fitted_spread, transfer_pairs
-from knee.validation.carried_set import carried_runs
-from knee.validation.published_runs import PublishedRun
+from knee.base.arrays import Floats, Ints
+from knee.commands.tune.plan_covariance import TERMS, Quantity, Spreads, kernels
+from knee.commands.tune.published_jobs import LEAST_PLANS, PublishedJob, published_jobs
+from knee.commands.tune.transfer_pairs import WHATS, fitted_spread, transfer_pairs
+from knee.trust.validation.bundled_runs import carried_runs
+from knee.trust.validation.published_runs import PublishedRun
 
 ASSUMED: dict[Quantity, dict[str, float]] = {
     "throughput": dict(zip(TERMS, (0.7, 0.12, 0.06, 0.06, 0.06, 0.06, 0.04, 0.03, 0.05, 0.06, 0.04), strict=True)),
@@ -50,7 +50,7 @@ STEPS = (2.0, 1.5, 1.25, 1.25)
 LEAST, MOST = 0.005, 2.0
 OUT = Path(__file__).parents[1] / "src" / "knee" / "catalog" / "validation" / "tuning.toml"
 HEAD = """\
-# How errors of predictions go together between plans of one job (src/knee/tuning/plan_covariance.py): the standard
+# How errors of predictions go together between plans of one job (src/knee/commands/tune/plan_covariance.py): the standard
 # deviation of the logarithm for each shared mechanism. Fitted by tools/fit_tuning.py on published jobs with several
 # plans; [left_out.SOURCE] is the fit without a source, with which `knee tune --replay` plays its jobs. [transfer] is
 # the error that each doubling of the GPUs or layers adds to the prediction of a run from a smaller one.

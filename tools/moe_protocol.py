@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from knee.evidence.moe_protocol import moe_checks, rows_of
-from knee.validation.carried_set import moe_fidelity
+from knee.commands.study.moe_protocol import moe_checks, rows_of
+from knee.trust.validation.bundled_runs import moe_fidelity
 
 OUT = Path(__file__).parent.parent / "data/moe/protocol.csv"
 

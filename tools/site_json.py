@@ -11,7 +11,7 @@ from typing import Any
 
 from click.testing import CliRunner
 
-from knee.cli import main
+from knee.commands.main import main
 from knee.specs.plan import Plan
 
 JOB = "llama-1b --cluster dgx-h100 --local-batch 2"

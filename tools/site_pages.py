@@ -18,16 +18,16 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
 import knee  # noqa: E402
-from knee.record.measurement import CommLoad, Measurement, Memory  # noqa: E402
+from knee.commands.study.study_file import load_study, study_names  # noqa: E402
+from knee.engine.measurement import CommLoad, Measurement, Memory  # noqa: E402
 from knee.specs.catalog import KINDS, entry_names  # noqa: E402
+from knee.specs.field_words import descriptions, field_rows  # noqa: E402
 from knee.specs.named_specs import describe, read_tree  # noqa: E402
-from knee.specs.user_files.field_words import descriptions, field_rows  # noqa: E402
-from knee.studies.study_file import load_study, study_names  # noqa: E402
 from knee.trust.bands import CONSTANTS, MOE_CONSTANTS  # noqa: E402
 from knee.trust.coverage import coverage, jobs_of  # noqa: E402
 from knee.trust.error_table import EXPERTS, OWN, read_errors  # noqa: E402
 from knee.trust.trust import Trust  # noqa: E402
-from knee.validation.carried_set import references  # noqa: E402
+from knee.trust.validation.bundled_runs import references  # noqa: E402
 
 sys.path.insert(0, str(ROOT / "tools"))
 from site_json import json_keys  # noqa: E402
@@ -285,7 +285,7 @@ def field_table(*specs: type) -> str:
 
 def column_table() -> str:
     """Columns of a study's rows."""
-    from knee.studies.row_columns import COLUMNS
+    from knee.commands.study.row_columns import COLUMNS
 
     words = descriptions(Measurement) | descriptions(knee.Plan) | descriptions(Trust)
     return table(("column", "meaning"), ((f"`{name}`", words.get(name) or WORDS[name]) for name in COLUMNS))

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 import knee
-from knee.figures.palette import INK, MUTED, PARTS
-from knee.record.events import COLLECTIVES, Events
-from knee.report.step_timeline import outside
+from knee.commands.study.step_timeline import outside
+from knee.engine.events import COLLECTIVES, Events
+from knee.show.figures.palette import INK, MUTED, PARTS
 
 WIDTH, LEFT, ROW, GAP = 760, 130, 18, 6
 SHORT_PX = 0.6

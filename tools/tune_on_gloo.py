@@ -62,7 +62,11 @@ def ranks_of(run: Path) -> list[int]:
             words = (process / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if str(run).encode() in words and b"knee.launch.rank" in words and b"torch.distributed.run" not in words:
+        if (
+            str(run).encode() in words
+            and b"knee.training.launch.rank" in words
+            and b"torch.distributed.run" not in words
+        ):
             found.append(int(process.name))
     return sorted(found)
 

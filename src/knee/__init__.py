@@ -15,6 +15,8 @@ Questions, each a function of plain names and keyword arguments, the same words 
     validate       published or own runs and bandwidths against predictions: how far off knee is
     calibrate      own runs into a software profile that predicts them
     compare        measured, simulated and published records side by side
+    train          one real training run under the same plan, measured
+    prepare_shards, read_shards    tokens for it, made of text files
     dryrun         one step of the trainer on fake ranks, without hardware: FLOP and collectives of each rank
     study          the paper's experiments, and questions beyond it, held against its claims
     list_studies, describe_study    all studies, and what one asks, runs, assumes and is judged by
@@ -26,9 +28,6 @@ Questions, each a function of plain names and keyword arguments, the same words 
     catalog_entries, catalog_entry    what knee knows, and from where; an entry as a complete file
     catalog_schema                    JSON Schemas of the files that people write
     doctor         what works on this machine, and what is missing for the rest
-
-``from knee.api.train import train`` trains a model for real under the same plan and measures it (``knee.train`` is the
-package that its ranks run); ``prepare_shards`` of ``knee.api.shard_data`` makes tokens of text files for it.
 
 Every result is a frozen dataclass with units in its field names. It has ``to_dict()`` (what ``--json`` prints),
 ``rows()`` and ``to_frame()`` (pandas or polars), and shows itself in a notebook. What is wrong raises a ``KneeError``
@@ -48,68 +47,73 @@ TYPE_CHECKING = False  # typing's own, without importing it: a command has to he
 if TYPE_CHECKING:
     from typing import Any
 
-    from knee.api.budget import budget as budget
-    from knee.api.budget import budget_check as budget_check
-    from knee.api.calibrate import calibrate as calibrate
-    from knee.api.catalog import catalog_entries as catalog_entries
-    from knee.api.catalog import catalog_entry as catalog_entry
-    from knee.api.catalog import catalog_schema as catalog_schema
-    from knee.api.compare import compare as compare
-    from knee.api.doctor import doctor as doctor
-    from knee.api.dryrun import DryRun as DryRun
-    from knee.api.dryrun import dryrun as dryrun
-    from knee.api.plan import plan as plan
-    from knee.api.probe import probe_collectives as probe_collectives
-    from knee.api.probe import probe_kernels as probe_kernels
-    from knee.api.probe import probe_power as probe_power
-    from knee.api.probe import probe_steps as probe_steps
-    from knee.api.report import read_records as read_records
-    from knee.api.scale import scale as scale
-    from knee.api.simulate import Simulation as Simulation
-    from knee.api.simulate import simulate as simulate
-    from knee.api.study import Studies as Studies
-    from knee.api.study import study as study
-    from knee.api.study_list import describe_study as describe_study
-    from knee.api.study_list import list_studies as list_studies
-    from knee.api.sweep import cancel_sweep as cancel_sweep
-    from knee.api.sweep import prepare_sweep as prepare_sweep
-    from knee.api.sweep import retry_sweep as retry_sweep
-    from knee.api.sweep import run_sweep as run_sweep
-    from knee.api.sweep import sweep_status as sweep_status
-    from knee.api.traces import TraceAnalysis as TraceAnalysis
-    from knee.api.traces import TraceDiff as TraceDiff
-    from knee.api.traces import read_traces as read_traces
-    from knee.api.tuning.replay import replay_tuning as replay_tuning
-    from knee.api.tuning.tune import tune as tune
-    from knee.api.tuning.tune import tune_status as tune_status
-    from knee.api.validate import validate as validate
-    from knee.errors import KneeError as KneeError
-    from knee.inputs.request import make_job as make_job
-    from knee.record.measurement import Measurement as Measurement
-    from knee.results.budget_check_result import BudgetCheck as BudgetCheck
-    from knee.results.budget_result import Budget as Budget
-    from knee.results.calibrate_result import Calibration as Calibration
-    from knee.results.catalog_result import CatalogEntries as CatalogEntries
-    from knee.results.catalog_result import CatalogEntry as CatalogEntry
-    from knee.results.compare_result import Comparison as Comparison
-    from knee.results.doctor_result import MachineCheck as MachineCheck
-    from knee.results.plan_result import PlanSearch as PlanSearch
-    from knee.results.plans.ranked_plan import RankedPlan as RankedPlan
-    from knee.results.records_report import RecordsReport as RecordsReport
-    from knee.results.scale_result import Scaling as Scaling
-    from knee.results.study_description import StudyDescription as StudyDescription
-    from knee.results.study_description import StudySummary as StudySummary
-    from knee.results.sweep_result import SweepPlan as SweepPlan
-    from knee.results.sweep_result import SweepStatus as SweepStatus
-    from knee.results.tuning.replay_result import TuneReplay as TuneReplay
-    from knee.results.tuning.tune_result import Tuned as Tuned
-    from knee.results.validate_result import BandwidthsValidation as BandwidthsValidation
-    from knee.results.validate_result import CarriedValidation as CarriedValidation
-    from knee.results.validate_result import RunsValidation as RunsValidation
-    from knee.simulator import Results as Results
-    from knee.simulator import simulate_table as simulate_table
-    from knee.simulator import simulate_tables as simulate_tables
-    from knee.single import events_of as events_of
+    from knee.base.errors import KneeError as KneeError
+    from knee.commands.budget.api import budget as budget
+    from knee.commands.budget.api import budget_check as budget_check
+    from knee.commands.budget.result import Budget as Budget
+    from knee.commands.budget.result import BudgetCheck as BudgetCheck
+    from knee.commands.calibrate.api import calibrate as calibrate
+    from knee.commands.calibrate.result import Calibration as Calibration
+    from knee.commands.catalog.api import catalog_entries as catalog_entries
+    from knee.commands.catalog.api import catalog_entry as catalog_entry
+    from knee.commands.catalog.api import catalog_schema as catalog_schema
+    from knee.commands.catalog.result import CatalogEntries as CatalogEntries
+    from knee.commands.catalog.result import CatalogEntry as CatalogEntry
+    from knee.commands.compare.api import Comparison as Comparison
+    from knee.commands.compare.api import compare as compare
+    from knee.commands.data.api import ShardFolder as ShardFolder
+    from knee.commands.data.api import prepare_shards as prepare_shards
+    from knee.commands.data.api import read_shards as read_shards
+    from knee.commands.doctor.api import MachineCheck as MachineCheck
+    from knee.commands.doctor.api import doctor as doctor
+    from knee.commands.dryrun.api import DryRun as DryRun
+    from knee.commands.dryrun.api import dryrun as dryrun
+    from knee.commands.job_request import make_job as make_job
+    from knee.commands.plan.api import plan as plan
+    from knee.commands.plan.result import PlanSearch as PlanSearch
+    from knee.commands.plan.result import RankedPlan as RankedPlan
+    from knee.commands.probe.api import probe_collectives as probe_collectives
+    from knee.commands.probe.api import probe_kernels as probe_kernels
+    from knee.commands.probe.api import probe_power as probe_power
+    from knee.commands.probe.api import probe_steps as probe_steps
+    from knee.commands.report.api import RecordsReport as RecordsReport
+    from knee.commands.report.api import read_records as read_records
+    from knee.commands.scale.api import scale as scale
+    from knee.commands.scale.result import Scaling as Scaling
+    from knee.commands.simulate.api import Simulation as Simulation
+    from knee.commands.simulate.api import simulate as simulate
+    from knee.commands.study.api import Studies as Studies
+    from knee.commands.study.api import StudyDescription as StudyDescription
+    from knee.commands.study.api import StudySummary as StudySummary
+    from knee.commands.study.api import describe_study as describe_study
+    from knee.commands.study.api import list_studies as list_studies
+    from knee.commands.study.api import study as study
+    from knee.commands.sweep.api import cancel_sweep as cancel_sweep
+    from knee.commands.sweep.api import prepare_sweep as prepare_sweep
+    from knee.commands.sweep.api import retry_sweep as retry_sweep
+    from knee.commands.sweep.api import run_sweep as run_sweep
+    from knee.commands.sweep.api import sweep_status as sweep_status
+    from knee.commands.sweep.result import SweepPlan as SweepPlan
+    from knee.commands.sweep.result import SweepStatus as SweepStatus
+    from knee.commands.trace.api import TraceAnalysis as TraceAnalysis
+    from knee.commands.trace.api import TraceDiff as TraceDiff
+    from knee.commands.trace.api import read_traces as read_traces
+    from knee.commands.train.api import TrainedRun as TrainedRun
+    from knee.commands.train.api import train as train
+    from knee.commands.tune.api import tune as tune
+    from knee.commands.tune.api import tune_status as tune_status
+    from knee.commands.tune.replay_api import TuneReplay as TuneReplay
+    from knee.commands.tune.replay_api import replay_tuning as replay_tuning
+    from knee.commands.tune.result import Tuned as Tuned
+    from knee.commands.validate.api import validate as validate
+    from knee.commands.validate.result import BandwidthsValidation as BandwidthsValidation
+    from knee.commands.validate.result import CarriedValidation as CarriedValidation
+    from knee.commands.validate.result import RunsValidation as RunsValidation
+    from knee.engine.measurement import Measurement as Measurement
+    from knee.engine.one_job import events_of as events_of
+    from knee.engine.simulator import Results as Results
+    from knee.engine.simulator import simulate_table as simulate_table
+    from knee.engine.simulator import simulate_tables as simulate_tables
     from knee.specs import Cluster as Cluster
     from knee.specs import Job as Job
     from knee.specs import Model as Model
@@ -123,83 +127,86 @@ if TYPE_CHECKING:
     from knee.specs.plan_table import table_of as table_of
 
 _HOMES = {
-    "BandwidthsValidation": "results.validate_result",
-    "Budget": "results.budget_result",
-    "BudgetCheck": "results.budget_check_result",
-    "Calibration": "results.calibrate_result",
-    "CarriedValidation": "results.validate_result",
-    "CatalogEntries": "results.catalog_result",
-    "CatalogEntry": "results.catalog_result",
+    "BandwidthsValidation": "commands.validate.result",
+    "Budget": "commands.budget.result",
+    "BudgetCheck": "commands.budget.result",
+    "Calibration": "commands.calibrate.result",
+    "CarriedValidation": "commands.validate.result",
+    "CatalogEntries": "commands.catalog.result",
+    "CatalogEntry": "commands.catalog.result",
     "Cluster": "specs",
-    "Comparison": "results.compare_result",
-    "DryRun": "api.dryrun",
+    "Comparison": "commands.compare.api",
+    "DryRun": "commands.dryrun.api",
     "Job": "specs",
-    "KneeError": "errors",
-    "MachineCheck": "results.doctor_result",
-    "Measurement": "record.measurement",
+    "KneeError": "base.errors",
+    "MachineCheck": "commands.doctor.api",
+    "Measurement": "engine.measurement",
     "Model": "specs",
     "Plan": "specs",
-    "PlanSearch": "results.plan_result",
+    "PlanSearch": "commands.plan.result",
     "PlanTable": "specs.plan_table",
     "Profile": "specs",
-    "RankedPlan": "results.plans.ranked_plan",
-    "RecordsReport": "results.records_report",
-    "Results": "simulator",
-    "RunsValidation": "results.validate_result",
-    "Scaling": "results.scale_result",
-    "Simulation": "api.simulate",
-    "Studies": "api.study",
-    "StudyDescription": "results.study_description",
-    "StudySummary": "results.study_description",
-    "SweepPlan": "results.sweep_result",
-    "SweepStatus": "results.sweep_result",
-    "TraceAnalysis": "api.traces",
-    "TraceDiff": "api.traces",
-    "TuneReplay": "results.tuning.replay_result",
-    "Tuned": "results.tuning.tune_result",
-    "budget": "api.budget",
-    "budget_check": "api.budget",
-    "calibrate": "api.calibrate",
-    "cancel_sweep": "api.sweep",
-    "catalog_entries": "api.catalog",
-    "catalog_entry": "api.catalog",
-    "catalog_schema": "api.catalog",
-    "compare": "api.compare",
-    "describe_study": "api.study_list",
-    "doctor": "api.doctor",
-    "dryrun": "api.dryrun",
-    "events_of": "single",
-    "list_studies": "api.study_list",
+    "RankedPlan": "commands.plan.result",
+    "RecordsReport": "commands.report.api",
+    "Results": "engine.simulator",
+    "RunsValidation": "commands.validate.result",
+    "Scaling": "commands.scale.result",
+    "ShardFolder": "commands.data.api",
+    "Simulation": "commands.simulate.api",
+    "Studies": "commands.study.api",
+    "StudyDescription": "commands.study.api",
+    "StudySummary": "commands.study.api",
+    "SweepPlan": "commands.sweep.result",
+    "SweepStatus": "commands.sweep.result",
+    "TraceAnalysis": "commands.trace.api",
+    "TraceDiff": "commands.trace.api",
+    "TrainedRun": "commands.train.api",
+    "TuneReplay": "commands.tune.replay_api",
+    "Tuned": "commands.tune.result",
+    "budget": "commands.budget.api",
+    "budget_check": "commands.budget.api",
+    "calibrate": "commands.calibrate.api",
+    "cancel_sweep": "commands.sweep.api",
+    "catalog_entries": "commands.catalog.api",
+    "catalog_entry": "commands.catalog.api",
+    "catalog_schema": "commands.catalog.api",
+    "compare": "commands.compare.api",
+    "describe_study": "commands.study.api",
+    "doctor": "commands.doctor.api",
+    "dryrun": "commands.dryrun.api",
+    "events_of": "engine.one_job",
+    "list_studies": "commands.study.api",
     "load_cluster": "specs.load",
     "load_job": "specs.load",
     "load_model": "specs.load",
     "load_profile": "specs.load",
-    "make_job": "inputs.request",
-    "plan": "api.plan",
-    "prepare_sweep": "api.sweep",
-    "probe_collectives": "api.probe",
-    "probe_kernels": "api.probe",
-    "probe_power": "api.probe",
-    "probe_steps": "api.probe",
-    "read_records": "api.report",
-    "read_traces": "api.traces",
-    "replay_tuning": "api.tuning.replay",
-    "retry_sweep": "api.sweep",
-    "run_sweep": "api.sweep",
-    "scale": "api.scale",
-    "simulate": "api.simulate",
-    "simulate_table": "simulator",
-    "simulate_tables": "simulator",
-    "study": "api.study",
-    "sweep_status": "api.sweep",
+    "make_job": "commands.job_request",
+    "plan": "commands.plan.api",
+    "prepare_shards": "commands.data.api",
+    "prepare_sweep": "commands.sweep.api",
+    "probe_collectives": "commands.probe.api",
+    "probe_kernels": "commands.probe.api",
+    "probe_power": "commands.probe.api",
+    "probe_steps": "commands.probe.api",
+    "read_records": "commands.report.api",
+    "read_shards": "commands.data.api",
+    "read_traces": "commands.trace.api",
+    "replay_tuning": "commands.tune.replay_api",
+    "retry_sweep": "commands.sweep.api",
+    "run_sweep": "commands.sweep.api",
+    "scale": "commands.scale.api",
+    "simulate": "commands.simulate.api",
+    "simulate_table": "engine.simulator",
+    "simulate_tables": "engine.simulator",
+    "study": "commands.study.api",
+    "sweep_status": "commands.sweep.api",
     "table_of": "specs.plan_table",
-    "tune": "api.tuning.tune",
-    "tune_status": "api.tuning.tune",
-    "validate": "api.validate",
+    "train": "commands.train.api",
+    "tune": "commands.tune.api",
+    "tune_status": "commands.tune.api",
+    "validate": "commands.validate.api",
 }
-"""Where each name is at home; a module of the same name (``knee.trace``) is itself."""
-_ROOMS = ("trace",)
-"""Modules that are reached without importing them first."""
+"""Where each name is at home."""
 __version__ = "0.2.0"
 __all__ = [*sorted(_HOMES), "__version__"]
 
@@ -208,12 +215,10 @@ def __getattr__(name: str) -> Any:
     """Load what is asked for, when it is asked for: ``import knee`` itself stays quick."""
     from importlib import import_module
 
-    if name in _ROOMS:
-        return import_module(f"knee.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'knee' has no attribute {name!r}")
     return getattr(import_module(f"knee.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES, *_ROOMS})
+    return sorted({*globals(), *_HOMES})

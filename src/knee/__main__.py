@@ -12,11 +12,11 @@ import sys  # noqa: E402
 def main() -> None:
     """Run the command line; ends the process."""
     _fill_descriptors()
-    from knee import signals
+    from knee.base import signals
 
     try:
         signals.listen()
-        from knee.cli import main as commands
+        from knee.commands.main import main as commands
 
         commands()
     except KeyboardInterrupt:  # while importing, or while an error was told

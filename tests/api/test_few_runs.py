@@ -7,16 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from knee.profile_fit.held_out import surely_better
-from knee.profile_fit.stack_fit import problem_of
-from knee.profile_fit.stack_spread import MOST, stack_priors
-from knee.single import simulate
+from knee.engine.one_job import simulate
 from knee.specs.load import load_profile
 from knee.specs.profile_parameters import PARAMETERS
-from knee.validation.published_runs import PublishedRun, Setting
-from knee.validation.run_to_job import job_of
-from knee.validation.simulated_runs import grouped
-from knee.validation.user_records import Pair
+from knee.trust.profile_fit.calibration import surely_better
+from knee.trust.profile_fit.stack_fit import problem_of
+from knee.trust.profile_fit.stack_spread import MOST, stack_priors
+from knee.trust.validation.published_runs import PublishedRun, Setting
+from knee.trust.validation.run_to_job import job_of
+from knee.trust.validation.simulated_runs import grouped
+from knee.trust.validation.user_records import Pair
 
 
 def test_only_what_is_surely_better_is_taken() -> None:

@@ -13,11 +13,11 @@ import pytest
 from click.testing import CliRunner
 
 import knee
-from knee.cli import main
-from knee.errors import InputError
-from knee.probe.listener import ProbeListener
-from knee.record.readings import Readings
-from knee.results.result import Result
+from knee.base.errors import InputError
+from knee.commands.main import main
+from knee.measure.machine.listener import ProbeListener
+from knee.measure.machine.readings import Readings
+from knee.show.result import Result
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -134,8 +134,8 @@ def test_published_costs() -> None:
     assert plain(knee.budget_check()) == printed("budget", "--check")
 
 
-@pytest.mark.parametrize("module", ["doctor", "catalog", "probe", "report", "study_list"])
+@pytest.mark.parametrize("module", ["doctor", "catalog", "probe", "report"])
 def test_examples_are_true(module: str) -> None:
-    failed, tried = doctest.testmod(importlib.import_module(f"knee.api.{module}"))
+    failed, tried = doctest.testmod(importlib.import_module(f"knee.commands.{module}.api"))
     assert tried
     assert not failed

@@ -15,10 +15,10 @@ import pytest
 from click.testing import CliRunner
 
 import knee
-from knee.cli import main
-from knee.errors import Incomplete, InputError
-from knee.kineto.kineto_writer import write_kineto
-from knee.validation.published_runs import read_runs
+from knee.base.errors import Incomplete, InputError
+from knee.commands.main import main
+from knee.measure.kineto.kineto_writer import write_kineto
+from knee.trust.validation.published_runs import read_runs
 
 HEADER = "source,layers,hidden,heads,gpu,n_gpus,seq_len,global_batch,tokens_per_s_per_gpu,extra\n"
 RUN = "A,32,4096,32,h100-80gb,{gpus},4096,{gpus},{rate},1\n"
@@ -123,7 +123,7 @@ def test_runs_are_validated(runs: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert isinstance(bandwidths, knee.BandwidthsValidation)
     assert plain(bandwidths.to_dict()) == printed("validate", links)
     for name in ("carried_runs", "carried_moe_runs"):
-        monkeypatch.setattr(f"knee.api.validate.{name}", lambda: read_runs(runs))
+        monkeypatch.setattr(f"knee.commands.validate.api.{name}", lambda: read_runs(runs))
     unseen = knee.validate(unseen=True)
     assert unseen.to_dict()["mixtures_of_experts"] == found.to_dict()
     assert [path.name for path in unseen.write_rows(tmp_path / "unseen.csv")] == ["unseen.csv", "unseen.moe.csv"]
@@ -206,9 +206,9 @@ def test_kernels_that_communicate_are_named(trace: Path) -> None:
     assert (refused.value.code, refused.value.field) == ("no-steps", "skip")
 
 
-@pytest.mark.parametrize("module", ["compare", "traces", "validate", "calibrate", "study"])
+@pytest.mark.parametrize("module", ["compare", "trace", "validate", "calibrate", "study"])
 def test_examples_are_true(module: str) -> None:
-    failed, tried = doctest.testmod(importlib.import_module(f"knee.api.{module}"))
+    failed, tried = doctest.testmod(importlib.import_module(f"knee.commands.{module}.api"))
     assert tried
     assert not failed
 

@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 import knee
-from knee.cli import main
-from knee.errors import DoesNotFit, InputError, MissingExtra
+from knee.base.errors import DoesNotFit, InputError, MissingExtra
+from knee.commands.main import main
 
 ASKED = {"cluster": "dgx-h100", "gpus": 16}
 
@@ -167,20 +167,22 @@ def test_rows_become_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     pandas = pytest.importorskip("pandas")
     assert isinstance(curve.to_frame(), pandas.DataFrame)
     assert curve.to_frame("pandas")["gpus"].tolist() == [8, 16]
-    monkeypatch.setattr("knee.results.result.find_spec", lambda _: None)
+    monkeypatch.setattr("knee.show.result.find_spec", lambda _: None)
     with pytest.raises(MissingExtra):
         curve.to_frame()
 
 
 def test_the_package_shows_what_it_has() -> None:
     assert {"simulate", "plan", "scale", "budget", "trace"} <= set(dir(knee))
-    assert knee.trace.analyse is not None
+    assert knee.measure.traces.analyse is not None
     for name in ("simulate", "plan", "scale", "budget"):
         assert name in str(knee.__doc__)
 
 
-@pytest.mark.parametrize("module", ["knee", "knee.api.simulate", "knee.api.plan", "knee.api.scale", "knee.api.budget",
-                                    "knee.inputs.request"])  # fmt: skip
+API = [f"knee.commands.{name}.api" for name in ("simulate", "plan", "scale", "budget")]
+
+
+@pytest.mark.parametrize("module", ["knee", *API, "knee.commands.job_request"])
 def test_examples_are_true(module: str) -> None:
     failed, tried = doctest.testmod(importlib.import_module(module))
     assert tried

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from test_budget_search import BOUNDS, EAGER, FEW, H100, LLAMA, made_up, small, within
 
-from knee.budgets.budget_run import BudgetLimits
-from knee.budgets.flop_counting import flop_choice
-from knee.budgets.frontier import bands_of, frontier_of, lost_by, marginals
-from knee.budgets.gpu_counts import ladder, rounded
-from knee.budgets.throughput import Rates
+from knee.commands.budget.budget_run import BudgetLimits
+from knee.commands.budget.budget_search import ladder, rounded
+from knee.commands.budget.flop_counting import flop_choice
+from knee.commands.budget.frontier import bands_of, frontier_of, lost_by, marginals
+from knee.commands.budget.throughput import Rates
 
 
 def test_a_larger_limit_keeps_every_count_of_the_ladder() -> None:

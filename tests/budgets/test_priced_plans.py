@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from knee import load_cluster, load_model, load_profile
-from knee.budgets.throughput import Rates
+from knee.commands.budget.throughput import Rates
 
 MODEL, KEYS = load_model("llama2-13b").spec, [(64, 128), (64, 96), (48, 96)]
 

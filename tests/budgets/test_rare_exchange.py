@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import knee
+from knee.engine.workload.outer_sync_loss import fitted_replicas, loss_ratio, loss_words, outside_fit
 from knee.search.plan_search import search
 from knee.search.space import Space
-from knee.workload.outer_sync_loss import fitted_replicas, loss_ratio, loss_words, outside_fit
 from refusals import refused
 
 SLOW = {"cluster.fabric.nic_bytes_per_s": "1 Gbit/s"}

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knee.budgets.model_family import STEPS_PER_DOUBLING, family_of
-from knee.budgets.scaling_laws import batch_law, law_names, law_of
+from knee.commands.budget.model_family import STEPS_PER_DOUBLING, family_of
+from knee.commands.budget.scaling_laws import batch_law, law_names, law_of
+from knee.engine.workload.parameters import parameter_count
 from knee.specs.load import load_model
-from knee.workload.parameters import parameter_count
 from refusals import caught, numbers
 
 LAWS = [law_of(name) for name in law_names()]

@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 import knee
-from knee.cli import COMMANDS, main
-from knee.cli.examples import EXAMPLES
-from knee.cli.options.completion import names_of
-from knee.cli.render import table
-from knee.energy.site_power import network_w_per_gpu
-from knee.errors import KneeError, SpecError
+from knee.base.errors import KneeError, SpecError
+from knee.commands.ending import EXAMPLES
+from knee.commands.main import COMMANDS, main
+from knee.commands.options.completion import names_of
+from knee.engine.energy import network_w_per_gpu
+from knee.show.terminal import table
 from knee.specs.load import load_cluster
 from knee.specs.plan import Plan
 

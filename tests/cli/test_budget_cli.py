@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from knee.cli import main
-from knee.errors import DoesNotFit
+from knee.base.errors import DoesNotFit
+from knee.commands.main import main
 from refusals import ended, kind, refused
 
 ASK = ("budget", "--cluster", "dgx-h100", "--gpus", "16", "--days", "3")

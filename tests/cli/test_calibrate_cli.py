@@ -12,14 +12,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 import refusals
-from knee.cli import main
-from knee.files import csv_text
-from knee.single import simulate
+from knee.base.files import csv_text
+from knee.commands.main import main
+from knee.engine.one_job import simulate
 from knee.specs.load import load_profile
 from knee.specs.profile import Profile
 from knee.specs.profile_parameters import PARAMETERS
-from knee.validation.published_runs import Setting
-from knee.validation.run_to_job import job_of
+from knee.trust.validation.published_runs import Setting
+from knee.trust.validation.run_to_job import job_of
 from refusals import kind
 
 pytestmark = pytest.mark.slow
@@ -427,7 +427,7 @@ def test_steps_of_a_probe() -> None:
 
 
 def test_what_is_refused_before_a_fit(few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("knee.profile_fit.calibration.calibrate", lambda *_: pytest.fail("it was fitted"))
+    monkeypatch.setattr("knee.trust.profile_fit.calibration.calibrate", lambda *_: pytest.fail("it was fitted"))
     (tmp_path / "taken").write_text("", encoding="utf-8")
     (tmp_path / "folder.toml").mkdir()
     (tmp_path / "other.txt").write_text("no columns\n1\n", encoding="utf-8")
@@ -475,7 +475,7 @@ def test_an_interrupted_fit_leaves_what_was_there(few: Path, tmp_path: Path, mon
 @pytest.mark.slow
 def test_runs_out_of_memory_are_evidence_for_the_memory_model(tmp_path: Path) -> None:
     """A sweep's folder as it is: what knee says fits with little to spare, and did not, makes it expect more memory."""
-    from knee.single import simulate
+    from knee.engine.one_job import simulate
     from knee.specs import Job
     from knee.specs.load import load_cluster, load_model, make_job
 

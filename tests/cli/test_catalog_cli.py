@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from knee.cli import main
-from knee.results.catalog_result import budget_tables
+from knee.commands.catalog.result import budget_tables
+from knee.commands.main import main
 from knee.specs.catalog import KINDS, SOURCE_KINDS, entry_names
 
 ENTRIES = [name for kind in KINDS for name in entry_names(kind)]

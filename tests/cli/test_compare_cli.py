@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from knee.api.compare import compare
-from knee.cli import main
+from knee.commands.compare.api import compare
+from knee.commands.main import main
 from knee.specs.notes import code_of
 from refusals import kind, refused
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from knee.api.shard_data import prepare_shards, read_shards
-from knee.cli import main
-from knee.datasets.token_batches import Shards, Share
+from knee.commands.data.api import prepare_shards, read_shards
+from knee.commands.main import main
+from knee.training.datasets.token_batches import Shards, Share
 from refusals import ended, numbers, refused
 
 needs_tokenizers = pytest.mark.skipif(find_spec("tokenizers") is None, reason="tokenizers is not installed")

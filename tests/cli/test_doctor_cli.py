@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 import knee
-from knee.api import doctor as asked
-from knee.cli import COMMANDS, main
-from knee.probe import requirements as doctor
-from knee.probe.gpus import LocalGpu, NvidiaDriver
-from knee.probe.inventory import Cpu, Inventory, Nic, Software
+from knee.commands.doctor import api as asked
+from knee.commands.main import COMMANDS, main
+from knee.measure.machine import requirements as doctor
+from knee.measure.machine.gpus import LocalGpu, NvidiaDriver
+from knee.measure.machine.inventory import Cpu, Inventory, Nic, Software
 
 H100 = LocalGpu(
     index=0,
@@ -158,8 +158,8 @@ def test_what_is_missing_comes_with_how_to_get_it(monkeypatch: pytest.MonkeyPatc
     assert "pip install 'knee[report]'" in line
 
 
-@pytest.mark.parametrize("call", ["knee.cli.main(['doctor'])", "knee.doctor()"])
+@pytest.mark.parametrize("call", ["knee.commands.main.main(['doctor'])", "knee.doctor()"])
 def test_it_loads_nothing_that_it_looks_for(call: str) -> None:
-    code = f"import sys, knee.cli\ntry: {call}\nfinally: print(*sys.modules)"
+    code = f"import sys, knee.commands.main\ntry: {call}\nfinally: print(*sys.modules)"
     text = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert not {"numpy", "torch", "altair", "pydantic"} & set(text.splitlines()[-1].split())

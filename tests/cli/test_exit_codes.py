@@ -15,14 +15,15 @@ import pytest
 from click.testing import CliRunner
 
 import refusals
-from knee import cli, errors, signals
-from knee.cli import main
-from knee.cli.ending import TRACEBACK
-from knee.energy.carbon import grid_names
-from knee.errors import ExitCode, InputError, KneeError, NotWritten
-from knee.files import make_folder, remove_unfinished, replacing, scratch_folder, write_text
-from knee.kineto.kineto_writer import write_kineto
-from knee.single import events_of
+from knee.base import errors, signals
+from knee.base.errors import ExitCode, InputError, KneeError, NotWritten
+from knee.base.files import make_folder, remove_unfinished, replacing, scratch_folder, write_text
+from knee.commands import main as cli
+from knee.commands.ending import TRACEBACK
+from knee.commands.main import main
+from knee.engine.energy import grid_names
+from knee.engine.one_job import events_of
+from knee.measure.kineto.kineto_writer import write_kineto
 from knee.specs.catalog import did_you_mean
 from knee.specs.choices import DEVICES
 from knee.specs.load import load_cluster, load_model, load_profile, make_job

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from knee.cli import main, progress_bar
-from knee.kineto.collect import read_columns
-from knee.studies.record_store import Store
-from knee.validation.run_errors import PIECE
+from knee.commands.main import main
+from knee.commands.study.record_store import Store
+from knee.measure.kineto.column_cache import read_columns
+from knee.show.terminal import progress_bar
+from knee.trust.validation.run_errors import PIECE
 from refusals import numbers, refused
 
 GRID = 'model = "llama-tiny"\ncluster = "dgx-h100"\nprofile = "knee"\ngpus = [8, 16]\nlocal_batch = [1, 2]\n'
@@ -48,7 +49,7 @@ def knee(*words: str | Path) -> Result:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("knee.text_files.WRITER_S", 0.0)
+    monkeypatch.setattr("knee.base.files.WRITER_S", 0.0)
 
 
 @pytest.mark.parametrize("command", READERS)
@@ -68,7 +69,7 @@ def test_what_never_ends_is_refused(command: str, kind: str, monkeypatch: pytest
             "kineto.blocks.MOST_TRACE_BYTES",
         ):
             monkeypatch.setattr(f"knee.{limit}", 9)
-        monkeypatch.setattr("knee.text_files.read_text.__kwdefaults__", {"most": 9, "encoding": "utf-8"})
+        monkeypatch.setattr("knee.base.files.read_text.__kwdefaults__", {"most": 9, "encoding": "utf-8"})
         Path(name).write_text(" " * 10)
     error = refused(*command.split(), name, *more)
     assert error.code in CODES[kind]
@@ -76,7 +77,7 @@ def test_what_never_ends_is_refused(command: str, kind: str, monkeypatch: pytest
 
 def test_a_pipe_with_a_writer_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo("runs.csv")
-    monkeypatch.setattr("knee.text_files.WRITER_S", 600.0)  # it ends as soon as something is written
+    monkeypatch.setattr("knee.base.files.WRITER_S", 600.0)  # it ends as soon as something is written
     writer = threading.Thread(target=Path("runs.csv").write_text, args=(RUNS + ROW,))
     writer.start()
     assert knee("validate", "runs.csv").exit_code == 0
@@ -84,8 +85,8 @@ def test_a_pipe_with_a_writer_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_too_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("knee.validation.csv_cells.MOST_ROWS", 2)
-    monkeypatch.setattr("knee.validation.user_runs.MOST_FITTED_ROWS", 1)
+    monkeypatch.setattr("knee.trust.validation.csv_cells.MOST_ROWS", 2)
+    monkeypatch.setattr("knee.trust.validation.user_runs.MOST_FITTED_ROWS", 1)
     Path("two.csv").write_text(RUNS + ROW * 2 + "\n\n")
     Path("three.csv").write_text(RUNS + ROW * 3)
     Path("links.csv").write_text(BANDWIDTHS + "h100,8,all_reduce,1048576,100\n" * 3)
@@ -106,7 +107,7 @@ def test_too_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_too_large_grids_are_not_expanded(words: tuple[str, ...], limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("mine.toml").write_text(GRID)
     monkeypatch.setattr(f"knee.{limit}", 3)
-    monkeypatch.setattr("knee.studies.questions.product", None)  # which would expand them
+    monkeypatch.setattr("knee.commands.study.questions.product", None)  # which would expand them
     error = refused(*words)
     assert (error.code, numbers(error.message)[0]) == ("too-many", 4)
 
@@ -114,7 +115,7 @@ def test_too_large_grids_are_not_expanded(words: tuple[str, ...], limit: str, mo
 def test_grids_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("one", "two"):
         Path(f"{name}.toml").write_text(GRID)
-    monkeypatch.setattr("knee.studies.questions.MOST_POINTS", 7)
+    monkeypatch.setattr("knee.commands.study.questions.MOST_POINTS", 7)
     error = refused("study", "run", "one.toml", "two.toml", "--no-page", "--out", "out")
     assert (error.code, numbers(error.message)[0]) == ("too-many", 8)
 
@@ -143,18 +144,18 @@ def test_too_many_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     for rank in range(3):
         Path(f"traces/rank{rank}.json").write_text(trace(4, rank=rank))
     assert knee("trace", "traces").exit_code == 0
-    monkeypatch.setattr("knee.kineto.event_columns.MOST_KERNELS", 11)
+    monkeypatch.setattr("knee.measure.kineto.event_columns.MOST_KERNELS", 11)
     assert (refused("trace", "traces").code, 11 in numbers(refused("trace", "traces").message)) == ("too-large", True)
-    monkeypatch.setattr(sys.modules["knee.trace.analyse"], "MOST_TRACE_BYTES", 400)
+    monkeypatch.setattr(sys.modules["knee.measure.traces.analyse"], "MOST_TRACE_BYTES", 400)
     assert refused("trace", "traces").code == "too-large"
-    monkeypatch.setattr("knee.kineto.trace_files.MOST_TRACES", 2)
-    monkeypatch.setattr("knee.kineto.trace_files._start", None)  # which would open them
+    monkeypatch.setattr("knee.measure.kineto.trace_files.MOST_TRACES", 2)
+    monkeypatch.setattr("knee.measure.kineto.trace_files._start", None)  # which would open them
     error = refused("trace", "traces")
     assert (error.code, 3 in numbers(error.message)) == ("too-many", True)
 
 
 def test_events_of_the_host_take_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("knee.kineto.blocks.BLOCK_BYTES", 1 << 12)
+    monkeypatch.setattr("knee.measure.kineto.blocks.BLOCK_BYTES", 1 << 12)
     peaks = []
     for host in (4_000, 16_000):
         path = tmp_path / "trace.json"
@@ -167,7 +168,7 @@ def test_events_of_the_host_take_no_memory(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_records_with_a_folder_are_not_remembered(tmp_path: Path) -> None:
-    from knee.studies.run_study import points_to_run, recorded
+    from knee.commands.study.run_study import points_to_run, recorded
 
     Path("mine.toml").write_text(GRID)
     points = points_to_run(["mine.toml"])
@@ -182,29 +183,29 @@ def test_runs_are_predicted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("runs.csv").write_text(RUNS + rows)
     whole = knee("validate", "runs.csv", "--json")
     assert PIECE > 7
-    monkeypatch.setattr("knee.validation.run_errors.PIECE", 2)
+    monkeypatch.setattr("knee.trust.validation.run_errors.PIECE", 2)
     assert knee("validate", "runs.csv", "--json").stdout == whole.stdout
 
 
 def test_logs_say_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_bar, "LINES_S", 0.0)
     Path("mine.toml").write_text(GRID)
-    monkeypatch.setattr("knee.cli.sweep.MANY", 1)
+    monkeypatch.setattr("knee.commands.sweep.cli.MANY", 1)
     said = knee("sweep", "mine.toml", "--out", "sweep", "--dry-run").stderr
     assert "checking: 3 of 4" in said
-    monkeypatch.setattr("knee.cli.validate.MANY", 1)
+    monkeypatch.setattr("knee.commands.validate.cli.MANY", 1)
     Path("runs.csv").write_text(RUNS + ROW + ROW.replace("64", "128"))
     said = knee("validate", "runs.csv").stderr
     assert ("reading: 1 of 3" in said, "predicting: 1 of 2" in said) == (True, True)
     Path("links.csv").write_text(BANDWIDTHS + "h100,8,all_reduce,1048576,100\n" * 2)
     assert "reading: 1 of 3" in knee("validate", "links.csv").stderr
-    monkeypatch.setattr("knee.cli.trace.LARGE_BYTES", 1)
+    monkeypatch.setattr("knee.commands.trace.cli.LARGE_BYTES", 1)
     Path("trace.json").write_text(trace(3))
     assert "read 0 of 1 trace, 0.0 GB" in knee("trace", "trace.json").stderr
 
 
 def test_tables_of_many_sources_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("knee.cli.render.validate.MOST_NAMED", 2)
+    monkeypatch.setattr("knee.commands.validate.text.MOST_NAMED", 2)
     rows = "".join(f"s{n},{ROW}" for n in range(5))
     Path("runs.csv").write_text(f"source,{RUNS}{rows}")
     said = knee("validate", "runs.csv").stdout

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from knee.cli import main
-from knee.errors import DoesNotFit
+from knee.base.errors import DoesNotFit
+from knee.commands.main import main
 from refusals import ended, kind, numbers, refused
 
 pytestmark = pytest.mark.slow

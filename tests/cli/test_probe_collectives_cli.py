@@ -13,7 +13,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from click.testing import CliRunner, Result
 
-from knee.cli import main
+from knee.commands.main import main
 from refusals import ended, kind, refused
 
 DATA = Path(__file__).parents[2] / "data" / "gloo"
@@ -77,7 +77,7 @@ def test_json_has_everything() -> None:
 
 def test_a_replay_does_not_load_torch() -> None:
     code = (
-        "import sys; from knee.cli import main\n"
+        "import sys; from knee.commands.main import main\n"
         f"try: main(['probe', 'collectives', '--replay', {str(RECORDING)!r}])\n"
         "except SystemExit as end: assert not end.code, end.code\n"
         "assert 'torch' not in sys.modules"
@@ -128,7 +128,7 @@ def _torch(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_torch")
 def test_without_torchrun_it_says_how() -> None:
     hint = refused("probe", "collectives").hint
-    assert "torchrun --nproc-per-node 8 -m knee.cli probe collectives --out mine.toml" in str(hint)
+    assert "torchrun --nproc-per-node 8 -m knee probe collectives --out mine.toml" in str(hint)
 
 
 @pytest.mark.usefixtures("_torch")
@@ -149,6 +149,6 @@ def test_one_rank_tells_of_a_mistake(monkeypatch: pytest.MonkeyPatch, rank: str,
 
 
 def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("knee.probe.machine_facts.find_spec", lambda _: None)
+    monkeypatch.setattr("knee.measure.machine.machine_facts.find_spec", lambda _: None)
     _, error = ended("probe", "collectives")
     assert (error.code, error.hint) == ("missing-extra", "pip install 'knee[train]'")

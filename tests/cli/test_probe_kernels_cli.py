@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from knee.cli import main
+from knee.commands.main import main
 from knee.specs.load import load_cluster
 from refusals import ended, kind, numbers, refused
 
@@ -57,7 +57,7 @@ def test_json(tmp_path: Path) -> None:
 
 
 def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("knee.probe.machine_facts.find_spec", lambda _: None)
+    monkeypatch.setattr("knee.measure.machine.machine_facts.find_spec", lambda _: None)
     for probe in ("kernels", "steps"):
         _, error = ended("probe", probe, "--out", tmp_path / "m.toml")
         assert (error.code, error.hint) == ("missing-extra", "pip install 'knee[train]'")

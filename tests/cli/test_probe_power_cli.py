@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from knee.cli import main
-from knee.errors import MissingExtra
-from knee.probe import nvml
-from knee.probe import power_loads as power
-from knee.record.probe_points import key_of
-from knee.record.readings import Machine, read_readings
+from knee.base.errors import MissingExtra
+from knee.commands.main import main
+from knee.measure.machine import nvml
+from knee.measure.machine import power_loads as power
+from knee.measure.machine.probe_points import key_of
+from knee.measure.machine.readings import Machine, read_readings
 from knee.specs.load import load_cluster
 from refusals import ended, kind, numbers, refused
 
@@ -60,7 +60,7 @@ def test_json(tmp_path: Path) -> None:
 
 
 def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("knee.probe.machine_facts.find_spec", lambda _: None)
+    monkeypatch.setattr("knee.measure.machine.machine_facts.find_spec", lambda _: None)
     _, error = ended("probe", "power", "--out", tmp_path / "m.toml")
     assert (error.code, error.hint) == ("missing-extra", "pip install 'knee[train]'")
     assert list(tmp_path.iterdir()) == []

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from knee.api.report import read_records
-from knee.cli import main
-from knee.errors import ExitCode, Incomplete
+from knee.base.errors import ExitCode, Incomplete
+from knee.commands.main import main
+from knee.commands.report.api import read_records
 from refusals import caught, ended, kind, numbers, refused
 
 ASK = ("simulate", "llama2-7b", "--cluster", "dgx-h100", "--profile", "paper", "--local-batch", "2", "--json")

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from knee.cli import main
-from knee.cli.render.scale import _beyond
-from knee.errors import DoesNotFit
-from knee.results.scale_result import ScalingCurve
-from knee.results.scale_words import against
+from knee.base.errors import DoesNotFit
+from knee.commands.main import main
+from knee.commands.scale.result import ScalingCurve, against
+from knee.commands.scale.text import _beyond
 from knee.search.scaling_curve import Curve, point_of
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.trust.trust import trust_of
@@ -251,13 +250,14 @@ def test_only_counts_that_are_extrapolated_are_called_so() -> None:
 
 def test_long_searches_say_how_far_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     ask = (*NAMES, "--gpus", "8", "--local-batch", "1", "--best", "--pp", "1")
-    monkeypatch.setattr("knee.cli.progress_bar.PATIENCE_S", -1.0)
+    monkeypatch.setattr("knee.show.terminal.progress_bar.PATIENCE_S", -1.0)
     assert "8 GPUs: listing plans\n" in knee(*ask).stderr
-    monkeypatch.setattr("knee.cli.progress_bar.PATIENCE_S", 1e9)
+    monkeypatch.setattr("knee.show.terminal.progress_bar.PATIENCE_S", 1e9)
     assert knee(*ask).stderr == ""
 
 
 def test_the_command_is_light_to_import() -> None:
-    code = "import sys, knee.cli.scale; print([m for m in ('numpy', 'pydantic', 'rich', 'altair') if m in sys.modules])"
+    heavy = ("numpy", "pydantic", "rich", "altair")
+    code = f"import sys, knee.commands.scale.cli; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

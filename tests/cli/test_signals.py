@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from knee.errors import ExitCode
-from knee.trace.kernel_classes import classes_of
-from knee.trace.reader_processes import WORKER
+from knee.base.errors import ExitCode
+from knee.measure.traces.analyse import WORKER
+from knee.measure.traces.kernel_classes import classes_of
 
 SOURCES = Path(__file__).parents[2] / "src"
 ASK = ("simulate", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "8", "--local-batch", "2")
@@ -100,7 +100,7 @@ def test_a_command_whose_reader_does_not_read(start: Callable[..., subprocess.Po
 
 LISTENS = "import os, signal, sys; from pathlib import Path; from knee import signals; signals.listen()\n"
 STUBBORN = """
-from knee.files import replacing
+from knee.base.files import replacing
 with replacing(Path(sys.argv[1]) / "a.txt") as partial:
     partial.write_text("half")
     try:

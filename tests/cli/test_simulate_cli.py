@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from commands_page import commands_page
 
-from knee.cli import available, main
-from knee.cli.docs import commands_page
-from knee.cli.options.plan_options import PLAN
-from knee.errors import DoesNotFit
-from knee.specs.building.check import SeveralMistakes
+from knee.base.errors import DoesNotFit
+from knee.commands.main import available, main
+from knee.commands.options.plan_options import PLAN
+from knee.specs.check import SeveralMistakes
 from knee.specs.plan import Plan
 from refusals import ended, kind, numbers, refused
 
@@ -480,7 +480,7 @@ def test_the_hint_fits() -> None:
 
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "knee.cli", *args], capture_output=True, text=True, check=False)
+    return subprocess.run([sys.executable, "-m", "knee", *args], capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(
@@ -500,7 +500,7 @@ def test_exit_codes(args: tuple[str, ...], code: int) -> None:
 
 
 def test_a_reader_that_leaves_early_is_no_failure_to_report() -> None:
-    script = f"{sys.executable} -m knee.cli catalog | head -n 1"
+    script = f"{sys.executable} -m knee catalog | head -n 1"
     done = subprocess.run(script, shell=True, capture_output=True, text=True, check=True)
     assert done.stdout == "models\n"
     assert done.stderr == ""
@@ -508,7 +508,8 @@ def test_a_reader_that_leaves_early_is_no_failure_to_report() -> None:
 
 def test_help_imports_nothing_heavy() -> None:
     """So that it is quick: benchmarks/startup.py has the milliseconds."""
-    code = "import sys, knee.cli; sys.argv = ['knee', '--help']\ntry: knee.cli.main()\nfinally: print(*sys.modules)"
+    code = "import sys; sys.argv = ['knee', '--help']; from knee.commands.main import main"
+    code += "\ntry: main()\nfinally: print(*sys.modules)"
     text = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert not {"numpy", "pydantic", "rich"} & set(text.splitlines()[-1].split())
 
@@ -523,4 +524,4 @@ def test_help_lists_what_the_commands_say_of_themselves() -> None:
 
 def test_the_page_of_commands_is_up_to_date() -> None:
     page = Path(__file__).parents[2] / "docs" / "commands.md"
-    assert page.read_text(encoding="utf-8") == commands_page(), "run python -m knee.cli.docs"
+    assert page.read_text(encoding="utf-8") == commands_page(), "run python -m knee.docs"

@@ -16,9 +16,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 import refusals
-from knee.cli import main
-from knee.errors import InputError, MissingExtra, NotWritten
-from knee.studies.study_file import load_study, study_names
+from knee.base.errors import InputError, MissingExtra, NotWritten
+from knee.commands.main import main
+from knee.commands.study.study_file import load_study, study_names
 from refusals import ended, kind, numbers
 
 SOURCES = Path(__file__).parents[2] / "src"

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from knee.cli.render.table import print_heading, print_rows
+from knee.show.terminal.table import print_heading, print_rows
 
 REMARK = "ranks wait for the last one at every collective between nodes"
 

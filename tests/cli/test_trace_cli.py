@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from knee.cli import main
-from knee.cli.render.table import seen
+from knee.commands.main import main
+from knee.show.terminal.table import seen
 from trace_made import document, event, write
 
 

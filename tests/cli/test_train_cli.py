@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from knee.api.train import TrainedRun, train, write_train_job
-from knee.cli import main
-from knee.errors import DoesNotFit, ExitCode, InputError, NotWritten, RunFailed
+from knee.base.errors import DoesNotFit, ExitCode, InputError, NotWritten, RunFailed
+from knee.commands.main import main
+from knee.commands.train.api import TrainedRun, train, write_train_job
 from waiting import LIMIT_S, until
 
 HAS_TORCH = find_spec("torch") is not None
@@ -266,20 +266,20 @@ def test_torchruns_ranks_agree_on_a_folder(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_job_for_another_machine(tmp_path: Path) -> None:
     """Neither torch nor a GPU is needed to write one."""
-    from knee.parallelism.trainer_job import TrainJob
+    from knee.training.parallelism.trainer_job import TrainJob
 
     path = tmp_path / "job.json"
     result = CliRunner().invoke(
         main, ["train", "llama-1b", "--device", "cuda", "--nproc", "8", "--tp", "2", "--out", "run", "--job", str(path)]
     )
     assert result.exit_code == 0, result.stderr
-    assert "torchrun --nproc-per-node 8 -m knee.train.worker" in result.stderr
+    assert "torchrun --nproc-per-node 8 -m knee.training.run.worker" in result.stderr
     job = TrainJob.from_json(json.loads(path.read_text(encoding="utf-8")))
     assert (job.device, job.dtype, job.steps, job.warmup, job.plan.dp_shard) == ("cuda", "bf16", 60, 10, 4)
     assert any(gpu["gpu"] == "h200-sxm" for gpu in job.facts["gpus_known"])
     written = write_train_job("llama-1b", path, device="cuda", nproc=8, tp=2, out="run")
     assert written.to_dict() == {"job": str(path), "record": "run"}
-    assert written.command == f"torchrun --nproc-per-node 8 -m knee.train.worker {path}"
+    assert written.command == f"torchrun --nproc-per-node 8 -m knee.training.run.worker {path}"
     assert TrainJob.from_json(json.loads(path.read_text(encoding="utf-8"))) == written.job
 
 
@@ -307,14 +307,14 @@ def test_data_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_without_torch_the_install_command_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    from knee.probe import machine_facts as machine
+    from knee.measure.machine import machine_facts as machine
 
     monkeypatch.setattr(machine, "find_spec", lambda _: None)
     assert "pip install 'knee[train]'" in refused(*SMALL, code=4)
 
 
 def test_a_model_that_is_not_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    from knee.probe import machine_facts as machine
+    from knee.measure.machine import machine_facts as machine
 
     monkeypatch.setattr(machine, "find_spec", lambda _: object())
     assert "Llama decoders" in refused("gpt3-175b", "--device", "cpu")

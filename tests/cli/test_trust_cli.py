@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import knee as library
-from knee.cli import main
+from knee.commands.main import main
 from knee.specs.notes import code_of
 from knee.trust.trust import Trust
 

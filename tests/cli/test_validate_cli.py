@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 import refusals
-from knee.api import validate
-from knee.cli import main
-from knee.errors import InputError
+from knee.base.errors import InputError
+from knee.commands.main import main
+from knee.commands.validate import api as validate
 from refusals import kind, numbers
 
 HEADER = "id,source,layers,hidden,heads,gpu,n_gpus,seq_len,global_batch,tp,tokens_per_s_per_gpu,memory_gib,status"
@@ -193,7 +193,7 @@ def test_standard_input_is_read_once(runs: Path) -> None:
 
 
 def test_a_bar_for_many_models(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("knee.cli.validate.MANY", 1)
+    monkeypatch.setattr("knee.commands.validate.cli.MANY", 1)
     assert "predicting" in knee(runs).stderr
 
 

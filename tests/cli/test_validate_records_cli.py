@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from knee.cli import main
+from knee.commands.main import main
 
 
 def knee(*words: str | Path) -> str:

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from knee.cost.clock import StepWork, clock_frac
-from knee.energy.step_power import demand_w
-from knee.simulator import evaluate
+from knee.engine.cost.step_parts import StepWork, clock_frac
+from knee.engine.energy import demand_w
+from knee.engine.simulator import evaluate
 from knee.specs.hardware import Gpu
 from knee.specs.load import load_cluster
 from tables import H100, job, table

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from knee.cost.collective_cost import Links, all_reduce_s, gather_s, ring_bandwidth, send_s
-from knee.cost.placement import GroupPlacement
+from knee.engine.cost.collective_cost import Links, all_reduce_s, gather_s, ring_bandwidth, send_s
+from knee.engine.cost.placement import GroupPlacement
 from knee.specs.constants import constant
 from knee.specs.hardware import Tier
 from knee.specs.load import load_cluster, load_profile

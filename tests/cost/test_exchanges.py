@@ -7,18 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from knee.cost.collective_cost import Links, all_reduce_s, gather_s
-from knee.cost.hierarchical import leveled_gather_s
-from knee.cost.placement import GroupPlacement
-from knee.errors import SpecError
+from knee.base.errors import SpecError
+from knee.engine.cost.collective_cost import Links, all_reduce_s, gather_s, leveled_gather_s
+from knee.engine.cost.placement import GroupPlacement
+from knee.engine.one_job import simulate
+from knee.engine.workload.outer_sync_loss import loss_ratio
 from knee.search.space import Space
 from knee.search.space_tables import whole_table
-from knee.single import simulate
 from knee.specs.hardware import Tier
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.specs.plan import Plan
 from knee.specs.plan_table import table_of
-from knee.workload.outer_sync_loss import loss_ratio
 
 MODEL, H100, EAGER = load_model("llama2-7b").spec, load_cluster("dgx-h100").spec, load_profile("eager").spec
 SITES = replace(

@@ -10,15 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knee.arrays import Floats
-from knee.cost.collective_cost import Links
-from knee.cost.expert_dispatch import (
-    Dispatcher,
-    Exchange,
-    combine_s,
-    dispatch_s,
-    permutation_bytes,
-)
+from knee.base.arrays import Floats
+from knee.engine.cost.collective_cost import Links
+from knee.engine.cost.expert_dispatch import Dispatcher, Exchange, combine_s, dispatch_s, permutation_bytes
 from knee.specs.load import load_cluster
 
 DISPATCHERS: tuple[Dispatcher, ...] = get_args(Dispatcher)

@@ -7,16 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from knee.cost.kernel_cost import cost_of
-from knee.cost.step_parts import half_column, product_column, shapes_of
-from knee.errors import SpecError
-from knee.parallelism.trainer_job import TrainJob
-from knee.simulator import EvaluatedStep, evaluate
+from knee.base.errors import SpecError
+from knee.engine.cost.kernel_cost import cost_of
+from knee.engine.cost.step_parts import half_column, product_column, shapes_of
+from knee.engine.simulator import EvaluatedStep, evaluate
+from knee.engine.workload import operations as op
 from knee.specs import Job
 from knee.specs.constants import constant
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.specs.plan_table import table_of
-from knee.workload import operations as op
+from knee.training.parallelism.trainer_job import TrainJob
 
 TOKENS, HIDDEN, FFN, KV = 8192, 4096, 14336, 1024
 WEIGHTS = HIDDEN * (2 * HIDDEN + 2 * KV + 3 * FFN)

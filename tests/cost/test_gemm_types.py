@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knee.arrays import Floats
-from knee.cost.kernel_cost import GEMM_TYPES, gemm_bytes, gemm_s, products_s
-from knee.errors import SpecError
+from knee.base.arrays import Floats
+from knee.base.errors import SpecError
+from knee.engine.cost.kernel_cost import GEMM_TYPES, gemm_bytes, gemm_s, products_s
 from knee.specs.hardware import GemmType, Gpu
 from knee.specs.load import load_cluster, load_profile
 

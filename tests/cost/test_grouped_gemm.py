@@ -7,15 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knee.arrays import Floats
-from knee.cost.expert_loads import RankLoads, rank_loads
-from knee.cost.grouped_gemm import (
-    experts_backward_s,
-    experts_forward_s,
-    grouped_gemm_s,
-    grouped_weight_gemm_s,
-)
-from knee.cost.kernel_cost import gemm_s
+from knee.base.arrays import Floats
+from knee.engine.cost.expert_loads import RankLoads, rank_loads
+from knee.engine.cost.grouped_gemm import experts_backward_s, experts_forward_s, grouped_gemm_s, grouped_weight_gemm_s
+from knee.engine.cost.kernel_cost import gemm_s
 from knee.specs.hardware import GemmType, Gpu
 from knee.specs.load import load_cluster
 

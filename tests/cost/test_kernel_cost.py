@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from knee.cost.kernel_cost import attention_s, gemm_s, stream_s
+from knee.engine.cost.kernel_cost import attention_s, gemm_s, stream_s
+from knee.engine.workload.operations import Attention, MemoryBound
 from knee.specs.hardware import GemmType, Gpu
 from knee.specs.load import load_cluster, load_profile
-from knee.workload.operations import Attention, MemoryBound
 
 GPU = load_cluster("dgx-h100").spec.gpu
 PEAK = 989e12

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from knee.cost.collective_cost import Links, all_reduce_s, gather_s
-from knee.cost.nccl_tests import OPERATIONS, Operation, ReduceAlgorithm, idle_s, nvls_rate, reduce_by, ring_links
-from knee.cost.placement import GroupPlacement
+from knee.engine.cost.collective_cost import Links, all_reduce_s, gather_s
+from knee.engine.cost.nccl_tests import OPERATIONS, Operation, ReduceAlgorithm, idle_s, nvls_rate, reduce_by, ring_links
+from knee.engine.cost.placement import GroupPlacement
 from knee.specs.constants import constant
 from knee.specs.hardware import Cluster
 from knee.specs.load import catalog_entries, load_cluster

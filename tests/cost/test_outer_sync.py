@@ -7,18 +7,18 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from knee.cost.collective_cost import Links, all_reduce_s
-from knee.cost.placement import GroupPlacement
-from knee.errors import SpecError
-from knee.record.measurement import Measurement
+from knee.base.errors import SpecError
+from knee.engine.cost.collective_cost import Links, all_reduce_s
+from knee.engine.cost.placement import GroupPlacement
+from knee.engine.measurement import Measurement
+from knee.engine.one_job import events_of, simulate
+from knee.engine.simulator import evaluate
+from knee.engine.workload.parameters import parameter_count
 from knee.search.space import Space
 from knee.search.space_tables import whole_table
-from knee.simulator import evaluate
-from knee.single import events_of, simulate
 from knee.specs import Job, Plan
 from knee.specs.plan_table import table_of
 from knee.trust.trust import trust_of
-from knee.workload.parameters import parameter_count
 from tables import EAGER, H100, LLAMA_7B, job
 
 HSDP = {"sharding": "hsdp", "dp_shard": 64, "dp_replicate": 8}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from knee.cost.placement import gpus_used, place
+from knee.engine.cost.placement import gpus_used, place
 from knee.specs.plan import AXES
 from tables import job, table
 

@@ -7,16 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from knee.cost.placement import place
-from knee.cost.step_parts import shapes_of
-from knee.record.events import COLLECTIVES
-from knee.simulator import evaluate
-from knee.single import events_of
+from knee.engine.cost.placement import place
+from knee.engine.cost.step_parts import shapes_of
+from knee.engine.events import COLLECTIVES
+from knee.engine.one_job import events_of
+from knee.engine.simulator import evaluate
+from knee.engine.workload import operations as op
 from knee.specs import Job, Tier
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.specs.plan_table import table_of
 from knee.specs.profile import Kernels
-from knee.workload import operations as op
 
 
 def job(

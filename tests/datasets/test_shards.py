@@ -24,16 +24,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knee.datasets import documents as text_module
-from knee.datasets import token_batches as tokens_module
-from knee.datasets import write_shards as shards_module
-from knee.datasets.documents import blocks, documents, find_files
-from knee.datasets.permutation import key, permute
-from knee.datasets.shard_index import INDEX, read_index
-from knee.datasets.synthetic import best_loss, frequencies, markov_tokens
-from knee.datasets.token_batches import Prefetcher, Shards, Share, Synthetic, open_data
-from knee.datasets.write_shards import JOURNAL, write_shards
-from knee.errors import InputError, KneeError, MissingExtra, NotWritten, RunFailed
+from knee.base.errors import InputError, KneeError, MissingExtra, NotWritten, RunFailed
+from knee.training.datasets import documents as text_module
+from knee.training.datasets import token_batches as tokens_module
+from knee.training.datasets import write_shards as shards_module
+from knee.training.datasets.documents import blocks, documents, find_files
+from knee.training.datasets.permutation import key, permute
+from knee.training.datasets.shard_index import INDEX, read_index
+from knee.training.datasets.synthetic import best_loss, frequencies, markov_tokens
+from knee.training.datasets.token_batches import Prefetcher, Shards, Share, Synthetic, open_data
+from knee.training.datasets.write_shards import JOURNAL, write_shards
 from refusals import caught, kind, numbers
 from waiting import LIMIT_S, until
 
@@ -90,7 +90,7 @@ def corpus(tmp_path: Path) -> Path:
 
 def decoded(folder: Path) -> list[str]:
     """Documents of a folder of shards, read by their boundaries."""
-    from knee.datasets.tokenize import load_tokenizer
+    from knee.training.datasets.tokenize import load_tokenizer
 
     index, library = read_index(folder), load_tokenizer(folder / "tokenizer.json")
     texts, held = [], []
@@ -328,8 +328,8 @@ def test_an_interrupted_preparation_goes_on(
 HELD = """
 import sys
 from pathlib import Path
-from knee.datasets import documents as text
-from knee.datasets.write_shards import write_shards
+from knee.training.datasets import documents as text
+from knee.training.datasets.write_shards import write_shards
 
 def report(progress):
     if progress.tokens > 5000:  # two shards are finished, and the third is begun
@@ -703,7 +703,7 @@ def test_training_reads_without_the_extras(folder: Path) -> None:
     """Workers have torch and NumPy, and nothing that prepared the text."""
     code = (
         "import sys\nfor name in ('tokenizers', 'pyarrow', 'click', 'pydantic', 'rich'): sys.modules[name] = None\n"
-        "from pathlib import Path\nfrom knee.datasets.token_batches import *\n"
+        "from pathlib import Path\nfrom knee.training.datasets.token_batches import *\n"
         f"print(Shards(Path({str(folder)!r}), Share(seq_len=8, global_batch=2), vocab_size=320).batch(0).shape)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

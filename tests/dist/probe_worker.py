@@ -11,10 +11,10 @@ import sys
 import time
 from typing import Any
 
-from knee.cli import main
-from knee.probe import collective_timing as collectives
-from knee.probe import torchrun_ranks as ranks
-from knee.record.readings import ReadingsFile
+from knee.commands.main import main
+from knee.measure.machine import collective_timing as collectives
+from knee.measure.machine import torchrun_ranks as ranks
+from knee.measure.machine.readings import ReadingsFile
 from waiting import POLL_S
 
 made: list[ranks.Stop] = []

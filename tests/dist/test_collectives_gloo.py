@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from knee.hardware_fit.links import fit_links
-from knee.probe.collective_grid import COLLECTIVES
-from knee.record.probe_points import Record
-from knee.record.readings import read_readings
+from knee.measure.hardware_fit.links import fit_links
+from knee.measure.machine.collective_grid import COLLECTIVES
+from knee.measure.machine.probe_points import Record
+from knee.measure.machine.readings import read_readings
 from waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")

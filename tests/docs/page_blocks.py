@@ -32,7 +32,7 @@ from typing import Any
 import click
 from click.testing import CliRunner
 
-from knee.cli import main
+from knee.commands.main import main
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -156,9 +156,9 @@ def parse(line: str) -> None:
         return
     assert words[0] in {"knee", *PROGRAMS}, f"{words[0]}: unknown program"
     if words[0] != "knee":
-        if not {"knee", "knee.cli"} & set(words):
+        if "knee" not in words:
             return
-        words = words[next(i for i, word in enumerate(words) if word in ("knee", "knee.cli")) :]
+        words = words[words.index("knee") :]
     context = click.Context(main, info_name="knee", **main.context_settings)  # click keeps the help option it makes
     command, rest = main.get_command(context, words[1]), words[2:]
     assert command is not None, line

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from knee.energy.step_power import power_w, usd_per_mtoken
-from knee.hardware_fit.power_constants import modelled_w, windows_of
-from knee.record.readings import read_readings
+from knee.engine.energy import power_w, usd_per_mtoken
+from knee.measure.hardware_fit.power_constants import modelled_w, windows_of
+from knee.measure.machine.readings import read_readings
 from knee.specs.hardware import Gpu
 from knee.specs.load import load_cluster
 

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from export_jobs import expert_jobs, made, sparse
 
-from knee.export.formats import export
-from knee.export.megatron import _layout
-from knee.export.megatron_experts import layer_pattern
 from knee.specs.load import load_job, load_model
-from knee.specs.model.experts import Experts
+from knee.specs.model.decoder import Experts
+from knee.training.export.formats import export
+from knee.training.export.megatron import _layout, layer_pattern
 from refusals import caught, kind
 
 DEEPSEEK = {"gpus": 256, "batch": 1024, "pp": 8, "ep": 32}

@@ -17,14 +17,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import knee
-from knee.errors import InputError
-from knee.export.command_line import LaunchCommand, recorded
-from knee.export.formats import export
-from knee.export.megatron import _layout
+from knee.base.errors import InputError
 from knee.specs.choices import TARGETS
 from knee.specs.job import Job
 from knee.specs.load import load_job
 from knee.specs.plan import AXES, CP_METHODS, RECOMPUTES, SCHEDULES, SHARDINGS
+from knee.training.export.command_line import LaunchCommand, recorded
+from knee.training.export.formats import export
+from knee.training.export.megatron import _layout
 from refusals import caught, kind
 
 GOLDEN = Path(__file__).parent / "exports"

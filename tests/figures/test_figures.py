@@ -7,13 +7,13 @@ import re
 
 import pytest
 
-from knee.errors import MissingExtra
-from knee.figures import palette, vega
-from knee.figures.axes import fitting, x_axis, y_axis
-from knee.figures.heat_map import hatch_path
-from knee.figures.labels import format_value, heading, label, value_with_name
-from knee.figures.svg import svg_for_page
-from knee.units import amount
+from knee.base.errors import MissingExtra
+from knee.base.units import amount
+from knee.show.figures import palette, vega
+from knee.show.figures.axes import fitting, x_axis, y_axis
+from knee.show.figures.heat_map import hatch_path
+from knee.show.figures.labels import format_value, heading, label, value_with_name
+from knee.show.figures.svg import svg_for_page
 
 GPUS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 

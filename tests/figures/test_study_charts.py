@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from knee.figures import palette, vega
-from knee.figures.doubling_chart import doublings, doublings_of
-from knee.figures.heat_map import HATCHED
-from knee.figures.study_charts import figure_files, figures, figures_of_rows
-from knee.figures.svg import svg_for_page
-from knee.studies.run_study import results
-from knee.studies.study_file import Draw, Published
+from knee.commands.study.charts import figure_files, figures, figures_of_rows
+from knee.commands.study.doubling_chart import doublings, doublings_of
+from knee.commands.study.run_study import results
+from knee.commands.study.study_file import Draw, Published
+from knee.show.figures import palette, vega
+from knee.show.figures.heat_map import HATCHED
+from knee.show.figures.svg import svg_for_page
 
 LINE = Draw(title="Throughput per GPU", mark="line", x="gpus", y="tokens_per_s_per_gpu")
 HEAT = Draw(title="Heat", mark="heat", x="tp", y="pp", shows="tokens_per_s_per_gpu")

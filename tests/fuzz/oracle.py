@@ -32,7 +32,7 @@ class Finding:
 @cache
 def documented_codes() -> frozenset[int]:
     """Exit codes that ``knee --help`` names."""
-    from knee.cli import main
+    from knee.commands.main import main
 
     paragraph = (main.help or "").partition("Exit codes:")[2]
     return (frozenset(int(code) for code in re.findall(r"\s(\d+)\s+(?=[a-z])", paragraph)) | set(SIGNALS)) - {BUG}

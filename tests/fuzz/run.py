@@ -94,7 +94,7 @@ def run_case(case: Case, folder: Path, *, cpu_s: float = CPU_S) -> Outcome:
 
 
 def _call(case: Case, outcome: Outcome) -> None:
-    from knee.cli import main
+    from knee.commands.main import main
 
     try:
         main(list(case.words), prog_name="knee")

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from fuzz.kinds import KINDS, arguments
 from fuzz.oracle import documented_codes, judge
 from fuzz.run import MEMORY_BYTES, STARTED, Outcome, TooLong
-from knee.cli import main
+from knee.commands.main import main
 
 pytestmark = pytest.mark.slow
 

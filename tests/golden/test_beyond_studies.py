@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from knee.commands.study.quantities import Row, chosen
+from knee.commands.study.questions import points_of
+from knee.commands.study.rows import identity
+from knee.commands.study.run_study import LABELS, Ran
+from knee.commands.study.study_file import Draw, load_study, study_names
+from knee.commands.study.trained_points import refused
 from knee.specs.load import load_cluster, load_model
-from knee.studies.quantities import Row, chosen
-from knee.studies.questions import points_of
-from knee.studies.rows import identity
-from knee.studies.run_study import LABELS, Ran
-from knee.studies.study_file import Draw, load_study, study_names
-from knee.studies.trained_points import refused
-from knee.sweeps.local_devices import LocalDevices
+from knee.training.sweeps.local_devices import LocalDevices
 from shared_studies import ran_once
 
 pytestmark = pytest.mark.slow

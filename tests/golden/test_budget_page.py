@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from knee.budgets.published_budgets import published_runs
+from knee.commands.budget.published_budgets import published_runs
 
 PAGE = (Path(__file__).parents[2] / "docs/how-to/budget.md").read_text(encoding="utf-8")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from knee.hardware_fit.kernel_constants import fit_kernels, held_out
-from knee.hardware_fit.measured_steps import simulate_step
-from knee.record.readings import read_readings
+from knee.measure.hardware_fit.kernel_constants import fit_kernels, held_out
+from knee.measure.hardware_fit.measured_steps import simulate_step
+from knee.measure.machine.readings import read_readings
 from knee.specs.hardware import Gpu
 from knee.specs.load import load_cluster, load_profile
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from knee.cost.kernel_cost import operation_s, stream_s
-from knee.cost.optimizer import fp8_weight_casts
-from knee.cost.step_parts import half_column, product_column, shapes_of
-from knee.parallelism.trainer_job import TrainJob
-from knee.simulator import EvaluatedStep, evaluate
+from knee.engine.cost.kernel_cost import operation_s, stream_s
+from knee.engine.cost.optimizer import fp8_weight_casts
+from knee.engine.cost.step_parts import half_column, product_column, shapes_of
+from knee.engine.simulator import EvaluatedStep, evaluate
+from knee.engine.workload import operations as op
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.specs.plan_table import table_of
-from knee.workload import operations as op
+from knee.training.parallelism.trainer_job import TrainJob
 
 H200 = Path(__file__).parents[2] / "data" / "h200"
 PREDICTED = {

@@ -6,9 +6,9 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
-from knee.hardware_fit.measured_steps import simulate_step
-from knee.hardware_fit.power_constants import fit_power, windows_of
-from knee.record.readings import read_readings
+from knee.measure.hardware_fit.measured_steps import simulate_step
+from knee.measure.hardware_fit.power_constants import fit_power, windows_of
+from knee.measure.machine.readings import read_readings
 from knee.specs.hardware import Cluster
 from knee.specs.load import load_cluster
 

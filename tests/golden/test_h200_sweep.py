@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from knee.cli import main
-from knee.launch.failures import diagnose
-from knee.launch.run_status import Status
-from knee.launch.sweep_folder import read_sweep
+from knee.commands.main import main
+from knee.training.launch.failures import diagnose
+from knee.training.launch.run_status import Status
+from knee.training.launch.sweep_folder import read_sweep
 
 SWEEP = Path(__file__).parents[2] / "data" / "h200" / "sweep"
 

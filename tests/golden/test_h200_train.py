@@ -10,13 +10,10 @@ from typing import Any
 import pytest
 
 from knee import simulate
-from knee.cost.kernel_cost import operation_s
-from knee.cost.step_parts import product_column, shapes_of
-from knee.simulator import evaluate
-from knee.specs.job import Job
-from knee.specs.load import load_cluster, load_model, load_profile, make_job
-from knee.specs.plan_table import table_of
-from knee.workload.operations import (
+from knee.engine.cost.kernel_cost import operation_s
+from knee.engine.cost.step_parts import product_column, shapes_of
+from knee.engine.simulator import evaluate
+from knee.engine.workload.operations import (
     Attention,
     Gemm,
     embedding_backward,
@@ -27,6 +24,9 @@ from knee.workload.operations import (
     layer_backward_weight,
     layer_forward,
 )
+from knee.specs.job import Job
+from knee.specs.load import load_cluster, load_model, load_profile, make_job
+from knee.specs.plan_table import table_of
 
 HIGHEST_HZ = 1.98e9
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import knee
-from knee.api.tuning import tune
-from knee.launch.run_status import Status, write_status
-from knee.launch.sweep_folder import Sweep
+from knee.commands.tune import api as tune
+from knee.training.launch.run_status import Status, write_status
+from knee.training.launch.sweep_folder import Sweep
 
 MEASURED = Path(__file__).parents[2] / "data" / "h200" / "2026-11-17" / "tune.csv"
 

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from knee.cli import main
-from knee.studies.claims import Claim, Tally, Verdict
-from knee.studies.quantities import chosen
-from knee.studies.questions import points_of
-from knee.studies.record_store import Store
-from knee.studies.relations import Number
-from knee.studies.rows import preferred
-from knee.studies.run_study import Ran, points_to_run, recorded, results
-from knee.studies.study_file import load_study, study_names, uncounted
+from knee.commands.main import main
+from knee.commands.study.claims import Claim, Tally, Verdict
+from knee.commands.study.quantities import chosen
+from knee.commands.study.questions import points_of
+from knee.commands.study.record_store import Store
+from knee.commands.study.relations import Number
+from knee.commands.study.rows import preferred
+from knee.commands.study.run_study import Ran, points_to_run, recorded, results
+from knee.commands.study.study_file import load_study, study_names, uncounted
 from shared_studies import alone
 
 pytestmark = pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from knee.cost.kernel_cost import gemm_s
+from knee.engine.cost.kernel_cost import gemm_s
 from knee.specs.load import load_cluster
 
 # TFLOP/s of squares, cuBLASLt and hipBLASLt with random data: github.com/samuel-bohman/AI-benchmarking-guide,

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from knee.trust.error_table import read_errors
-from knee.validation.carried_set import carried_runs
-from knee.validation.left_out import unseen_job_of
-from knee.validation.published_runs import RunFile
-from knee.validation.run_errors import Validation, validate
+from knee.trust.validation.bundled_runs import carried_runs
+from knee.trust.validation.left_out import unseen_job_of
+from knee.trust.validation.published_runs import RunFile
+from knee.trust.validation.run_errors import Validation, validate
 
 
 @pytest.fixture(scope="module")

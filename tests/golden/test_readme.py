@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from knee.studies.run_study import Ran
-from knee.studies.study_file import study_names
+from knee.commands.study.run_study import Ran
+from knee.commands.study.study_file import study_names
 from shared_studies import ran_once
 
 ROOT = Path(__file__).parents[2]

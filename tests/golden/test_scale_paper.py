@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from knee.record.measurement import Measurement
+from knee.engine.measurement import Measurement
 from knee.search.knee import knees_of
 from knee.search.scaling_curve import Curve, curve_of
 from knee.specs.load import load_cluster, load_model, load_profile, make_job

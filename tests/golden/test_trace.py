@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from knee.kineto.kineto_writer import write_kineto
-from knee.simulator import evaluate
-from knee.single import events_of
+from knee.engine.one_job import events_of
+from knee.engine.simulator import evaluate
+from knee.measure.kineto.kineto_writer import write_kineto
 from knee.specs import Job
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.specs.plan_table import table_of

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from knee.budgets.published_budgets import WITHIN_FRAC, predicted_gpu_hours, published_runs, worst_of
-from knee.results.budget_check_result import BudgetCheck
+from knee.commands.budget.published_budgets import WITHIN_FRAC, predicted_gpu_hours, published_runs, worst_of
+from knee.commands.budget.result import BudgetCheck
 from knee.specs.catalog import ROOT, read_toml
 
 pytestmark = pytest.mark.slow

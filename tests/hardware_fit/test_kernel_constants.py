@@ -7,17 +7,17 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from knee.cost.kernel_cost import attention_s, gemm_s
-from knee.errors import InputError
-from knee.hardware_fit.kernel_constants import FitPart, fit_kernels
-from knee.hardware_fit.residuals import Residuals, held_back
-from knee.probe.kernel_grid import GPU as GRID
-from knee.probe.kernel_grid import attention_points, gemm_points
-from knee.record.probe_points import AttentionPoint, GemmPoint, Record, StreamPoint, key_of
-from knee.record.readings import Machine, Readings
+from knee.base.errors import InputError
+from knee.engine.cost.kernel_cost import attention_s, gemm_s
+from knee.engine.workload.operations import Attention
+from knee.measure.hardware_fit.kernel_constants import FitPart, fit_kernels
+from knee.measure.hardware_fit.residuals import Residuals, held_back
+from knee.measure.machine.kernel_grid import GPU as GRID
+from knee.measure.machine.kernel_grid import attention_points, gemm_points
+from knee.measure.machine.probe_points import AttentionPoint, GemmPoint, Record, StreamPoint, key_of
+from knee.measure.machine.readings import Machine, Readings
 from knee.specs.hardware import AttentionRate, Gpu
 from knee.specs.load import load_cluster, load_profile
-from knee.workload.operations import Attention
 
 BASE = load_cluster("dgx-h100").spec.gpu
 EAGER = load_profile("eager").spec

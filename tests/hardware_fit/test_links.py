@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from knee.hardware_fit.link_constants import link_values
-from knee.hardware_fit.links import (
+from knee.measure.hardware_fit.link_constants import link_values
+from knee.measure.hardware_fit.links import (
     bus_factor,
     columns,
     contention,
@@ -20,9 +20,9 @@ from knee.hardware_fit.links import (
     predict_held_out,
     series_of,
 )
-from knee.probe.collective_grid import COLLECTIVES, axes_of, plan_series, sizes
-from knee.record.probe_points import CollectivePoint, key_of
-from knee.record.readings import Machine, Readings, read_readings
+from knee.measure.machine.collective_grid import COLLECTIVES, axes_of, plan_series, sizes
+from knee.measure.machine.probe_points import CollectivePoint, key_of
+from knee.measure.machine.readings import Machine, Readings, read_readings
 from knee.specs.constants import constant
 from knee.specs.load import load_cluster
 

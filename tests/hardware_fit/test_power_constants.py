@@ -9,11 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from knee.errors import InputError
-from knee.hardware_fit.power_constants import UNFITTED, fit_power, modelled_w, power_values, values_of, windows_of
-from knee.probe.power_loads import power_points
-from knee.record.probe_points import Record, key_of
-from knee.record.readings import Readings, read_readings
+from knee.base.errors import InputError
+from knee.measure.hardware_fit.power_constants import (
+    UNFITTED,
+    fit_power,
+    modelled_w,
+    power_values,
+    values_of,
+    windows_of,
+)
+from knee.measure.machine.power_loads import power_points
+from knee.measure.machine.probe_points import Record, key_of
+from knee.measure.machine.readings import Readings, read_readings
 from knee.specs.hardware import Gpu
 from knee.specs.load import load_cluster
 

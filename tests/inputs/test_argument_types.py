@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import knee
-from knee.errors import InputError
+from knee.base.errors import InputError
 
 JOB = {"cluster": "dgx-h100", "gpus": 8, "local_batch": 2}
 SEARCH = {"cluster": "dgx-h100", "gpus": 8, "global_batch": 16, "max_pp": 1}

@@ -9,14 +9,21 @@ from typing import Any
 
 import pytest
 
-from knee.checkpoints.folder import CHECKPOINTS, STATE, check_model, difference, name_of, read_state, write_state
-from knee.checkpoints.huggingface_config import config_of
-from knee.errors import InputError
-from knee.inputs.state_request import checked_to_go_on, settings_of_run, with_state
-from knee.inputs.trainer_request import trainer_job
-from knee.parallelism.trainer_job import AUTO, TrainJob
+from knee.base.errors import InputError
+from knee.commands.train.request import checked_to_go_on, settings_of_run, trainer_job, with_state
 from knee.specs.load import load_model
 from knee.specs.plan import Plan
+from knee.training.checkpoints.folder import (
+    CHECKPOINTS,
+    STATE,
+    check_model,
+    difference,
+    name_of,
+    read_state,
+    write_state,
+)
+from knee.training.checkpoints.huggingface_write import config_of
+from knee.training.parallelism.trainer_job import AUTO, TrainJob
 
 MODEL = load_model("llama-tiny").spec
 

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from knee.kineto import blocks as blocks_module
-from knee.kineto import decode as decode_module
-from knee.kineto import event_stream as stream_module
-from knee.kineto.collect import read_columns
-from knee.kineto.decode import nanoseconds
-from knee.kineto.event_columns import RankTrace
-from knee.trace import analyse
-from knee.trace.analyse import RankAnalysis
+from knee.measure.kineto import blocks as blocks_module
+from knee.measure.kineto import decode as decode_module
+from knee.measure.kineto import event_stream as stream_module
+from knee.measure.kineto.column_cache import read_columns
+from knee.measure.kineto.decode import nanoseconds
+from knee.measure.kineto.event_columns import RankTrace
+from knee.measure.traces import analyse
+from knee.measure.traces.analyse import RankAnalysis
 from trace_made import (
     BASE_US,
     Number,

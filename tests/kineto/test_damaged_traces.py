@@ -16,11 +16,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from knee.errors import InputError, KneeError
-from knee.kineto import blocks as blocks_module
-from knee.kineto import event_stream as stream_module
-from knee.trace import Analysis, analyse
-from knee.trace.plain_data import as_json
+from knee.base.errors import InputError, KneeError
+from knee.measure.kineto import blocks as blocks_module
+from knee.measure.kineto import event_stream as stream_module
+from knee.measure.traces import Analysis, analyse
+from knee.measure.traces.plain_data import as_json
 from trace_made import comm, document, dumps, event, launch, step, write
 
 LIMIT_S = 20
@@ -350,7 +350,7 @@ def test_one_bad_rank_among_good_ones_is_named(tmp_path: Path, monkeypatch: pyte
     """Read one after the other, and at the same time."""
     files = [rank(tmp_path / "a_rank0.json", 0, 2), write(tmp_path / "b_rank1.json", dumps({"loss": [1]}))]
     for size in (1 << 40, 0):
-        monkeypatch.setattr(sys.modules["knee.trace.analyse"], "PARALLEL_BYTES", size)
+        monkeypatch.setattr(sys.modules["knee.measure.traces.analyse"], "PARALLEL_BYTES", size)
         found = analyse(files, cache=False)
         assert [r.rank for r in found.ranks] == [0]
         assert not found.is_whole

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from knee.errors import InputError
-from knee.kineto.kineto_writer import BASE_NS, nccl_kernel, write_kineto
-from knee.record.events import EventLog, Events, RankGroup
+from knee.base.errors import InputError
+from knee.engine.events import EventLog, Events, RankGroup
+from knee.measure.kineto.kineto_writer import BASE_NS, nccl_kernel, write_kineto
 from step_breakdown import measure
 
 SHARD = RankGroup(name="dp_shard", size=64, first_rank=1, stride=2)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from knee.measure.traces import Analysis, analyse
+from knee.measure.traces.kernel_classes import classes_of
+from knee.measure.traces.plain_data import record
 from knee.specs.notes import code_of
-from knee.trace import Analysis, analyse
-from knee.trace.kernel_classes import classes_of
-from knee.trace.plain_data import record
 from refusals import caught, kind, numbers
 from trace_made import document, event, launch, step, write
 

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from gloo_traces import gloo_trace
-from knee.errors import Incomplete
-from knee.kineto import column_cache as cache
-from knee.kineto.trace_files import left_out_sentences
+from knee.base.errors import Incomplete
+from knee.measure.kineto import column_cache as cache
+from knee.measure.kineto.trace_files import left_out_sentences
+from knee.measure.traces import analyse
 from knee.specs.notes import code_of
-from knee.trace import analyse
 from refusals import caught, ended, kind, refused
 from small_traces import job
 from trace_made import document, event, write
@@ -148,7 +148,7 @@ def test_a_second_look_at_a_processors_trace_reads_no_event(tmp_path: Path, monk
 def test_workers_import_nothing_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [job(tmp_path / f"rank{i}.json", rank=i) for i in range(2)]
     (tmp_path / "queue.py").write_text("raise SystemExit('taken from the current folder')")
-    monkeypatch.setattr(sys.modules["knee.trace.analyse"], "PARALLEL_BYTES", 0)
+    monkeypatch.setattr(sys.modules["knee.measure.traces.analyse"], "PARALLEL_BYTES", 0)
     monkeypatch.setattr(sys, "path", ["", *(one for one in sys.path if one != str(tmp_path))])
     monkeypatch.chdir(tmp_path)
     assert len(analyse(paths, cache=False).ranks) == 2

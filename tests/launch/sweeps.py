@@ -15,9 +15,9 @@ from unittest.mock import patch
 from click.testing import CliRunner, Result
 
 import refusals
-from knee.cli import main
-from knee.errors import InputError
-from knee.launch.sweep_folder import SweepRun
+from knee.base.errors import InputError
+from knee.commands.main import main
+from knee.training.launch.sweep_folder import SweepRun
 
 SOURCES = Path(__file__).parents[2] / "src"
 LIMIT_S = 1200.0

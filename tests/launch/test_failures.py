@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from knee.launch.failures import diagnose
-from knee.launch.log_patterns import last_error_line
-from knee.launch.run_status import Status
+from knee.training.launch.failures import diagnose
+from knee.training.launch.log_patterns import last_error_line
+from knee.training.launch.run_status import Status
 
 
 def left(
@@ -297,7 +297,7 @@ def test_a_rank_reports_the_job_that_it_refuses(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     (run / "job.json").write_text("[]", encoding="utf-8")
-    done = subprocess.run([sys.executable, "-m", "knee.launch.rank", str(run)], check=False)
+    done = subprocess.run([sys.executable, "-m", "knee.training.launch.rank", str(run)], check=False)
     found = diagnose(run, (done.returncode,))
     assert (done.returncode, found.cause, found.words) == (2, "spec", f"{run / 'job.json'} is not a job")
 

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from knee.cli.render import sweep as sweep_tables
-from knee.launch.processes import process_key
-from knee.launch.run_status import Status, read_status
-from knee.launch.site import Site
-from knee.launch.sweep_folder import SweepRun, new_attempt
-from knee.launch.terminate import end_ranks
-from knee.launch.usage import with_usage
-from knee.sweeps.local import living_processes, signal_on_hosts
+from knee.commands.sweep import text as sweep_tables
+from knee.training.launch.processes import process_key
+from knee.training.launch.run_status import Status, read_status
+from knee.training.launch.site import Site
+from knee.training.launch.sweep_folder import SweepRun, new_attempt
+from knee.training.launch.terminate import end_ranks
+from knee.training.launch.usage import with_usage
+from knee.training.sweeps.local import living_processes, signal_on_hosts
 
 from . import left_over
 from .sweeps import LIMIT_S, NEVER, TINY, ended, run_folder, running, start, states, status, sweep, until

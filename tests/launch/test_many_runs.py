@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from knee.launch.run_status import Status, write_status
-from knee.launch.sweep_folder import read_sweep
-from knee.sweeps import local as here
+from knee.training.launch.run_status import Status, write_status
+from knee.training.launch.sweep_folder import read_sweep
+from knee.training.sweeps import local as here
 
 from .sweeps import STUB, program, status, sweep
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from knee.launch.site import load_site
+from knee.training.launch.site import load_site
 
 
 def test_a_site_over_another_has_its_files(tmp_path: Path) -> None:

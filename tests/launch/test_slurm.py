@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import knee
-from knee.launch.run_status import read_status
-from knee.launch.site import Site
-from knee.sweeps import slurm
+from knee.training.launch.run_status import read_status
+from knee.training.launch.site import Site
+from knee.training.sweeps import slurm
 
 from .slurm_cluster import CannotStart, SlurmCluster
 from .sweeps import (

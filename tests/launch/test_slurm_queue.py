@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from knee.launch.run_status import Status, read_status, write_status
-from knee.launch.site import Site
-from knee.launch.slurm_job import supervised_run
-from knee.launch.sweep_folder import Sweep, SweepRun
-from knee.sweeps.control import current_statuses, requeue
-from knee.sweeps.slurm import _room, submit_missing
-from knee.sweeps.slurm_queue import NoAnswer, Queued, QueuedJob, final_states, job_name, refuse_while_queued
+from knee.training.launch.run_status import Status, read_status, write_status
+from knee.training.launch.site import Site
+from knee.training.launch.slurm_job import supervised_run
+from knee.training.launch.sweep_folder import Sweep, SweepRun
+from knee.training.sweeps.control import current_statuses, requeue
+from knee.training.sweeps.slurm import _room, submit_missing
+from knee.training.sweeps.slurm_queue import NoAnswer, Queued, QueuedJob, final_states, job_name, refuse_while_queued
 from refusals import caught, kind, numbers
 
 AWAY = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"

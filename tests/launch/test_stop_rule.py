@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from knee.api.sweep import requested_runs
-from knee.cli.options.overrides import parse_sets
-from knee.launch.run_status import Cause, State, Status
-from knee.launch.sweep_folder import Sweep, SweepRun
-from knee.sweeps.stop_rule import StopRule, rate_of
+from knee.commands.options.overrides import parse_sets
+from knee.commands.sweep.api import requested_runs
+from knee.training.launch.run_status import Cause, State, Status
+from knee.training.launch.sweep_folder import Sweep, SweepRun
+from knee.training.sweeps.stop_rule import StopRule, rate_of
 
 from .sweeps import TINY
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from knee.api import sweep as sweep_api
-from knee.api.sweep import cancel_sweep, prepare_sweep, retry_sweep, run_sweep, sweep_status
-from knee.errors import DoesNotFit, InputError
-from knee.launch.run_status import Status
-from knee.launch.site import Site
-from knee.launch.sweep_folder import SweepRun
+from knee.base.errors import DoesNotFit, InputError
+from knee.commands.sweep import api as sweep_api
+from knee.commands.sweep.api import cancel_sweep, prepare_sweep, retry_sweep, run_sweep, sweep_status
+from knee.training.launch.run_status import Status
+from knee.training.launch.site import Site
+from knee.training.launch.sweep_folder import SweepRun
 
 from .sweeps import ask
 

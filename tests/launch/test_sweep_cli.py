@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from knee.cli import main
-from knee.errors import InputError
-from knee.launch import supervisor as supervisor
-from knee.launch.rank import interface_towards
-from knee.launch.run_status import Status, write_status
-from knee.launch.sweep_folder import locked
-from knee.sweeps.stop_rule import MeasuredRate, rate_of, returns_of, start_order
+from knee.base.errors import InputError
+from knee.commands.main import main
+from knee.training.launch import supervisor as supervisor
+from knee.training.launch.rank import interface_towards
+from knee.training.launch.run_status import Status, write_status
+from knee.training.launch.sweep_folder import locked
+from knee.training.sweeps.stop_rule import MeasuredRate, rate_of, returns_of, start_order
 from refusals import kind, numbers
 
 from .sweeps import (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from knee.launch.run_status import Status, read_status, write_status
+from knee.training.launch.run_status import Status, read_status, write_status
 from refusals import kind
 
 from .sweeps import ask, refused, run_folder, status, sweep

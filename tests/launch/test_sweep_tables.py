@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from knee.cli.render.sweep import print_status
-from knee.errors import Incomplete, as_flags
-from knee.launch.run_status import Status
-from knee.launch.sweep_folder import Sweep, SweepRun
-from knee.results.sweep_result import SweepStatus
+from knee.base.errors import Incomplete, as_flags
+from knee.commands.sweep.result import SweepStatus
+from knee.commands.sweep.text import print_status
+from knee.training.launch.run_status import Status
+from knee.training.launch.sweep_folder import Sweep, SweepRun
 from refusals import numbers
 
 

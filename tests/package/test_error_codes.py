@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from knee import errors
-from knee.errors import KneeError
+from knee.base import errors
+from knee.base.errors import KneeError
 
 ROOT = Path(__file__).parents[2]
 CODE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from knee import units
+from knee.base import units
 
 
 @pytest.mark.parametrize(

@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from knee.datasets.documents import blocks
-from knee.datasets.shard_index import read_index, sha256_of
-from knee.errors import KneeError
-from knee.kineto import blocks as trace_blocks
-from knee.kineto.trace_files import find_files
-from knee.launch.site import load_site
-from knee.launch.sweep_folder import read_sweep
-from knee.record.readings import read_readings
-from knee.record.side_by_side import read_record
-from knee.report.record_files import gather
+from knee.base.errors import KneeError
+from knee.base.files import check_readable
+from knee.commands.compare.side_by_side import read_record
+from knee.commands.report.record_files import gather
+from knee.measure.kineto import blocks as trace_blocks
+from knee.measure.kineto.trace_files import find_files
+from knee.measure.machine.readings import read_readings
+from knee.measure.traces.kernel_classes import classes_of
 from knee.specs.catalog import read_toml
 from knee.specs.load import load_model
-from knee.text_files import check_readable
-from knee.trace.kernel_classes import classes_of
-from knee.train.worker import read_job
+from knee.training.datasets.documents import blocks
+from knee.training.datasets.shard_index import read_index, sha256_of
+from knee.training.launch.site import load_site
+from knee.training.launch.sweep_folder import read_sweep
+from knee.training.run.worker import read_job
 from refusals import caught
 
 FILES: dict[str, Callable[[Path], object]] = {

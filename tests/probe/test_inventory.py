@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from knee.probe import gpus, inventory
-from knee.probe.gpus import LocalGpu
-from knee.probe.inventory import read_inventory
+from knee.measure.machine import gpus, inventory
+from knee.measure.machine.gpus import LocalGpu
+from knee.measure.machine.inventory import read_inventory
 from made_nvml import NVMLError, answers
 
 NOT_SUPPORTED, NO_PERMISSION, NOT_LOADED, NO_LIBRARY, MISMATCH, UNKNOWN = 3, 4, 9, 12, 18, 999

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from knee.probe.kernel_grid import (
+from knee.measure.machine.kernel_grid import (
     CPU,
     GPU,
     attention_points,
@@ -16,9 +16,9 @@ from knee.probe.kernel_grid import (
     kernel_points,
     stream_points,
 )
-from knee.probe.timing import timing_of
-from knee.record.probe_points import GroupedPoint, key_of
-from knee.record.readings import read_readings
+from knee.measure.machine.probe_points import GroupedPoint, key_of
+from knee.measure.machine.readings import read_readings
+from knee.measure.machine.timing import timing_of
 
 READINGS = Path(__file__).parents[2] / "data" / "h200" / "kernels.jsonl"
 GRID = kernel_points(GPU, ("bf16", "fp16", "fp8"), ("flash2", "cudnn", "cutlass", "unfused"))

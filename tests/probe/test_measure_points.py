@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from knee.errors import RunFailed
-from knee.probe.listener import ProbeStopped
-from knee.probe.measure_points import collect
-from knee.record.probe_points import GemmPoint, Record, key_of
-from knee.record.readings import ReadingsFile, read_readings
+from knee.base.errors import RunFailed
+from knee.measure.machine.listener import ProbeStopped
+from knee.measure.machine.measure_points import collect
+from knee.measure.machine.probe_points import GemmPoint, Record, key_of
+from knee.measure.machine.readings import ReadingsFile, read_readings
 from made_machine import MACHINE
 
 POINTS = [GemmPoint(m=m, n=8, k=8, layout="forward") for m in (1, 2, 3, 4)]

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from knee.errors import RunFailed
-from knee.probe import nvml as module
-from knee.probe import power_loads as power
-from knee.probe.gpus import NVML_ERRORS
-from knee.probe.nvml import EnergyMeter, Nvml, SamplingMeter, meter_of, refuse_if_shared
-from knee.record.probe_points import PowerPoint
-from knee.units import GIB, MIB
+from knee.base.errors import RunFailed
+from knee.base.units import GIB, MIB
+from knee.measure.machine import nvml as module
+from knee.measure.machine import power_loads as power
+from knee.measure.machine.gpus import NVML_ERRORS
+from knee.measure.machine.nvml import EnergyMeter, Nvml, SamplingMeter, meter_of, refuse_if_shared
+from knee.measure.machine.probe_points import PowerPoint
 from made_nvml import NVMLError, answers
 from refusals import caught, kind, numbers
 

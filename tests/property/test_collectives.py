@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knee.arrays import Floats
-from knee.cost.collective_cost import Links, all_reduce_s, gather_s, send_s
-from knee.cost.nccl_tests import OPERATIONS, idle_s
-from knee.cost.placement import GroupPlacement
+from knee.base.arrays import Floats
+from knee.engine.cost.collective_cost import Links, all_reduce_s, gather_s, send_s
+from knee.engine.cost.nccl_tests import OPERATIONS, idle_s
+from knee.engine.cost.placement import GroupPlacement
 from knee.specs.catalog import entry_names
 from knee.specs.hardware import Cluster
 from knee.specs.load import load_cluster

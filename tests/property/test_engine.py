@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knee.simulator import Results, evaluate
-from knee.single import comm_loads, events_of
+from knee.engine.one_job import comm_loads, events_of
+from knee.engine.simulator import Results, evaluate
 from knee.specs import Cluster, Job, Plan, Profile
 from knee.specs.constants import constant
 from knee.specs.hardware import Gpu

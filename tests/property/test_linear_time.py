@@ -23,17 +23,15 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 
-from knee.errors import InputError
-from knee.kineto.decode import nanoseconds, repaired
-from knee.kineto.number_columns import NumberText, nanosecond_column
-from knee.launch.log_patterns import MEMORY, SLURM
+from knee.base.errors import InputError
+from knee.measure.kineto.decode import nanoseconds, repaired
+from knee.measure.kineto.number_columns import NumberText, nanosecond_column
+from knee.measure.traces import analyse
+from knee.measure.traces.analyse import Analysis
+from knee.measure.traces.kernel_classes import classes_of, kernel_name, user_pattern
+from knee.measure.traces.perfetto import write_small
 from knee.specs.catalog import did_you_mean
-from knee.trace import analyse
-from knee.trace.analyse import Analysis
-from knee.trace.kernel_classes import classes_of
-from knee.trace.kernel_names import kernel_name
-from knee.trace.perfetto import write_small
-from knee.trace.user_patterns import user_pattern
+from knee.training.launch.log_patterns import MEMORY, SLURM
 
 SRC = Path(__file__).parents[2] / "src" / "knee"
 SIZE = 30_000
@@ -46,9 +44,9 @@ STOP_S = 3.0
 """Of CPU time for one text: a pattern that never ends fails here."""
 CALLS = ("compile", "match", "search", "fullmatch", "sub", "subn", "findall", "finditer", "split")
 ELSEWHERE = {
-    ("trace/kernel_classes.py", "pattern"),
-    ("trace/user_patterns.py", "pattern"),
-    ("launch/failures.py", "pattern"),
+    ("measure/traces/kernel_classes.py", "pattern"),
+    ("measure/traces/kernel_classes.py", "pattern"),
+    ("training/launch/failures.py", "pattern"),
 }
 """Calls of ``re`` whose pattern is no literal: of kernel_classes.toml, of users and plain, of ``SLURM``."""
 LETTERS = ' \n0a_.,:"\\-'

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knee.cost.placement import place
+from knee.engine.cost.placement import place
 from knee.specs.plan import AXES
 from knee.specs.plan_table import PlanTable, table_of
 

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knee.specs.load import load_model
-from knee.specs.model import Model
-from knee.workload.layer_weights import Tensor, layer_tensors
-from knee.workload.layers_per_stage import chunk_layers, stage_layers
-from knee.workload.parameters import (
+from knee.engine.workload.layer_weights import Tensor, layer_tensors
+from knee.engine.workload.layers_per_stage import chunk_layers, stage_layers
+from knee.engine.workload.parameters import (
     embedding_tensors,
     gathered_elements,
     head_tensors,
     parameter_count,
     shard_elements,
 )
+from knee.specs.load import load_model
+from knee.specs.model import Model
 
 models = st.sampled_from(("llama-tiny", "llama2-7b", "llama2-70b", "llama3-8b", "llama3-405b", "gpt3-175b")).map(
     lambda name: load_model(name).spec

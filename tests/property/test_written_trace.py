@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 
-from knee.kineto.kineto_writer import write_kineto
-from knee.simulator import evaluate
-from knee.single import events_of
+from knee.engine.one_job import events_of
+from knee.engine.simulator import evaluate
+from knee.measure.kineto.kineto_writer import write_kineto
+from knee.measure.traces.analyse import analyse
 from knee.specs import Job, Plan
 from knee.specs.plan_table import table_of
-from knee.trace.analyse import analyse
 
 from .strategies import cluster, job_of, jobs, model, profile
 

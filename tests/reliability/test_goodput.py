@@ -13,17 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import knee
-from knee.errors import SpecError
-from knee.reliability.defaults import conditions_of, default_rows, initialisation_time_s
-from knee.reliability.drawn_runs import drawn_times
-from knee.reliability.goodput import goodput_of
-from knee.reliability.intervals import best_interval_s, daly_interval_s, time_per_work, young_interval_s
-from knee.reliability.published_interruptions import interrupted_runs
-from knee.reliability.restart import spare_wait_s
-from knee.reliability.whole_run import poisson_range, restarted_time_s, whole_run
+from knee.base.errors import SpecError
+from knee.base.units import amount
+from knee.engine.reliability.defaults import conditions_of, default_rows, initialisation_time_s
+from knee.engine.reliability.drawn_runs import drawn_times
+from knee.engine.reliability.goodput import (
+    best_interval_s,
+    daly_interval_s,
+    goodput_of,
+    spare_wait_s,
+    time_per_work,
+    young_interval_s,
+)
+from knee.engine.reliability.published_interruptions import interrupted_runs
+from knee.engine.reliability.whole_run import poisson_range, restarted_time_s, whole_run
 from knee.specs.load import load_cluster
 from knee.specs.reliability import CAUSES, Reliability
-from knee.units import amount
 from refusals import refused
 
 H100 = load_cluster("dgx-h100").spec

@@ -14,19 +14,19 @@ import numpy as np
 import pytest
 from markupsafe import escape
 
-from knee.errors import InputError, NotWritten
-from knee.files import csv_text, make_folder, write_text
-from knee.record.events import EventLog, RankGroup
-from knee.report.claim_tables import MARKS, anchor
-from knee.report.html import render
-from knee.report.page import Bullets, Chart, Fold, Key, Page, Section, render_page
-from knee.report.step_timeline import joined, outside, step_timelines, timeline_of
-from knee.report.study_page import drawn_of, study_page, write_page
-from knee.report.tables import kind_table, record_table
-from knee.studies.claims import Verdict
-from knee.studies.run_study import Ran
-from knee.studies.study_file import uncounted
-from knee.validation.carried_set import CarriedFidelity, SourceFidelity
+from knee.base.errors import InputError, NotWritten
+from knee.base.files import csv_text, make_folder, write_text
+from knee.commands.study.claims import Verdict
+from knee.commands.study.page import drawn_of, study_page, write_page
+from knee.commands.study.run_study import Ran
+from knee.commands.study.step_timeline import joined, outside, step_timelines, timeline_of
+from knee.commands.study.study_file import uncounted
+from knee.commands.study.summary_section import MARKS, anchor
+from knee.engine.events import EventLog, RankGroup
+from knee.show.page.html import render
+from knee.show.page.page import Bullets, Chart, Fold, Key, Page, Section, render_page
+from knee.show.page.tables import kind_table, record_table
+from knee.trust.validation.bundled_runs import CarriedFidelity, SourceFidelity
 from shared_studies import ran_once
 
 pytestmark = pytest.mark.slow

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from knee.report.exposed_timeline import sentence, timeline_of
-from knee.report.trace_page import trace_page
-from knee.report.trace_sections import most_exposed
-from knee.trace import Analysis, analyse
-from knee.trace.exposed import exposed_intervals
+from knee.commands.trace.exposed_timeline import sentence, timeline_of
+from knee.commands.trace.page import trace_page
+from knee.commands.trace.sections import most_exposed
+from knee.measure.traces import Analysis, analyse
+from knee.measure.traces.exposed import exposed_intervals
 
 pytest.importorskip("vl_convert")
 NASTY = "</script><script>alert('1 & 2')</script><!--"

@@ -7,25 +7,33 @@ from itertools import pairwise
 
 import pytest
 
-from knee.api.budget import pue_source
-from knee.budgets.budget_run import BudgetLimits, BudgetRun
-from knee.budgets.budget_search import Problem
-from knee.budgets.flop_counting import FlopChoice
-from knee.budgets.frontier import Bands, Frontier, Lost
-from knee.budgets.model_family import family_of
-from knee.budgets.scaling_laws import batch_law, law_of
-from knee.budgets.throughput import Rate, Rates
-from knee.cli.render.budget import side_rows
-from knee.energy.carbon import grid
-from knee.errors import InputError
-from knee.inputs.amounts import amount_of
-from knee.results.budget_result import Budget, as_data
-from knee.results.budget_words import assumptions, batch_words, frontier_words, limits_words, sentences, sure_rows
+from knee.base.errors import InputError
+from knee.base.units import amount, counted, short
+from knee.commands.amounts import amount_of
+from knee.commands.budget.api import pue_source
+from knee.commands.budget.budget_run import BudgetLimits, BudgetRun
+from knee.commands.budget.budget_search import Problem
+from knee.commands.budget.flop_counting import FlopChoice
+from knee.commands.budget.frontier import Bands, Frontier, Lost
+from knee.commands.budget.model_family import family_of
+from knee.commands.budget.result import (
+    Budget,
+    as_data,
+    assumptions,
+    batch_words,
+    frontier_words,
+    limits_words,
+    sentences,
+    sure_rows,
+)
+from knee.commands.budget.scaling_laws import batch_law, law_of
+from knee.commands.budget.text import side_rows
+from knee.commands.budget.throughput import Rate, Rates
+from knee.engine.energy import grid
+from knee.engine.workload.parameters import parameter_count
 from knee.specs.load import load_cluster, load_profile
 from knee.specs.plan import Plan
 from knee.trust.trust import Trust
-from knee.units import amount, counted, short
-from knee.workload.parameters import parameter_count
 
 TRUST = Trust(label="near", runs=3, kind_runs=3, basis_runs=30, sources=3, covered_frac=0.9, low_frac=-0.2,
               high_frac=0.1, median_error_frac=0.1, memory_runs=0, memory_low_frac=None, memory_high_frac=None, like="",

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import knee
-from knee.kineto.kineto_writer import write_kineto
-from knee.single import events_of
+from knee.engine.one_job import events_of
+from knee.measure.kineto.kineto_writer import write_kineto
 
 JOB: dict[str, Any] = {"cluster": "dgx-h100", "gpus": 8, "local_batch": 2}
 

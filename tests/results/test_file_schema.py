@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from files_page import TABLES, with_tables
 
 import knee
-from knee.cli import main
-from knee.cli.file_docs import TABLES, with_tables
-from knee.results.catalog_result import file_entry
-from knee.results.file_schema import FILE_KINDS, FileKind, file_schema
+from knee.commands.catalog.api import FILE_KINDS, FileKind, file_schema
+from knee.commands.catalog.result import file_entry
+from knee.commands.main import main
 from knee.specs.catalog import KINDS, ROOT, Kind, entry_names
+from knee.specs.field_words import descriptions, field_rows
 from knee.specs.named_specs import _read
-from knee.specs.user_files.field_words import descriptions, field_rows
 
 ENTRIES = [(kind, name) for kind in KINDS for name in entry_names(kind)]
 DOCS = Path(__file__).parents[2] / "docs"
@@ -75,7 +75,7 @@ def test_every_field_is_described(title: str, spec: type) -> None:
 
 def test_the_page_of_files_is_up_to_date() -> None:
     page = (DOCS / "files.md").read_text(encoding="utf-8")
-    assert page == with_tables(page), "run python -m knee.cli.file_docs"
+    assert page == with_tables(page), "run python -m knee.file_docs"
 
 
 @pytest.mark.parametrize(("kind", "name"), ENTRIES)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import knee
+from knee.engine.one_job import simulate
 from knee.search.memory_fit import memory_table
 from knee.search.nearest_plan import no_plan, nothing_fits
 from knee.search.pareto_front import pareto
@@ -17,7 +18,6 @@ from knee.search.robust import robust
 from knee.search.sensitivity import sensitivity
 from knee.search.space import Space
 from knee.search.space_tables import whole_table
-from knee.single import simulate
 from knee.specs.load import load_cluster, load_model, load_profile
 from knee.specs.notes import Note
 from knee.specs.plan import RECOMPUTES

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from knee.budgets.training_cost import bill_of, checked_pue, parse_tokens
-from knee.energy.carbon import grid, grid_names
-from knee.errors import InputError, SpecError
-from knee.figures.scale_chart import ScaleSeries, bars, spec_of
-from knee.record.measurement import Measurement
+from knee.base.errors import InputError, SpecError
+from knee.commands.scale.chart import ScaleSeries, bars, spec_of
+from knee.engine.energy import grid, grid_names
+from knee.engine.measurement import Measurement
+from knee.engine.one_job import simulate
+from knee.engine.training_cost import bill_of, checked_pue, parse_tokens
 from knee.search.knee import GOALS, knees_of
 from knee.search.scaling_curve import Curve, ScalePoint, best_point, curve_of, parse_counts, point_of
 from knee.search.space import Space
-from knee.single import simulate
 from knee.specs.job import Job
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.specs.make import NOT_WHOLE, global_batch_of

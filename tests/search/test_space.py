@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import knee
-from knee.errors import SpecError
+from knee.base.errors import SpecError
+from knee.engine.simulator import simulate_table
 from knee.search.bound import least_step, least_unsharded_step
 from knee.search.plan_filter import matching
 from knee.search.space import Space, _sensible, divisors
 from knee.search.space_tables import count_plans, sharded_table, unsharded_table, whole_table
-from knee.simulator import simulate_table
 from knee.specs.job import Job
 from knee.specs.load import load_cluster, load_model, load_profile
 from knee.specs.model import Experts, Model

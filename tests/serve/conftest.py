@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
-from knee.serve.app import ServeOptions
+from knee.commands.serve.app import ServeOptions
 from serve.served import FEW, Served, serving
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import uvicorn
 
-from knee.serve.app import ServeOptions, make_app
-from knee.serve.serve_limits import ServeLimits
-from knee.serve.server import config_of, listening_socket
+from knee.commands.serve.app import ServeOptions, make_app
+from knee.commands.serve.serve_limits import ServeLimits
+from knee.commands.serve.server import config_of, listening_socket
 from waiting import until
 
 STEP = {"model": "llama-tiny", "cluster": "dgx-h100", "gpus": 8, "local_batch": 1, "seq_len": 64}

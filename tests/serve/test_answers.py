@@ -12,18 +12,18 @@ import pytest
 from click.testing import CliRunner
 
 import knee
-from knee.cli import main
+from knee.commands.main import main
+from knee.commands.serve.answers.address import query_of
+from knee.commands.serve.answers.controls import catalog_view
+from knee.commands.serve.answers.dispatch import answer
+from knee.commands.serve.answers.plain_answers import toml_file
+from knee.commands.serve.answers.questions import asked_of
+from knee.commands.serve.answers.scale_view import scale_view
+from knee.commands.serve.answers.search_view import budget_view
+from knee.commands.serve.answers.step_view import step_view, why
+from knee.engine.simulator import simulate_table
 from knee.search.space import Space
 from knee.search.space_tables import whole_table
-from knee.serve.answers.address import query_of
-from knee.serve.answers.budget_view import budget_view
-from knee.serve.answers.controls import catalog_view
-from knee.serve.answers.dispatch import answer
-from knee.serve.answers.plain_answers import toml_file
-from knee.serve.answers.questions import asked_of
-from knee.serve.answers.scale_view import scale_view
-from knee.serve.answers.step_view import step_view, why
-from knee.simulator import simulate_table
 from serve.served import STEP
 
 QUESTIONS: list[dict[str, Any]] = [

@@ -10,10 +10,10 @@ from urllib.parse import parse_qsl
 import pytest
 
 import knee
-from knee.errors import InputError
-from knee.serve.answers.dropped import read
-from knee.serve.answers.plain_answers import toml_file
-from knee.serve.study_files import linked, policy_of
+from knee.base.errors import InputError
+from knee.commands.serve.answers.dropped import read
+from knee.commands.serve.answers.plain_answers import toml_file
+from knee.commands.serve.study_files import linked, policy_of
 from serve.served import STEP, Served
 from serve.test_answers import QUESTIONS
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from knee.serve.fair_queue import FairQueue, QueueFull, Ticket
+from knee.commands.serve.fair_queue import FairQueue, QueueFull, Ticket
 
 
 def run(test: Callable[[FairQueue], None], **sizes: int) -> None:

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from knee.serve import connections
-from knee.serve.app import Explorer, ServeOptions
-from knee.serve.processes import ProcessAnswer
+from knee.commands.serve import connections
+from knee.commands.serve.app import Explorer, ServeOptions
+from knee.commands.serve.processes import ProcessAnswer
 from serve.fuzzed_requests import fuzz
 from serve.served import FEW, STEP, TYPE, Served, serving
 from waiting import until

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from knee.serve.answers.openapi import openapi_view
+from knee.commands.serve.answers.openapi import openapi_view
 from serve.served import STEP, Served
 from serve.test_answers import asked
 

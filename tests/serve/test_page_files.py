@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import knee
-from knee.figures.palette import BAR, GRID, IDEAL, INK, MORE, MUTED, PARTS, SERIES, MarkStyle
+from knee.show.figures.palette import BAR, GRID, IDEAL, INK, MORE, MUTED, PARTS, SERIES, MarkStyle
 
 PAGE = Path(knee.__file__).parent / "serve" / "page"
 MOST_BYTES, MOST_LINES = 1_500_000, 400

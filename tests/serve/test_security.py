@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from knee.serve.app import ServeOptions
-from knee.serve.security import POLICY, ClientRates, Door, split_host
+from knee.commands.serve.app import ServeOptions
+from knee.commands.serve.security import POLICY, ClientRates, Door, split_host
 from serve.served import FEW, STEP, TYPE, Served, serving
 
 ASKED = "/api/simulate"

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from knee.specs.building.check import SPECS, _adapter, _plain, build
-from knee.specs.building.exact import build_exact
 from knee.specs.catalog import KINDS, Kind, Leaf, Source, Tree, entry_names, read_entry
-from knee.specs.user_files.data_sheets import complete
+from knee.specs.check import SPECS, _adapter, _plain, build, build_exact
+from knee.specs.data_sheets import complete
 
 USER = Source(value=None, kind="user", text="a test")
 PLANS: list[dict[str, Any]] = [

@@ -9,7 +9,7 @@ import pytest
 import tomli_w
 
 import knee
-from knee.cli.options.plan_options import modules_of
+from knee.commands.options.plan_options import modules_of
 from refusals import caught, kind, refused
 
 WRONG: list[tuple[str, dict[str, Any], str, str]] = [

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from knee.errors import KneeError
+from knee.base.errors import KneeError
+from knee.engine.workload.parameters import parameter_count
 from knee.specs.load import load_model
 from knee.specs.model import Model
-from knee.workload.parameters import parameter_count
 from refusals import caught, kind
 
 LLAMA: dict[str, Any] = {

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from knee.errors import SpecError
+from knee.base.errors import SpecError
 from knee.specs import Job
-from knee.specs.building.check import SeveralMistakes
+from knee.specs.check import SeveralMistakes
 from knee.specs.load import load_cluster, load_job, load_model, load_profile, make_job, split_overrides
 from knee.specs.notes import code_of
 from refusals import caught, kind

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import knee
-from knee.errors import SpecError
-from knee.parallelism.trainer_job import TrainJob
+from knee.base.errors import SpecError
+from knee.engine.workload.parameters import parameter_count
 from knee.specs.load import catalog_entries, load_model
 from knee.specs.plan import Plan
-from knee.workload.parameters import parameter_count
+from knee.training.parallelism.trainer_job import TrainJob
 from refusals import caught, kind
 from tables import LLAMA_7B
 

@@ -10,16 +10,16 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from knee import simulate
-from knee.errors import SpecError
-from knee.simulator import evaluate
+from knee.base.errors import SpecError
+from knee.engine.simulator import evaluate
+from knee.engine.timeline.pipelines.chunks import layout_of
+from knee.engine.workload.layers_per_stage import ModelLayers, chunk_layers
+from knee.engine.workload.parameters import head_layers
+from knee.engine.workload.traffic import Modes, traffic_of
 from knee.specs.job import Job
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.specs.plan import Plan
 from knee.specs.plan_table import table_of
-from knee.timeline.pipelines.chunks import layout_of
-from knee.workload.layers_per_stage import ModelLayers, chunk_layers
-from knee.workload.parameters import head_layers
-from knee.workload.traffic import Modes, traffic_of
 
 
 def job(*, profile: str = "eager", cluster: str = "dgx-h100", gpus: int = 16, batch: int = 64, **plan: object) -> Job:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from knee.errors import KneeError
+from knee.base.errors import KneeError
 from knee.specs.load import load_model
 from knee.specs.model import Model
 from refusals import caught, kind

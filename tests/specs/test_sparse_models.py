@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 import knee
-from knee.results.catalog_result import file_entry
+from knee.commands.catalog.result import file_entry
+from knee.engine.workload.parameters import active_parameter_count, mtp_parameter_count, parameter_count
 from knee.specs.load import catalog_entries, load_model
 from knee.specs.model import Experts, LatentAttention, Model
-from knee.specs.model.departures import departures
-from knee.workload.parameters import active_parameter_count, mtp_parameter_count, parameter_count
+from knee.specs.model.decoder import departures
 from refusals import caught, kind
 from tables import LLAMA_7B
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import knee
-from knee.errors import InputError, SpecError
-from knee.specs.building.check import SeveralMistakes
+from knee.base.errors import InputError, SpecError
 from knee.specs.catalog import read_table
+from knee.specs.check import SeveralMistakes
+from knee.specs.data_sheets import measured_gpus, nearest_gpu
 from knee.specs.load import load_cluster, load_job, load_model, load_profile
 from knee.specs.notes import code_of
-from knee.specs.user_files.data_sheets import measured_gpus, nearest_gpu
 
 L40S = """
 vendor = "NVIDIA"

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from knee.errors import InputError, SpecError
-from knee.record.measurement import Measurement
-from knee.single import simulate
+from knee.base.errors import InputError, SpecError
+from knee.commands.study.answers import answer, answers, job_of
+from knee.commands.study.questions import Options, Question
+from knee.engine.measurement import Measurement
+from knee.engine.one_job import simulate
 from knee.specs.job import Job
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
-from knee.studies.answers import answer, answers, job_of
-from knee.studies.questions import Options, Question
 
 TP, PP = (1, 2, 4), (1, 2, 4)
 PLANS: tuple[Options, ...] = tuple((("pp", pp), ("tp", tp)) for tp, pp in product(TP, PP))

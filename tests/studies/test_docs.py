@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from knee.studies.claims import Claim
-from knee.studies.comparisons import Agreement, Count, RunComparison, SmallestBest
-from knee.studies.curves import Peak, Steeper, Trend
-from knee.studies.months.tables import LongRun, ReplicaExchange, Wall
-from knee.studies.quantities import Quantity
-from knee.studies.relations import Number
-from knee.studies.study_file import Bandwidths, Budgets, Draw, Published, Study, StudyGrid
+from knee.commands.study.claims import Claim
+from knee.commands.study.failure_rows import LongRun, ReplicaExchange, Wall
+from knee.commands.study.quantities import Quantity
+from knee.commands.study.relations import Agreement, Count, Number, Peak, RunComparison, SmallestBest, Steeper, Trend
+from knee.commands.study.study_file import Bandwidths, Budgets, Draw, Published, Study, StudyGrid
 
 TEXT = (Path(__file__).parents[2] / "docs/studies.md").read_text(encoding="utf-8")
 KINDS = (

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from knee.errors import InputError
-from knee.studies.questions import StudyPoint, points_of
-from knee.studies.study_file import Study, StudyGrid, load_study
+from knee.base.errors import InputError
+from knee.commands.study.questions import StudyPoint, points_of
+from knee.commands.study.study_file import Study, StudyGrid, load_study
 
 
 def study(*grids: StudyGrid) -> Study:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from knee.errors import SpecError
-from knee.studies.quantities import NotTestable, Quantity, Rows, change, chosen, shown
+from knee.base.errors import SpecError
+from knee.commands.study.quantities import NotTestable, Quantity, Rows, change, chosen, shown
 
 ROWS: Rows = {
     "mine": (

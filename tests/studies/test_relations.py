@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from knee.errors import SpecError
-from knee.studies.claims import Claim, Tally, Verdict, judge, not_testable
-from knee.studies.comparisons import MetricComparison, RunComparison
-from knee.studies.quantities import Finding, NotTestable, Quantity, Row, Rows
-from knee.studies.relations import Number, Test
+from knee.base.errors import SpecError
+from knee.commands.study.claims import Claim, Tally, Verdict, judge, not_testable
+from knee.commands.study.quantities import Finding, NotTestable, Quantity, Row, Rows
+from knee.commands.study.relations import MetricComparison, Number, RunComparison, Test
 from refusals import caught, kind
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Test)

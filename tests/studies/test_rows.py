@@ -7,11 +7,19 @@ from typing import Any
 
 import pytest
 
-from knee.hardware_fit.links import bus_factor
-from knee.studies.answers import answer
-from knee.studies.questions import Question, StudyPoint
-from knee.studies.rows import IDENTITY, bandwidth_rows, hardware_row, identity, impossible_row, preferred, step_row
-from knee.studies.study_file import Bandwidths
+from knee.commands.study.answers import answer
+from knee.commands.study.questions import Question, StudyPoint
+from knee.commands.study.rows import (
+    IDENTITY,
+    bandwidth_rows,
+    hardware_row,
+    identity,
+    impossible_row,
+    preferred,
+    step_row,
+)
+from knee.commands.study.study_file import Bandwidths
+from knee.measure.hardware_fit.links import bus_factor
 
 NIC = "fabric.nic_bytes_per_s"
 
@@ -226,11 +234,11 @@ def test_a_data_sheet() -> None:
 
 
 def test_the_columns_that_files_may_name_are_those_of_rows() -> None:
-    from knee.studies.budget_rows import budget_rows
-    from knee.studies.record_store import Store
-    from knee.studies.row_columns import COLUMNS
-    from knee.studies.run_study import points_to_run, recorded, results
-    from knee.studies.study_file import Budgets
+    from knee.commands.study.budget_rows import budget_rows
+    from knee.commands.study.record_store import Store
+    from knee.commands.study.row_columns import COLUMNS
+    from knee.commands.study.run_study import points_to_run, recorded, results
+    from knee.commands.study.study_file import Budgets
 
     names = ["fig1", "fig2a", "table1", "failures", "slow-links", "walls"]
     ran = results(names, list(recorded(points_to_run(names), Store().record)))

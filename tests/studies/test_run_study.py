@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from knee.errors import InputError
-from knee.studies.claims import Verdict
-from knee.studies.questions import StudyPoint
-from knee.studies.record_store import Store
-from knee.studies.run_study import Ran, points_to_run, recorded, results, strangers, with_needs
+from knee.base.errors import InputError
+from knee.commands.study.claims import Verdict
+from knee.commands.study.questions import StudyPoint
+from knee.commands.study.record_store import Store
+from knee.commands.study.run_study import Ran, points_to_run, recorded, results, strangers, with_needs
 
 MINE = """\
 title = "Mine"

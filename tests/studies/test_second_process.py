@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import knee
-from knee import second_process as beside
-from knee.api import study as api
-from knee.figures import vega
-from knee.studies.from_the_end import RECORDS, answer_from_the_end
+from knee.base import second_process as beside
+from knee.commands.study import api as api
+from knee.commands.study.from_the_end import RECORDS, answer_from_the_end
+from knee.show.figures import vega
 
 GRID = 'model = "llama-tiny"\ncluster = "cpu"\nprofile = "eager"\ngpus = [1, 2, 4]\nlocal_batch = 1\nseq_len = 64\n'
 
@@ -20,7 +20,7 @@ GRID = 'model = "llama-tiny"\ncluster = "cpu"\nprofile = "eager"\ngpus = [1, 2, 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Errors on published runs take seconds, and are tested elsewhere."""
-    monkeypatch.setattr("knee.studies.from_the_end.cached_fidelity", lambda _: None)
+    monkeypatch.setattr("knee.commands.study.from_the_end.cached_fidelity", lambda _: None)
     monkeypatch.setattr(api.Studies, "write_tables", lambda *_: None)
 
 
@@ -91,7 +91,7 @@ def test_a_chart_is_the_same_whoever_draws_it(monkeypatch: pytest.MonkeyPatch) -
     assert vega.to_svg(SPEC) == "drawn here"
 
 
-@pytest.mark.parametrize(("module", "cores"), [("knee.none_such", 2), ("knee.figures.vega", 1)])
+@pytest.mark.parametrize(("module", "cores"), [("knee.none_such", 2), ("knee.show.figures.vega", 1)])
 def test_who_cannot_answer_says_nothing(monkeypatch: pytest.MonkeyPatch, module: str, cores: int) -> None:
     monkeypatch.setattr(beside, "_cores", lambda: cores)
     with beside.answering_process(module) as ask:

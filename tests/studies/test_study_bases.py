@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from knee.errors import InputError
-from knee.studies.study_file import load_study
+from knee.base.errors import InputError
+from knee.commands.study.study_file import load_study
 
 
 def test_a_study_over_one_of_the_catalogue(tmp_path: Path) -> None:

@@ -13,17 +13,16 @@ from typing import Any
 
 import pytest
 
-from knee.errors import InputError, KneeError
-from knee.specs.building.check import SeveralMistakes
-from knee.studies.budget_rows import budget_rows
-from knee.studies.claims import judge
-from knee.studies.file_errors import known_keys
-from knee.studies.questions import points_of
-from knee.studies.record_store import IMPOSSIBLE, Store
-from knee.studies.rows import bandwidth_rows, hardware_row, impossible_row, step_row
-from knee.studies.run_study import sheet_rows
-from knee.studies.study_file import FOLDER, Study, _checked, load_study, study_names, uncounted
-from knee.studies.study_layers import laid_over_common
+from knee.base.errors import InputError, KneeError
+from knee.commands.study.budget_rows import budget_rows
+from knee.commands.study.claims import judge
+from knee.commands.study.questions import points_of
+from knee.commands.study.record_store import IMPOSSIBLE, Store
+from knee.commands.study.rows import bandwidth_rows, hardware_row, impossible_row, step_row
+from knee.commands.study.run_study import sheet_rows
+from knee.commands.study.study_file import FOLDER, Study, _checked, known_keys, load_study, study_names, uncounted
+from knee.commands.study.study_layers import laid_over_common
+from knee.specs.check import SeveralMistakes
 from refusals import caught, kind
 
 MINE = """\

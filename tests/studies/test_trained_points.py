@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from knee.cli.ending import fail
-from knee.errors import ERROR_FILE, ExitCode, InputError
-from knee.studies import trained_points as real
-from knee.studies.questions import Question, StudyPoint
-from knee.studies.trained_points import refused, trained
-from knee.sweeps.local_devices import LocalDevices
+from knee.base.errors import ERROR_FILE, ExitCode, InputError
+from knee.commands.ending import fail
+from knee.commands.study import trained_points as real
+from knee.commands.study.questions import Question, StudyPoint
+from knee.commands.study.trained_points import refused, trained
+from knee.training.sweeps.local_devices import LocalDevices
 
 SMALL = Question(model="llama-tiny", cluster="cpu", profile="eager", gpus=2, global_batch=4, seq_len=64, plans=((),))
 LARGE = replace(SMALL, model="llama2-7b", cluster="dgx-h100", gpus=8, global_batch=16, seq_len=4096)
@@ -121,7 +121,7 @@ def test_what_is_done_stays_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert train(monkeypatch, tmp_path, said, again, steps=4) == [(point(), DONE)]
     assert again.commands == []
     # the same job in another study too, and whatever the simulator became
-    monkeypatch.setattr("knee.studies.record_store.engine", lambda: "another")
+    monkeypatch.setattr("knee.commands.study.record_store.engine", lambda: "another")
     other = replace(point(), study="other", series="s")
     assert train(monkeypatch, tmp_path, said, again, other, steps=4) == [(other, DONE)]
     assert again.commands == []

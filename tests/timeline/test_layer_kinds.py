@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from knee.simulator import evaluate
+from knee.engine.simulator import evaluate
+from knee.engine.timeline.pipelines.chunks import layout_of
+from knee.engine.workload.layers_per_stage import ModelLayers, expert_pattern
 from knee.specs import Model
 from knee.specs.load import load_model, load_profile
-from knee.timeline.pipelines.chunks import layout_of
-from knee.workload.layers_per_stage import ModelLayers, expert_pattern
 from tables import job, table
 
 FUSED = load_profile("fused").spec

@@ -7,10 +7,10 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from knee.simulator import evaluate
-from knee.timeline.closed_forms import run, run_repeated
-from knee.timeline.passes import Pass, Segment, Sums
-from knee.timeline.walk import run_passes
+from knee.engine.simulator import evaluate
+from knee.engine.timeline.closed_forms import run, run_repeated
+from knee.engine.timeline.passes import Pass, Segment, Sums
+from knee.engine.timeline.walk import run_passes
 from random_passes import random_passes
 from tables import job, table
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from knee.simulator import evaluate
+from knee.engine.simulator import evaluate
+from knee.engine.timeline.local_comm import paired_share
+from knee.engine.timeline.pipelines import recurrence as pipeline
+from knee.engine.timeline.pipelines.schedules import in_flight, orders
+from knee.engine.workload import memory
 from knee.specs.load import load_model
 from knee.specs.plan import SCHEDULES, SPLIT_BACKWARD
-from knee.timeline.actions import paired_share
-from knee.timeline.pipelines import recurrence as pipeline
-from knee.timeline.pipelines.schedules import in_flight, orders
-from knee.workload import memory
 from tables import job, table
 from timeline.schedule_actions import actions
 

@@ -7,17 +7,17 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from knee import arrays
-from knee.arrays import equal_rows
+from knee.base import arrays
+from knee.base.arrays import equal_rows
+from knee.engine.simulator import Results, evaluate
+from knee.engine.timeline.closed_forms import run, run_reductions
+from knee.engine.timeline.passes import Pass, Sums
+from knee.engine.timeline.pipelines import recurrence as pipeline
+from knee.engine.timeline.pipelines.schedules import orders
+from knee.engine.timeline.walk import run_passes
 from knee.search.space import Space
 from knee.search.space_tables import whole_table
-from knee.simulator import Results, evaluate
 from knee.specs.load import load_model, load_profile
-from knee.timeline.closed_forms import run, run_reductions
-from knee.timeline.passes import Pass, Sums
-from knee.timeline.pipelines import recurrence as pipeline
-from knee.timeline.pipelines.schedules import orders
-from knee.timeline.walk import run_passes
 from random_passes import random_passes
 from tables import H100
 from timeline.schedule_actions import actions

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from knee.record.events import COLLECTIVES, COMM_STREAM, COMPUTE_STREAM, EventLog, Events, RankGroup
+from knee.engine.events import COLLECTIVES, COMM_STREAM, COMPUTE_STREAM, EventLog, Events, RankGroup
 from step_breakdown import UNKNOWN, measure
 
 SHARD = RankGroup(name="dp_shard", size=4, first_rank=1, stride=2)

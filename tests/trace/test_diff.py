@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from knee.trace import analyse
-from knee.trace.diff import PARTS, Diff, diff
+from knee.measure.traces import analyse
+from knee.measure.traces.diff import PARTS, Diff, diff
 from small_traces import ADD, GATHER, GEMM, job, write
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from knee.trace.kernel_classes import known_classes
-from knee.trace.kernel_names import kernel_name
+from knee.measure.traces.kernel_classes import kernel_name, known_classes
 
 NAMES = Path(__file__).parents[1] / "data" / "kernel_names"
 COMMUNICATION = {"nccl", "deepep", "nvshmem", "mscclpp", "oneccl", "ucx", "quickreduce", "custom_all_reduce"}

@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gloo_traces import gloo_trace
-from knee.errors import InputError
-from knee.trace import Analysis, analyse
-from knee.trace.kernel_classes import classes_of
-from knee.trace.perfetto import MARGIN_NS, write_small
+from knee.base.errors import InputError
+from knee.measure.traces import Analysis, analyse
+from knee.measure.traces.kernel_classes import classes_of
+from knee.measure.traces.perfetto import MARGIN_NS, write_small
 from small_traces import ADD, BASE_NS, GATHER, GEMM, Kernel, job, write
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
@@ -141,7 +141,7 @@ def test_any_kernels_come_back(tmp_path: Path, kernels: list[Kernel], steps: int
         whole = analyse(path, skip=skip, cache=False)
     except InputError:  # no step is left
         return
-    with patch("knee.trace.perfetto.MARGIN_NS", 5):
+    with patch("knee.measure.traces.perfetto.MARGIN_NS", 5):
         write_small(whole, tmp_path / "s.json")
     a, b = whole.ranks[0].times, analyse(tmp_path / "s.json", cache=False).ranks[0].times
     assert (a.exposed_comm_s, a.window_s) == (b.exposed_comm_s, b.window_s)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from headless_perfetto import ask
 
-from knee.trace import analyse
+from knee.measure.traces import analyse
 from small_traces import job
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"

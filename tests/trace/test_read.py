@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 
 from gloo_traces import gloo_trace, span
-from knee.kineto.decode import nanoseconds
-from knee.kineto.event_columns import LaunchCall
-from knee.kineto.gloo import settle
-from knee.kineto.kineto_writer import write_kineto
-from knee.kineto.process_groups import collective_of
-from knee.simulator import evaluate
-from knee.single import events_of
+from knee.engine.one_job import events_of
+from knee.engine.simulator import evaluate
+from knee.measure.kineto.cpu_trace import settle
+from knee.measure.kineto.decode import nanoseconds
+from knee.measure.kineto.event_columns import LaunchCall
+from knee.measure.kineto.kineto_writer import write_kineto
+from knee.measure.kineto.process_groups import collective_of
+from knee.measure.traces import analyse
+from knee.measure.traces.plain_data import record
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.specs.notes import code_of
 from knee.specs.plan import Plan
 from knee.specs.plan_table import table_of
-from knee.trace import analyse
-from knee.trace.plain_data import record
-from knee.train.profiled_steps import axes_of, coordinates, keeps_trace, read_trace
+from knee.training.run.worker import axes_of, coordinates, keeps_trace, read_trace
 from refusals import caught
 from step_breakdown import measure
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from knee.errors import InputError, MissingExtra
-from knee.trace import Analysis, analyse
-from knee.trace.sql import TABLES, json_value, query
+from knee.base.errors import InputError, MissingExtra
+from knee.measure.traces import Analysis, analyse
+from knee.measure.traces.sql import TABLES, json_value, query
 
 pytest.importorskip("duckdb")
 from small_traces import GATHER, GEMM, job

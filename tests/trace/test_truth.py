@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from knee.kineto.kineto_writer import write_kineto
-from knee.single import events_of
+from knee.engine.one_job import events_of
+from knee.measure.kineto.kineto_writer import write_kineto
+from knee.measure.traces import Analysis, analyse
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
-from knee.trace import Analysis, analyse
 from small_traces import job
 from trace_truth import true_times
 

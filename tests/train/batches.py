@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from knee.datasets.token_batches import Share, Synthetic
-from knee.parallelism.mesh import Mesh
-from knee.parallelism.trainer_job import TrainJob
+from knee.training.datasets.token_batches import Share, Synthetic
+from knee.training.parallelism.mesh import Mesh
+from knee.training.parallelism.trainer_job import TrainJob
 
 
 def local_tokens(job: TrainJob, mesh: Mesh, step: int) -> torch.Tensor:

@@ -29,14 +29,14 @@ import torch.distributed as dist
 from batches import local_tokens
 from click.testing import CliRunner
 
-from knee.cli import main as knee
-from knee.parallelism import pipeline_parallel  # noqa: F401 - imported once for all
-from knee.parallelism.mesh import local_device, make_mesh
-from knee.parallelism.trainer import Trainer
-from knee.parallelism.trainer_job import TrainJob
-from knee.record.issued_messages import StageWork
-from knee.train import fake_ranks
-from knee.train.fake_ranks import Log, group_names, logged_step, trace_stage
+from knee.commands.main import main as knee
+from knee.engine.issued_messages import StageWork
+from knee.training.parallelism import pipeline_parallel  # noqa: F401 - imported once for all
+from knee.training.parallelism.mesh import local_device, make_mesh
+from knee.training.parallelism.trainer import Trainer
+from knee.training.parallelism.trainer_job import TrainJob
+from knee.training.run import fake_ranks
+from knee.training.run.fake_ranks import Log, group_names, logged_step, trace_stage
 from waiting import LIMIT_S
 
 WORKERS = 2

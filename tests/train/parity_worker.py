@@ -25,21 +25,20 @@ import torch
 import torch.distributed as dist
 from batches import local_tokens
 
-from knee.checkpoints.folder import find_checkpoint, read_state
-from knee.checkpoints.resume import load_state
-from knee.checkpoints.save import CheckpointSaver, host_group
-from knee.parallelism import (
+from knee.training.checkpoints.folder import find_checkpoint, read_state
+from knee.training.checkpoints.resume import load_state
+from knee.training.checkpoints.save import CheckpointSaver, host_group
+from knee.training.parallelism import (
     context_parallel,
     ddp,
     decoder,
     expert_parallel,
     optimizer,
-    pipeline_parallel,  # noqa: F401 - imported once for all
     tensor_parallel,
     trainer,
 )
-from knee.parallelism.mesh import local_device, make_mesh
-from knee.parallelism.trainer_job import TrainJob
+from knee.training.parallelism.mesh import local_device, make_mesh
+from knee.training.parallelism.trainer_job import TrainJob
 from waiting import LIMIT_S
 
 WAIT = timedelta(seconds=LIMIT_S)

@@ -19,8 +19,8 @@ for name in ("click", "pydantic", "rich", "scipy", "pandas", "tokenizers", "pyar
 
 import torch  # noqa: E402
 
-from knee.parallelism import mesh, trainer  # noqa: E402, F401 - all that a worker imports on its way
-from knee.train import watchdog, worker  # noqa: E402
+from knee.training.parallelism import mesh, trainer  # noqa: E402, F401 - all that a worker imports on its way
+from knee.training.run import watchdog, worker  # noqa: E402
 
 stuck, hours = threading.Event(), itertools.count()
 

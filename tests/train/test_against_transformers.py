@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-from knee.parallelism.trainer_job import TrainJob
 from knee.specs.load import load_model
 from knee.specs.model import Experts, LatentAttention, Model
 from knee.specs.plan import Plan
+from knee.training.parallelism.trainer_job import TrainJob
 
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
 
-from knee.checkpoints.huggingface_read import read_huggingface  # noqa: E402
-from knee.checkpoints.huggingface_write import write_huggingface  # noqa: E402
-from knee.checkpoints.save import CheckpointSaver  # noqa: E402
-from knee.parallelism.decoder import Decoder, Parts  # noqa: E402 - they import torch
-from knee.parallelism.layer_functions import rope_table  # noqa: E402
-from knee.parallelism.mesh import local_device, make_mesh  # noqa: E402
-from knee.parallelism.trainer import Trainer  # noqa: E402
+from knee.training.checkpoints.huggingface_read import read_huggingface  # noqa: E402
+from knee.training.checkpoints.huggingface_write import write_huggingface  # noqa: E402
+from knee.training.checkpoints.save import CheckpointSaver  # noqa: E402
+from knee.training.parallelism.decoder import Decoder, Parts  # noqa: E402 - they import torch
+from knee.training.parallelism.layer_functions import rope_table  # noqa: E402
+from knee.training.parallelism.mesh import local_device, make_mesh  # noqa: E402
+from knee.training.parallelism.trainer import Trainer  # noqa: E402
 
 SIZES = {"layers": 3, "hidden": 32, "ffn": 48, "heads": 4, "vocab": 64}
 THEIR_SIZES = {

@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 
-from knee.checkpoints.folder import check_resumable, checkpoints_in, find_checkpoint, read_state
-from knee.errors import ExitCode
-from knee.parallelism.learning_rate import learning_rate
-from knee.parallelism.trainer_job import TrainJob
+from knee.base.errors import ExitCode
 from knee.specs.model import Experts, Model
 from knee.specs.plan import Plan
-from knee.train.start_ranks import write_job
+from knee.training.checkpoints.folder import check_resumable, checkpoints_in, find_checkpoint, read_state
+from knee.training.parallelism.learning_rate import learning_rate
+from knee.training.parallelism.trainer_job import TrainJob
+from knee.training.run.start_ranks import write_job
 from refusals import caught, kind
 from waiting import LIMIT_S, until
 
@@ -50,8 +50,8 @@ def record_of(out: Path) -> dict[str, Any]:
 def run(job: TrainJob) -> tuple[int, dict[str, Any]]:
     import torch
 
-    from knee.train.rank_state import Place
-    from knee.train.worker import work
+    from knee.training.run.rank_state import Place
+    from knee.training.run.worker import work
 
     os.environ.pop("KNEE_LAUNCHED", None)
     try:
@@ -102,7 +102,7 @@ def test_a_resumed_run_has_the_same_losses_bit_by_bit(whole: Path, copy: Path) -
 def test_a_run_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
     job = write_job(tmp_path, a_job(tmp_path, steps=5000, checkpoint_every=1, valid_every=0, lr_schedule="constant"))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "knee.train.worker", str(job)]
+    command = [sys.executable, "-m", "knee.training.run.worker", str(job)]
     process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     try:
         until(lambda: len(checkpoints_in(tmp_path / "checkpoints")) == 2, of=process)
@@ -144,7 +144,7 @@ def test_a_damaged_checkpoint_is_named(copy: Path, name: str, harm: Callable[[Pa
 def test_a_full_disk_loses_the_checkpoint_and_the_last_one_fails_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from knee.checkpoints import save
+    from knee.training.checkpoints import save
 
     def full(path: Path) -> None:
         if "step-00000002" not in str(path):
@@ -164,7 +164,7 @@ def test_a_full_disk_loses_the_checkpoint_and_the_last_one_fails_the_run(
 def test_a_disk_that_is_too_small_is_said_before_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from knee.checkpoints import save
+    from knee.training.checkpoints import save
 
     monkeypatch.setattr(save.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     code, record = run(a_job(tmp_path))

@@ -10,10 +10,10 @@ from importlib.util import find_spec
 
 import pytest
 
-from knee.parallelism.trainable import SPLITS_EXPERTS, torch_release
-from knee.parallelism.trainer_job import TrainJob
 from knee.specs.model import Experts, LatentAttention, Model
 from knee.specs.plan import Plan
+from knee.training.parallelism.trainable import SPLITS_EXPERTS, torch_release
+from knee.training.parallelism.trainer_job import TrainJob
 
 from .parity_cases import apart, shown_by
 

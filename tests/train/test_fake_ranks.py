@@ -20,18 +20,17 @@ from pathlib import Path
 
 import pytest
 
-from knee.api.dryrun import DryRun
-from knee.errors import RunFailed
-from knee.inputs.traced_request import traced_job
-from knee.parallelism.trainer_job import TrainJob
-from knee.record.issued_messages import Collective, StageWork
-from knee.single import simulate
+from knee.base.errors import RunFailed
+from knee.commands.dryrun.api import DryRun, traced_job
+from knee.engine.issued_messages import Collective, StageWork
+from knee.engine.one_job import simulate
 from knee.specs.job import Job
 from knee.specs.load import load_cluster, load_profile
 from knee.specs.model import Experts, Model
 from knee.specs.plan import Plan
-from knee.validation.program_messages import Difference, differences, simulated_work
-from knee.validation.trainer_rules import RULES, _named_type, _router_weights, as_trained
+from knee.training.parallelism.trainer_job import TrainJob
+from knee.trust.validation.program_messages import Difference, differences, simulated_work
+from knee.trust.validation.trainer_rules import RULES, _named_type, _router_weights, as_trained
 from refusals import refused
 from waiting import LIMIT_S
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from knee.errors import SpecError
-from knee.parallelism.trainer_job import TrainJob
+from knee.base.errors import SpecError
 from knee.specs.model import Experts, Model
 from knee.specs.plan import Plan
+from knee.training.parallelism.trainer_job import TrainJob
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
@@ -27,7 +27,7 @@ def _apart(a: Any, b: Any) -> float:
 def test_products_and_gradients_are_those_of_fp32_but_for_rounding(recipe: str) -> None:
     import torch
 
-    from knee.parallelism.fp8.linear import fp8_products, quantize
+    from knee.training.parallelism.fp8.linear import fp8_products, quantize
 
     torch.manual_seed(0)
     x = torch.randn(2, 32, 64, requires_grad=True)
@@ -43,7 +43,7 @@ def test_products_and_gradients_are_those_of_fp32_but_for_rounding(recipe: str) 
 def test_rowwise_scales_keep_rows_of_very_different_size_apart() -> None:
     import torch
 
-    from knee.parallelism.fp8.linear import quantize
+    from knee.training.parallelism.fp8.linear import quantize
 
     x = torch.randn(8, 64) * torch.logspace(-6, 6, 8).unsqueeze(1)
     lost = {recipe: quantize(x, recipe) for recipe in ("tensorwise", "rowwise")}
@@ -56,8 +56,8 @@ def test_rowwise_scales_keep_rows_of_very_different_size_apart() -> None:
 def test_the_largest_element_is_the_largest_number_and_zeros_stay_zeros(name: str) -> None:
     import torch
 
-    from knee.parallelism.fp8 import casts
-    from knee.parallelism.fp8.linear import quantize
+    from knee.training.parallelism.fp8 import casts
+    from knee.training.parallelism.fp8.linear import quantize
 
     dtype = getattr(casts, name)
     x = torch.randn(16, 32)
@@ -68,8 +68,8 @@ def test_the_largest_element_is_the_largest_number_and_zeros_stay_zeros(name: st
 def test_columns_are_the_transpose_of_rows() -> None:
     import torch
 
-    from knee.parallelism.fp8.casts import transposed
-    from knee.parallelism.fp8.linear import quantize
+    from knee.training.parallelism.fp8.casts import transposed
+    from knee.training.parallelism.fp8.linear import quantize
 
     e = quantize(torch.randn(16, 32), "tensorwise")
     assert torch.equal(transposed(e.rows).float(), e.columns.float())
@@ -78,7 +78,7 @@ def test_columns_are_the_transpose_of_rows() -> None:
 def test_narrow_weights_and_odd_widths_stay_in_16_bit() -> None:
     import torch
 
-    from knee.parallelism.fp8.linear import Fp8Rules
+    from knee.training.parallelism.fp8.linear import Fp8Rules
 
     rules = Fp8Rules(smallest=1024)
     taken = {
@@ -90,8 +90,8 @@ def test_narrow_weights_and_odd_widths_stay_in_16_bit() -> None:
 def test_a_run_in_fp8_learns_as_one_in_fp32_does() -> None:
     import torch
 
-    from knee.parallelism.mesh import local_device, make_mesh
-    from knee.parallelism.trainer import Trainer
+    from knee.training.parallelism.mesh import local_device, make_mesh
+    from knee.training.parallelism.trainer import Trainer
 
     tokens = torch.randint(512, (4, 65), generator=torch.Generator().manual_seed(0))
     last = {}

@@ -11,9 +11,9 @@ from importlib.util import find_spec
 
 import pytest
 
-from knee.parallelism.trainer_job import TrainJob
 from knee.specs.model import Model
 from knee.specs.plan import Plan
+from knee.training.parallelism.trainer_job import TrainJob
 
 from .parity_cases import apart, shown_by
 

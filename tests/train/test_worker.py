@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from knee.errors import ExitCode
-from knee.parallelism.trainer_job import TrainJob
-from knee.probe.gpus import nvml_library
+from knee.base.errors import ExitCode
+from knee.measure.machine.gpus import nvml_library
 from knee.specs.load import load_model
 from knee.specs.plan import Plan
-from knee.train.run_record import compose, compose_from_files, verdict, write_piece
-from knee.train.start_ranks import write_job
-from knee.validation.user_records import read_records
+from knee.training.parallelism.trainer_job import TrainJob
+from knee.training.run.run_record import compose, compose_from_files, verdict, write_piece
+from knee.training.run.start_ranks import write_job
+from knee.trust.validation.user_records import read_records
 from refusals import caught, kind, numbers
 from waiting import LIMIT_S
 
@@ -60,8 +60,8 @@ class Stub:
 
 
 def work(job: TrainJob, monkeypatch: pytest.MonkeyPatch, act: Any = None) -> int:
-    from knee.train import worker
-    from knee.train.rank_state import Place
+    from knee.training.run import worker
+    from knee.training.run.rank_state import Place
 
     monkeypatch.delenv("KNEE_LAUNCHED", raising=False)
     monkeypatch.setattr(worker, "build", lambda _: Stub(act))
@@ -86,9 +86,9 @@ class Clock:
 
 
 def test_the_window_is_the_steps_after_the_warm_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from knee.datasets import token_batches as tokens
-    from knee.train import timed_steps as measure
-    from knee.train import worker
+    from knee.training.datasets import token_batches as tokens
+    from knee.training.run import timed_steps as measure
+    from knee.training.run import worker
 
     clock, slow = Clock(), {1: 0.2, 2: 0.3}  # the warm-up
     for module in (measure, tokens, worker):
@@ -157,8 +157,8 @@ def test_a_failure_is_a_record(
 def test_a_full_disk_is_said_in_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from knee import files
-    from knee.train import worker
+    from knee.base import files
+    from knee.training.run import worker
 
     monkeypatch.setattr(worker, "SETTLE_S", 0.0)
 
@@ -186,8 +186,8 @@ def test_a_run_that_stops_moving_ends_itself_and_needs_torch_and_numpy_alone(tmp
 
 
 def test_a_job_for_another_number_of_processes_is_refused(tmp_path: Path) -> None:
-    from knee.train.rank_state import Place
-    from knee.train.worker import work
+    from knee.training.run.rank_state import Place
+    from knee.training.run.worker import work
 
     error = caught(lambda: work(a_job(tmp_path, gpus=2), Place()))
     assert kind(error) == ("does-not-fill", "WORLD_SIZE")
@@ -262,8 +262,8 @@ def test_means_over_ranks(tmp_path: Path) -> None:
 
 
 def test_the_peak_is_the_catalogues_or_none() -> None:
-    from knee.sweeps.job_for_trainer import gpus_known
-    from knee.train.timed_steps import peak_of
+    from knee.training.run.timed_steps import peak_of
+    from knee.training.sweeps.job_for_trainer import gpus_known
 
     known = gpus_known()
     h200 = {"name": "NVIDIA H200", "sms": 132, "memory_bytes": 143771 * 2.0**20}
@@ -306,7 +306,7 @@ class Board:
 
 
 def test_power_over_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    from knee.train import power_meter as power
+    from knee.training.run import power_meter as power
 
     board = Board(Clock())
     monkeypatch.setattr(power, "time", SimpleNamespace(perf_counter=board.clock))
@@ -327,8 +327,8 @@ def test_power_over_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gpu_tells_memory_power_and_kernels(tmp_path: Path) -> None:
     import torch
 
-    from knee.train.rank_state import Place
-    from knee.train.worker import work
+    from knee.training.run.rank_state import Place
+    from knee.training.run.worker import work
 
     if not torch.cuda.is_available():
         pytest.skip("torch cannot use the GPU")

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
-from knee.trust.own_runs import narrowed
-from knee.trust.trust import trust_of
+from knee.trust.trust import narrowed, trust_of
 
 
 def test_a_band_is_no_wider_than_the_runs_say() -> None:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import knee
+from knee.commands.tune.candidates import Candidates, candidates_of
+from knee.commands.tune.exposed_comm import measured_shares, simulated_shares
+from knee.commands.tune.plan_covariance import carried_spreads
+from knee.commands.tune.posterior import Beliefs, Outcome
 from knee.specs import Job
 from knee.specs.plan_table import table_of
-from knee.tuning.candidates import Candidates, candidates_of
-from knee.tuning.exposed_comm import measured_shares, simulated_shares
-from knee.tuning.plan_covariance import carried_spreads
-from knee.tuning.posterior import Beliefs, Outcome
 
 
 @pytest.fixture(scope="module")

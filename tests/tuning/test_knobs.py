@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import knee
-from knee.launch.rank import settings_of
+from knee.commands.tune.knobs import KNOBS, USUAL, Variant, candidates_for_variants, shared_errors, variants
+from knee.commands.tune.searched_plans import outside_of
+from knee.commands.tune.tuning_folder import plan_key
 from knee.search.space import Space
 from knee.specs import Job
 from knee.specs.load import load_profile
-from knee.sweeps.job_for_trainer import RunSettings
-from knee.tuning.knobs import KNOBS, USUAL, Variant, candidates_for_variants, shared_errors, variants
-from knee.tuning.searched_plans import outside_of
-from knee.tuning.tuning_folder import plan_key
+from knee.training.launch.rank import settings_of
+from knee.training.sweeps.job_for_trainer import RunSettings
 
 
 def job_of() -> Job:

@@ -8,12 +8,12 @@ from math import log
 import numpy as np
 import pytest
 
-from knee.arrays import Floats
+from knee.base.arrays import Floats
+from knee.commands.tune.candidates import Candidates
+from knee.commands.tune.next_run import next_plans, standing
+from knee.commands.tune.plan_covariance import TERMS, Mechanisms, carried_spreads
+from knee.commands.tune.posterior import Beliefs, Outcome
 from knee.specs.profile_parameters import PARAMETERS
-from knee.tuning.candidates import Candidates
-from knee.tuning.next_run import next_plans, standing
-from knee.tuning.plan_covariance import TERMS, Mechanisms, carried_spreads
-from knee.tuning.posterior import Beliefs, Outcome
 
 QUIET = dict.fromkeys(TERMS, 0.001) | {"stack": 0.0}
 

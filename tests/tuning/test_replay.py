@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 import knee
-from knee.errors import KneeError
-from knee.tuning.published_jobs import PublishedJob, published_jobs
-from knee.tuning.replay import grid_order, random_orders, replay_job, simulator_order, trial_counts
-from knee.tuning.transfer_pairs import TransferPair, covered_frac, fitted_spread, transfer_errors
-from knee.validation.carried_set import carried_runs
+from knee.base.errors import KneeError
+from knee.commands.tune.published_jobs import PublishedJob, published_jobs
+from knee.commands.tune.replay import grid_order, random_orders, replay_job, simulator_order, trial_counts
+from knee.commands.tune.transfer_pairs import TransferPair, covered_frac, fitted_spread, transfer_errors
+from knee.trust.validation.bundled_runs import carried_runs
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import knee
-from knee.errors import KneeError
-from knee.launch.run_status import Status
-from knee.launch.site import Site
-from knee.results.tuning.tune_result import Tuned
-from knee.tuning.tuning_folder import outcome_of
+from knee.base.errors import KneeError
+from knee.commands.tune.result import Tuned
+from knee.commands.tune.tuning_folder import outcome_of
+from knee.training.launch.run_status import Status
+from knee.training.launch.site import Site
 
 PROGRAM = """
 import json, sys

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from test_tune import PROGRAM  # type: ignore[import-not-found]
 
-from knee.cli import main
+from knee.commands.main import main
 
 JOB = ("tune", "llama-tiny", "--cluster", "cpu", "--gpus", "4", "--global-batch", "16", "--seq-len", "128")
 SMALL = ("--steps", "6", "--trace-steps", "0", "--only", "cp == 1 and tp == 1 and pp == 1 and recompute == 'none'")

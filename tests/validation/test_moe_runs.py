@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from knee.evidence.moe_protocol import memory_errors, routing_losses, tuning_steps
+from knee.commands.study.moe_protocol import memory_errors, routing_losses, tuning_steps
 from knee.trust.bands import MOE_CONSTANTS
 from knee.trust.coverage import PROMISED, coverage
 from knee.trust.error_table import EXPERTS, read_errors
 from knee.trust.trust import MOE, trust_of
-from knee.validation.carried_set import carried_moe_runs, carried_runs, moe_fidelity, references
-from knee.validation.left_out import unseen_job_of
-from knee.validation.published_runs import PublishedRun
-from knee.validation.run_errors import Validation, predict, validate
-from knee.validation.run_to_job import job_of
-from knee.validation.stacks import catalog_profile, is_before, profile_name
+from knee.trust.validation.bundled_runs import carried_moe_runs, carried_runs, moe_fidelity, references
+from knee.trust.validation.left_out import unseen_job_of
+from knee.trust.validation.published_runs import PublishedRun
+from knee.trust.validation.run_errors import Validation, predict, validate
+from knee.trust.validation.run_to_job import job_of
+from knee.trust.validation.stacks import catalog_profile, is_before, profile_name
 
 
 @pytest.fixture(scope="module")

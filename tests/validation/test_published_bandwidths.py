@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from knee.errors import InputError
+from knee.base.errors import InputError
 from knee.specs.load import load_cluster
-from knee.validation.bandwidths.bandwidth_errors import BANDS, cluster_of, predict, validate_bandwidths
-from knee.validation.bandwidths.published_bandwidths import (
+from knee.trust.validation.bandwidth_errors import BANDS, cluster_of, predict, validate_bandwidths
+from knee.trust.validation.published_bandwidths import (
     FABRICS,
     MEASURED,
     REQUIRED,

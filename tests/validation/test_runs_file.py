@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from knee.errors import SpecError
+from knee.base.errors import SpecError
 from knee.specs.load import catalog_entries
 from knee.specs.notes import Note
-from knee.validation.published_runs import MEASURED, REQUIRED, RunFile, Setting, read_runs
-from knee.validation.run_to_job import GPUS, RECOMPUTE, RunJob, gpu_key, job_of
-from knee.validation.stacks import STACKS, stack_of
+from knee.trust.validation.published_runs import MEASURED, REQUIRED, RunFile, Setting, read_runs
+from knee.trust.validation.run_to_job import GPUS, RECOMPUTE, RunJob, gpu_key, job_of
+from knee.trust.validation.stacks import STACKS, stack_of
 from refusals import caught, kind, numbers
 from runs_files import ROW, runs_file
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
-from knee.cli import main
-from knee.studies.study_file import study_names
+from knee.commands.main import main
+from knee.commands.study.study_file import study_names
 from shared_studies import alone, ran_once
 
 if TYPE_CHECKING:

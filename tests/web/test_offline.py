@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from knee.studies.study_file import load_study
+from knee.commands.study.study_file import load_study
 
 from .conftest import ALL, FEW, NAMES, PHONE
 

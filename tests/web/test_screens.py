@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from knee.figures.palette import dark_of
+from knee.show.figures.palette import dark_of
 
 from .conftest import ALL
 

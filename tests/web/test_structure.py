@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from knee.studies.study_file import load_study, study_names
+from knee.commands.study.study_file import load_study, study_names
 
 from .conftest import ALL, NAMES, PHONE
 

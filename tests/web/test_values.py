@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from knee.figures.labels import heading
-from knee.studies.study_file import Study, load_study, study_names
-from knee.studies.table_files import KINDS
+from knee.commands.study.study_file import Study, load_study, study_names
+from knee.commands.study.table_files import KINDS
+from knee.show.figures.labels import heading
 
 from .conftest import ALL
 

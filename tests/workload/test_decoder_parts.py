@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 import knee
-from knee.cost.kernel_cost import attention_s
-from knee.cost.step_parts import shapes_of
+from knee.engine.cost.kernel_cost import attention_s
+from knee.engine.cost.step_parts import shapes_of
+from knee.engine.workload import operations as op
+from knee.engine.workload.attention_span import causal_keys
+from knee.engine.workload.flop import model_flop_per_token
+from knee.engine.workload.memory import layer_saved_bytes, logits_bytes
+from knee.engine.workload.parameters import parameter_count
+from knee.engine.workload.shapes import Shapes
+from knee.engine.workload.tp_messages import TpMessages, layer_backward, layer_forward, ops_again
 from knee.specs.kernel_traffic import passes_of
 from knee.specs.model import Model
-from knee.workload import operations as op
-from knee.workload.activations import layer_saved_bytes, logits_bytes
-from knee.workload.attention_span import causal_keys
-from knee.workload.flop import model_flop_per_token
-from knee.workload.parameters import parameter_count
-from knee.workload.shapes import Shapes
-from knee.workload.tp_messages import TpMessages, layer_backward, layer_forward, ops_again
 from tables import EAGER, H100, LLAMA_7B, job, table
 
 SEQ, WINDOW = 8192, 1024

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from knee.errors import InputError
+from knee.base.errors import InputError
+from knee.engine.workload.flop import CONVENTIONS, model_flop_per_token
 from knee.specs.load import load_model
-from knee.workload.flop import CONVENTIONS, model_flop_per_token
 
 
 def gflop(convention: str, name: str = "llama2-7b", seq_len: int = 4096) -> float:

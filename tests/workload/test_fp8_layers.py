@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from knee.cost.kernel_cost import operation_s
-from knee.cost.step_parts import product_column, shapes_of
-from knee.errors import SpecError
-from knee.simulator import EvaluatedStep, evaluate
+from knee.base.errors import SpecError
+from knee.engine.cost.kernel_cost import operation_s
+from knee.engine.cost.step_parts import product_column, shapes_of
+from knee.engine.simulator import EvaluatedStep, evaluate
+from knee.engine.workload import operations as op
 from knee.specs.job import Job
 from knee.specs.kernel_traffic import passes_of
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.specs.plan import Plan
 from knee.specs.plan_table import table_of
-from knee.workload import operations as op
 
 KERNELS = "native_compiled"
 TOKENS, HIDDEN, KV, FFN = 4096, 4096, 1024, 14336

@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from knee.specs.load import load_model
-from knee.workload.attention_span import causal_keys, kernel_keys, most_keys
-from knee.workload.layer_weights import (
+from knee.engine.workload.attention_span import causal_keys, kernel_keys, most_keys
+from knee.engine.workload.layer_weights import (
     Tensor,
     attention_tensors,
     expert_tensors,
@@ -19,6 +18,7 @@ from knee.workload.layer_weights import (
     router_tensors,
     shared_tensors,
 )
+from knee.specs.load import load_model
 from tables import LLAMA_7B
 
 

@@ -8,13 +8,13 @@ from itertools import product
 import numpy as np
 import pytest
 
-from knee.cost.step_parts import shapes_of
-from knee.errors import SpecError
+from knee.base.errors import SpecError
+from knee.engine.cost.step_parts import shapes_of
+from knee.engine.workload.layers_per_stage import chunk_layers
+from knee.engine.workload.memory import MemoryColumns, memory_of
+from knee.engine.workload.traffic import Modes, traffic_of
 from knee.specs import Job, Model
 from knee.specs.load import load_cluster, load_model, load_profile
-from knee.workload.layers_per_stage import chunk_layers
-from knee.workload.memory import MemoryColumns, memory_of
-from knee.workload.traffic import Modes, traffic_of
 from tables import EAGER, LLAMA_7B, job, table
 
 N = 6_738_415_616

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from knee.engine.workload.layer_weights import layer_tensors
+from knee.engine.workload.parameters import embedding_tensors, head_tensors, parameter_count
 from knee.specs.load import load_model
-from knee.workload.layer_weights import layer_tensors
-from knee.workload.parameters import embedding_tensors, head_tensors, parameter_count
 
 PUBLISHED = {
     "llama2-7b": 6_738_415_616,

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from knee.arrays import Bools, Floats, Ints
+from knee.base.arrays import Bools, Floats, Ints
+from knee.engine.simulator import Results, joined_results, simulate_table
 from knee.search.bound import LeastStep, by_chunk, least_shape_step, least_step, least_unsharded_step
 from knee.search.memory_fit import fitting, shardings_that_may_fit
 from knee.search.pareto_front import FRONT_STEP, Merits, pareto
 from knee.search.space import Space
 from knee.search.space_tables import joined, kernel_shapes, unsharded_table
-from knee.simulator import Results, joined_results, simulate_table
 from knee.specs.choices import Objective
 from knee.specs.hardware import Cluster
 from knee.specs.plan import AXES

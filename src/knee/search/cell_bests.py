@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from knee.engine.simulator import Results
 from knee.search.best_first import BestFirst
 from knee.search.plan_search import SearchResult, results_rows, score, wanted_by
-from knee.simulator import Results
 from knee.specs.plan import Plan
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from knee.arrays import Ints
-from knee.cost.placement import gpus_used
-from knee.simulator import Results
+from knee.base.arrays import Ints
+from knee.engine.cost.placement import gpus_used
+from knee.engine.simulator import Results
 from knee.specs.hardware import Cluster
 from knee.specs.plan import COLLECTIVES, Collectives
 from knee.specs.plan_table import COLUMNS, PlanTable

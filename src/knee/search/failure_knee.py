@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from knee.errors import SpecError
-from knee.record.measurement import Measurement
-from knee.reliability.goodput import NO_PROGRESS, Goodput, goodput_of
-from knee.reliability.whole_run import whole_run
+from knee.base.errors import SpecError
+from knee.engine.measurement import Measurement
+from knee.engine.reliability.goodput import NO_PROGRESS, Goodput, goodput_of
+from knee.engine.reliability.whole_run import whole_run
+from knee.engine.workload.parameters import parameter_count
 from knee.search.knee import knees_of
 from knee.search.scaling_curve import Curve, ScalePoint
-from knee.workload.parameters import parameter_count
 
 NOTHING_FRAC = 1e-9
 """Goodput of a run that makes no progress: a curve has a ratio between neighbours."""

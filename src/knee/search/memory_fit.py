@@ -6,18 +6,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from knee.arrays import Floats, Ints
-from knee.cost.step_parts import is_narrow, shapes_of
+from knee.base.arrays import Floats, Ints
+from knee.engine.cost.step_parts import is_narrow, shapes_of
+from knee.engine.simulator import CHUNK
+from knee.engine.workload.memory import MemoryColumns, memory_of
+from knee.engine.workload.traffic import Modes, traffic_of
 from knee.search.space import Space, shardings
 from knee.search.space_tables import joined, sharded_table
-from knee.simulator import CHUNK
 from knee.specs.model import Model
 from knee.specs.plan import RECOMPUTES, REDUCING, SHARDINGS, Sharding
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
 from knee.specs.variants import variant_rows
-from knee.workload.memory import MemoryColumns, memory_of
-from knee.workload.traffic import Modes, traffic_of
 
 SHARES = (0.25, 0.5, 0.75)
 """Of the layers, that a plan recomputes where none do not fit: every fourth, every second, three of four."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from knee.base.units import show
 from knee.search.memory_fit import memory_table
 from knee.search.plan_search import SearchResult
 from knee.search.space import Space, degrees
 from knee.search.space_tables import whole_table
 from knee.specs.hardware import Cluster
 from knee.specs.profile import Profile
-from knee.units import show
 
 FURTHEST = 64
 """GPUs up or down in which a count with plans is looked for."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from knee.arrays import Bools, Floats, Ints
-from knee.simulator import Results
+from knee.base.arrays import Bools, Floats, Ints
+from knee.engine.simulator import Results
 
 FRONT_STEP = 1.15
 """Over the fastest step: a plan that is slower than that is no choice, whatever memory it leaves."""

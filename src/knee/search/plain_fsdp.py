@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from knee.record.measurement import CommLoad, Measurement
+from knee.base.units import show
+from knee.engine.measurement import CommLoad, Measurement
+from knee.engine.one_job import simulate
 from knee.search.plan_search import SearchResult, search
 from knee.search.space import Space
-from knee.single import simulate
 from knee.specs.job import Job
 from knee.specs.notes import Note
 from knee.specs.plan import SHARDINGS, Plan
 from knee.specs.plan_table import PlanTable
-from knee.units import show
 
 SHOWN_FRAC = 0.1
 """Share of all that a plan saves, from which a part is named."""

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from knee.arrays import Bools
-from knee.errors import InputError
+from knee.base.arrays import Bools
+from knee.base.errors import InputError
 from knee.specs.plan import COLLECTIVES, CP_METHODS, RECOMPUTES, SCHEDULES, SHARDINGS
 from knee.specs.plan_table import PlanTable
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from knee.arrays import Bools, ByValue, Floats, Ints
-from knee.errors import InputError, argument
-from knee.progress import Progress, silent
+from knee.base.arrays import Bools, ByValue, Floats, Ints
+from knee.base.errors import InputError, argument
+from knee.base.progress import Progress, silent
+from knee.engine.simulator import Results
 from knee.search.best_first import BestFirst, Unsharded
 from knee.search.collective_choice import without_twins
 from knee.search.memory_fit import memory_bytes
@@ -18,7 +19,6 @@ from knee.search.pareto_front import FRONT_STEP
 from knee.search.plan_filter import matching
 from knee.search.space import Space
 from knee.search.space_tables import count_plans, whole_tables
-from knee.simulator import Results
 from knee.specs.choices import Objective
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job

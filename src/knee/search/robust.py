@@ -7,10 +7,10 @@ from math import exp, log
 
 import numpy as np
 
-from knee.arrays import ByValue, Floats
+from knee.base.arrays import ByValue, Floats
+from knee.engine.simulator import simulate_variants
 from knee.search.collective_choice import FLAT
 from knee.search.plan_search import SearchResult, score
-from knee.simulator import simulate_variants
 from knee.specs.hardware import Cluster
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile

@@ -10,23 +10,23 @@ from itertools import pairwise
 
 import numpy as np
 
-from knee.arrays import Floats
-from knee.errors import InputError, SpecError, argument
-from knee.metrics.scaling import per_doubling
-from knee.progress import Progress, silent
-from knee.record.measurement import Measurement
+from knee.base.arrays import Floats
+from knee.base.errors import InputError, SpecError, argument
+from knee.base.progress import Progress, silent
+from knee.base.units import show
+from knee.engine.doublings import per_doubling
+from knee.engine.measurement import Measurement
+from knee.engine.one_job import simulate_jobs
 from knee.search.memory_fit import memory_table
 from knee.search.plan_filter import matching
 from knee.search.plan_search import SearchResult, search
 from knee.search.space import Space, divisors
 from knee.search.space_tables import whole_table
-from knee.single import simulate_jobs
 from knee.specs.choices import Objective
 from knee.specs.defaults import DEFAULT_CONVENTION
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
 from knee.specs.profile import Profile
-from knee.units import show
 
 MOST_COUNTS = 64
 """Of GPUs in one question."""

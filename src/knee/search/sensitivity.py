@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from knee.arrays import Floats
+from knee.base.arrays import Floats
+from knee.engine.simulator import evaluate
 from knee.search.bound import least_step
 from knee.search.plan_search import SearchResult
-from knee.simulator import evaluate
 from knee.specs.hardware import Cluster, Gpu
 from knee.specs.plan_table import PlanTable
 from knee.specs.variants import side_by_side

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 
-from knee.errors import InputError
+from knee.base.errors import InputError
 from knee.specs.model import Model
 from knee.specs.model.split_rules import OWN_STAGES, splits_heads, splits_sequence
 from knee.specs.plan import Collectives, Plan, RecomputeModule, Sharding

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from knee.arrays import Bools, Floats, Ints, distinct
+from knee.base.arrays import Bools, Floats, Ints, distinct
 from knee.search.collective_choice import with_each
 from knee.search.space import Space, degrees, divisors, folds, schedules, shardings
 from knee.specs.model.split_rules import splits_directions, splits_tokens

@@ -21,9 +21,9 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
-from knee import text_files
-from knee.errors import InputError
-from knee.limits import MOST_JSON_BYTES, MOST_TOML_BYTES
+from knee.base import files as text_files
+from knee.base.errors import InputError
+from knee.base.limits import MOST_JSON_BYTES, MOST_TOML_BYTES
 
 Kind = Literal["model", "gpu", "cluster", "profile"]
 SourceKind = Literal["vendor", "measured", "published", "fitted", "assumed", "user"]

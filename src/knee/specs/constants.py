@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from knee import units
+from knee.base import units
 from knee.specs.catalog import ROOT, Source, read_toml
 
 

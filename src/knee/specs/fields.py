@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
-from knee import units
-from knee.errors import InputError
+from knee.base import units
+from knee.base.errors import InputError
 from knee.specs.catalog import Kind, did_you_mean
 from knee.specs.hardware import Cluster, Gpu, NodeNics
 from knee.specs.model import Model

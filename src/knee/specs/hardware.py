@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from knee.errors import FieldError, SpecError, argument, out_of_range
+from knee.base.errors import FieldError, SpecError, argument, out_of_range
 from knee.specs.reliability import Reliability
 
 SLOWEST_FLOP_PER_S = 1e9

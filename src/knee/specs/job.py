@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from knee.errors import SpecError, argument, either, out_of_range
+from knee.base.errors import SpecError, argument, either, out_of_range
 from knee.specs.hardware import AttentionKernel, Cluster
 from knee.specs.model import Model
-from knee.specs.model.plan_fields import check_modules, check_routed
 from knee.specs.model.split_rules import (
     OWN_STAGES,
     check_divided,
     check_experts,
     check_fills,
     check_microbatches,
+    check_modules,
     check_outer_sync,
     check_reduce_dtype,
+    check_routed,
     check_sequence,
     check_stages,
     splits_heads,

@@ -8,8 +8,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from knee.errors import InputError, SpecError, out_of_range
-from knee.specs.building.check import (
+from knee.base.errors import InputError, SpecError, out_of_range
+from knee.specs.catalog import KINDS, Kind, Leaf, Source, Tree, did_you_mean, is_path, read_layers, read_table
+from knee.specs.check import (
     NO_NUMBER,
     SET,
     UNKNOWN_FIELD,
@@ -21,7 +22,7 @@ from knee.specs.building.check import (
     raise_mistakes,
     sources_of,
 )
-from knee.specs.catalog import KINDS, Kind, Leaf, Source, Tree, did_you_mean, is_path, read_layers, read_table
+from knee.specs.data_sheets import complete
 from knee.specs.defaults import DEFAULT_PROFILE, DEFAULT_SEQ_LEN
 from knee.specs.fields import fields_of, split_overrides
 from knee.specs.hardware import Cluster
@@ -31,7 +32,6 @@ from knee.specs.named_specs import Loaded, apply_overrides, read_tree
 from knee.specs.notes import Note
 from knee.specs.plan import MOST, Plan
 from knee.specs.profile import Profile
-from knee.specs.user_files.data_sheets import complete
 
 NOT_WHOLE = "batch-not-whole"
 """Code of a local batch that makes no whole number of sequences on so many GPUs."""

@@ -8,25 +8,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from knee import units
-from knee.errors import InputError
-from knee.specs.building.check import SET, Mistake, build, raise_mistakes, sources_of
-from knee.specs.catalog import (
-    Kind,
-    Leaf,
-    Source,
-    SourceKind,
-    Tree,
-    entry_names,
-    is_path,
-    read_entry,
-    read_path,
-)
+from knee.base import units
+from knee.base.errors import InputError
+from knee.specs.catalog import Kind, Leaf, Source, SourceKind, Tree, entry_names, is_path, read_entry, read_path
+from knee.specs.check import SET, Mistake, build, raise_mistakes, sources_of
+from knee.specs.data_sheets import REPLACES, complete
 from knee.specs.fields import field_at, resolve_key, unit_of
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
 from knee.specs.profile import Profile
-from knee.specs.user_files.data_sheets import REPLACES, complete
 
 T = TypeVar("T")
 

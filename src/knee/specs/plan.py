@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-from knee.errors import SpecError, argument, out_of_range
+from knee.base.errors import SpecError, argument, out_of_range
 from knee.specs.hardware import Precision
 
 Sharding = Literal["ddp", "zero1", "zero2", "fsdp", "fsdp_no_reshard", "hsdp"]

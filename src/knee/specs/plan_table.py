@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from knee.arrays import Bools, ByValue, Floats, Ints
-from knee.errors import SpecError
+from knee.base.arrays import Bools, ByValue, Floats, Ints
+from knee.base.errors import SpecError
 from knee.specs.job import Job
 from knee.specs.plan import (
     AXES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from knee.errors import out_of_range
+from knee.base.errors import out_of_range
 from knee.specs.hardware import AttentionKernel
 
 Kernels = Literal[

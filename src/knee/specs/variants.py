@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from knee.arrays import Floats, Ints, names_of
+from knee.base.arrays import Floats, Ints, names_of
 
 Spec = TypeVar("Spec")
 

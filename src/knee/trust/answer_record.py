@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from knee.record.measurement import Measurement
+from knee.engine.measurement import Measurement
 from knee.specs.job import Job
 from knee.trust.trust import Trust
 

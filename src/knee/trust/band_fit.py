@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from knee.arrays import Floats
+from knee.base.arrays import Floats
 from knee.specs.job import Job
 from knee.trust.bands import FEW_SOURCES, LABELS, Constants, Label, Quantity, Scores, carried_constants, unseen
 from knee.trust.coverage import PROMISED, QUANTITIES, Judged, held, judged_runs

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from knee.arrays import Floats
+from knee.base.arrays import Floats
 from knee.specs.job import Job
 from knee.trust.distances import NAMES, Distances, Measured
 from knee.trust.error_table import Errors

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import numpy as np
 
-from knee.arrays import Floats
-from knee.errors import InputError
+from knee.base.arrays import Floats
+from knee.base.errors import InputError
 from knee.specs.job import Job
 from knee.trust.bands import CONSTANTS, LABELS, Constants, Label, Quantity, Scores, carried_constants, unseen
 from knee.trust.distances import Distances
 from knee.trust.error_table import EXPERTS, Errors, error_rows, read_errors
 from knee.trust.similarity import likeness_of
 from knee.trust.trust import label_of
-from knee.validation.carried_set import carried_moe_runs, carried_runs
-from knee.validation.left_out import unseen_job_of
-from knee.validation.run_to_job import job_of
+from knee.trust.validation.bundled_runs import carried_moe_runs, carried_runs
+from knee.trust.validation.left_out import unseen_job_of
+from knee.trust.validation.run_to_job import job_of
 
 QUANTITIES: tuple[Quantity, ...] = ("throughput", "memory")
 PROMISED = (0.8, 0.9)

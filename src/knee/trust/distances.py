@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from knee.arrays import Bools, Floats, Ints
+from knee.base.arrays import Bools, Floats, Ints
+from knee.base.units import parse
 from knee.specs.catalog import Leaf, read_entry
 from knee.specs.job import Job
 from knee.specs.plan import SHARDING_FAMILIES
 from knee.trust.error_table import Errors, micro_tokens
-from knee.units import parse
 
 NAMES = ("small_layers", "stack", "doublings", "gpu", "precision", "parallelism", "tp_across_nodes")
 """What a distance is counted in. ``small_layers``: halvings of a layer's time below ``FULL_LAYER_S``; ``doublings``: of

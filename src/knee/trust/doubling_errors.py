@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from knee.metrics.scaling import per_doubling
+from knee.engine.doublings import per_doubling
 from knee.trust.bands import carried_constants, spread_ends
 from knee.trust.distances import NAMES
 from knee.trust.error_table import Errors, read_errors

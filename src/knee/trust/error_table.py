@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from knee.arrays import Bools, Floats
+from knee.base.arrays import Bools, Floats
 
 if TYPE_CHECKING:
     from knee.specs.job import Job
-    from knee.validation.published_runs import PublishedRun, Setting
-    from knee.validation.run_to_job import RunJob
+    from knee.trust.validation.published_runs import PublishedRun, Setting
+    from knee.trust.validation.run_to_job import RunJob
 
 OWN = Path(__file__).parent.parent / "catalog" / "validation" / "errors.csv"
 """What knee carries of dense models."""

@@ -215,7 +215,7 @@ LONG = (
 @cache
 def commands() -> dict[str, click.Command]:
     """Words of a command -> the command, of all there are."""
-    from knee.cli import main
+    from knee.commands.main import main
 
     return dict(_walk(main, ()))
 

@@ -29,7 +29,7 @@ def simulated() -> tuple[dict[str, Any], ...]:
     """What ``knee simulate --json`` prints."""
     from click.testing import CliRunner
 
-    from knee.cli import main
+    from knee.commands.main import main
 
     words = [
         "simulate",

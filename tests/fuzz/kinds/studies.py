@@ -86,7 +86,7 @@ def catalogue() -> tuple[dict[str, Any], ...]:
 @cache
 def kept() -> bytes:
     """How knee does on the published runs, which every study would work out anew."""
-    from knee.studies.record_store import cached_fidelity
+    from knee.commands.study.record_store import cached_fidelity
 
     with TemporaryDirectory() as folder:
         cached_fidelity(Path(folder))

@@ -23,7 +23,7 @@ rank = os.environ.get("RANK")
 
 
 def get_stuck(run: Path) -> None:
-    from knee.train import watchdog as watch
+    from knee.training.run import watchdog as watch
 
     begin, check = watch.Watch.__init__, watch.Watch.check
     stuck = run / "stuck"

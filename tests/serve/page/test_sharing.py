@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import knee
-from knee.cli import main
+from knee.commands.main import main
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from knee.errors import InputError
+from knee.base.errors import InputError
 
 LAYER_TYPES = {"full_attention": "f", "sliding_attention": "s"}
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "su", "llama3")

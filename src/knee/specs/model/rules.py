@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from knee.errors import SpecError, out_of_range
+from knee.base.errors import SpecError, out_of_range
 
 if TYPE_CHECKING:
     from knee.specs.model.decoder import Model

@@ -1,1 +1,0 @@
-"""What ``import knee`` gives: a file for each question: a function of plain names, and its result."""

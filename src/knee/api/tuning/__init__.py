@@ -1,1 +1,0 @@
-"""``knee.tune`` and ``knee.replay_tuning``."""

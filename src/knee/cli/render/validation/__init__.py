@@ -1,1 +1,0 @@
-"""Tables of `knee validate`, one file for each kind of measurement."""

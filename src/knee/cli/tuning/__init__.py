@@ -1,1 +1,0 @@
-"""``knee tune``, and what it prints."""

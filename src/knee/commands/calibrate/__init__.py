@@ -1,0 +1,1 @@
+"""A software profile fitted on own runs."""

@@ -1,0 +1,1 @@
+"""The models, GPUs, clusters and profiles that knee knows."""

@@ -1,0 +1,68 @@
+"""``knee catalog``: what is known, and from where."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from knee.base.errors import InputError
+
+FILE_KINDS = ("cluster", "gpu", "model", "profile", "study", "site")
+
+
+@click.command("catalog")
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON with numbers in base SI units.")
+@click.option("--toml", "as_toml", is_flag=True, help="Print NAME as a complete TOML file that knee can load.")
+@click.option(
+    "--schema",
+    type=click.Choice(FILE_KINDS),
+    help="Print the JSON Schema of this kind of file, for completion in editors.",
+)
+def command(name: str | None, as_json: bool, as_toml: bool, schema: str | None) -> None:
+    """List what knee knows, with the source of every value.
+
+    Without NAME, the list contains every model, GPU, cluster and software profile, and the data of `knee budget`:
+    scaling laws, critical-batch laws, model families and training runs. With NAME, or with `constants`, it shows every
+    value with its source and the kind of source (vendor, measured, published, fitted, assumed). NAME may also be the
+    path of your own file; knee then also shows the values that the file leaves out and where they come from.
+    """
+    if schema is not None:
+        _print_schema(schema, name)
+        return
+    if as_toml:
+        _print_toml(name, as_json)
+        return
+    from knee.commands.catalog.api import catalog_entries
+    from knee.commands.catalog.text import print_entries, print_values
+
+    known = catalog_entries()
+    found = known.named(name) if name is not None else ()
+    if as_json:
+        answers = [entry.to_dict() for entry in found] or [known.to_dict()]
+        click.echo(json.dumps(answers[0] if len(answers) == 1 else answers, indent=2))
+    elif name is None:
+        print_entries(known)
+    else:
+        print_values(found)
+
+
+def _print_schema(kind: str, name: str | None) -> None:
+    from knee.commands.catalog.api import catalog_schema
+
+    if name is not None:
+        raise InputError(
+            "--schema takes no NAME", hint=f"knee catalog --schema {kind}", code="contradiction", field="name"
+        )
+    click.echo(json.dumps(catalog_schema(kind), indent=2))
+
+
+def _print_toml(name: str | None, as_json: bool) -> None:
+    from knee.commands.catalog.api import catalog_entry
+
+    if name is None or as_json:
+        text = "--toml and --json exclude each other" if as_json else "--toml needs a NAME"
+        code = "contradiction" if as_json else "missing-argument"
+        raise InputError(text, hint="knee catalog dgx-h100 --toml", code=code, field="toml")
+    click.echo(catalog_entry(name).to_toml(), nl=False)

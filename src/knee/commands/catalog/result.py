@@ -1,0 +1,211 @@
+"""What the catalogue has: entries, and every value of them with its source."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+from knee.base.errors import InputError
+from knee.commands.catalog.entry_toml import entry_toml
+from knee.engine.reliability.defaults import conditions_of, default_of
+from knee.engine.workload.parameters import active_parameter_count, mtp_parameter_count, parameter_count
+from knee.show.result import Result
+from knee.specs.catalog import KINDS, ROOT, Kind, Leaf, Tree, did_you_mean, is_path, read_toml
+from knee.specs.check import Mistake, build, raise_mistakes
+from knee.specs.constants import constant, constant_rows
+from knee.specs.data_sheets import complete, kind_of_file
+from knee.specs.hardware import Cluster
+from knee.specs.load import describe, read_tree
+
+CONSTANTS = "constants"
+SOURCES = {"counts": "counts_source", "params": "range_source", "tokens": "range_source", "flop": "range_source"}
+"""Field of a table of ``knee budget`` -> that of its own source, where it has one."""
+APART = ("kind", "source", "assumed", "not_published", *SOURCES.values())
+LONG = 40
+"""Letters of a value that is a sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogValue:
+    """One value with where it comes from."""
+
+    field: str
+    value: Any
+    """In base SI units, or a word."""
+    shown: str
+    """As it was written, with its unit; empty where the value is a sentence, which then is the source."""
+    kind: str
+    """What the source is: vendor, measured, published, fitted or assumed."""
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogEntry(Result):
+    """A model, GPU, cluster or profile, a table of ``knee budget``, or the constants of the cost model."""
+
+    kind: str
+    name: str
+    path: str = ""
+    """Of a file; empty for an entry of the catalogue."""
+
+    @property
+    def spec(self) -> Any:
+        """The model, GPU, cluster or profile; for other kinds, the table of the file."""
+        if self.kind == CONSTANTS:
+            return {name: constant(*name.split(".", 1)) for name, *_ in constant_rows()}
+        if self.kind in budget_tables():
+            return budget_tables()[self.kind][self.name]
+        return _spec(self.kind, self._tree(), self.path or self.name)
+
+    @property
+    def values(self) -> tuple[CatalogValue, ...]:
+        """Every value of the entry."""
+        spec = self.spec
+        if self.kind in budget_tables():
+            return tuple(_budget_value(field, value, spec) for field, value in spec.items() if field not in APART)
+        described = constant_rows() if self.kind == CONSTANTS else describe(cast(Kind, self.kind), self._tree())
+        found = tuple(
+            CatalogValue(
+                field=path,
+                value=spec[path] if self.kind == CONSTANTS else _at(spec, path),
+                shown=shown,
+                kind=source_kind,
+                source=source,
+            )
+            for path, shown, source_kind, source in described
+        )
+        return _with_reliability(spec, found) if self.kind == "cluster" else found
+
+    @property
+    def parameters(self) -> dict[str, int]:
+        """Of a model: ``total`` without the layers of multi-token prediction, ``active`` (those that one token uses),
+        and ``mtp``, those of multi-token prediction. Other kinds have none."""
+        if self.kind != "model":
+            return {}
+        model = self.spec
+        return {
+            "total": parameter_count(model),
+            "active": active_parameter_count(model),
+            "mtp": mtp_parameter_count(model),
+        }
+
+    def to_toml(self) -> str:
+        """A complete TOML file of the model, GPU, cluster or profile, which knee can load."""
+        if self.kind not in KINDS:
+            text = f"{self.name} is not one of {', '.join(KINDS)}, so it cannot be written as a file"
+            raise InputError(text, code="unknown-choice", field="name")
+        return entry_toml(self.kind, self._tree())
+
+    def _tree(self) -> Tree:
+        mistakes: list[Mistake] = []
+        tree = read_tree(cast(Kind, self.kind), self.path or self.name)
+        complete(self.kind, tree, mistakes)
+        raise_mistakes(self.path or self.name, mistakes)
+        return tree
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as ``knee catalog NAME --json`` prints it."""
+        counts = {"parameters": self.parameters} if self.kind == "model" else {}
+        return {"name": self.name, "kind": self.kind, **counts, "values": self.rows()}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per value."""
+        return [asdict(value) for value in self.values]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogEntries(Result):
+    """All entries of the catalogue, by kind."""
+
+    entries: tuple[CatalogEntry, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Names by kind, as ``knee catalog --json`` prints them."""
+        names: dict[str, list[str]] = {}
+        for entry in self.entries:
+            names.setdefault(f"{entry.kind}s" if entry.kind in KINDS else entry.kind, []).append(entry.name)
+        return names | {CONSTANTS: [name for name, *_ in constant_rows()]}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per entry."""
+        return [{"kind": entry.kind, "name": entry.name} for entry in self.entries]
+
+    def named(self, name: str) -> tuple[CatalogEntry, ...]:
+        """The entries of a name: one, or one of each kind that has it; of a path the entry that its file describes."""
+        found = tuple(entry for entry in self.entries if entry.name == name)
+        if is_path(name) or (not found and Path(name).is_dir()):
+            return (file_entry(name if is_path(name) else f"./{name}"),)
+        if not found:
+            close = did_you_mean(name, [entry.name for entry in self.entries])
+            raise InputError(
+                f"nothing named {name!r} is in the catalogue",
+                hint=f"did you mean {close}?" if close else "`knee catalog` lists all",
+                code="unknown-name",
+                field="name",
+            )
+        return found
+
+
+def file_entry(path: str) -> CatalogEntry:
+    """What a user's file describes."""
+    kind = "model" if not path.endswith(".toml") else kind_of_file(Path(path))
+    leaf = read_tree(kind, path)["name"]
+    assert isinstance(leaf, Leaf)
+    return CatalogEntry(kind=kind, name=str(leaf.value), path=path)
+
+
+@cache
+def budget_tables() -> dict[str, dict[str, dict[str, Any]]]:
+    """What ``knee budget`` rests on: kind -> name -> what its file has."""
+    laws = read_toml(ROOT / "scaling_laws.toml")
+    return {
+        "scaling_laws": {name: raw for name, raw in laws.items() if "form" in raw},
+        "critical_batches": laws["critical_batch"],
+        "families": read_toml(ROOT / "families.toml"),
+        "training_runs": read_toml(ROOT / "training_runs.toml"),
+    }
+
+
+def _with_reliability(cluster: Cluster, values: tuple[CatalogValue, ...]) -> tuple[CatalogValue, ...]:
+    """Values of a cluster, with the defaults of what it does not say of its reliability."""
+    found = {value.field: value for value in values if value.field != "reliability"}
+    for name in conditions_of(cluster).defaults:
+        value, source = default_of("defaults", name)
+        text, kind = f"default: {source.text}", source.kind
+        field = f"reliability.{name}"
+        found[field] = CatalogValue(field=field, value=value, shown=str(source.value), kind=kind, source=text)
+    return tuple(found.values())
+
+
+def _budget_value(field: str, value: Any, raw: dict[str, Any]) -> CatalogValue:
+    shown, kind, source = _written(value), raw["kind"], raw.get(SOURCES.get(field, "")) or raw["source"]
+    if field in raw.get("not_published", ()):
+        kind, source = "assumed", raw["assumed"]
+    elif isinstance(value, str) and len(value) > LONG:
+        shown, source = "", value
+    return CatalogValue(field=field, value=value, shown=shown, kind=kind, source=source)
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, list):
+        return (" to " if isinstance(value[0], int | float) else ", ").join(map(_written, value))
+    return f"{value:g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _spec(kind: str, tree: Tree, label: str) -> Any:
+    mistakes: list[Mistake] = []
+    spec = build(kind, tree, mistakes)
+    raise_mistakes(label, mistakes)
+    return spec
+
+
+def _at(spec: Any, path: str) -> Any:
+    """The value at a dotted path; () and the like as lists, which JSON has."""
+    for part in path.split("."):
+        if isinstance(spec, tuple):
+            spec = spec[int(part)]
+        else:
+            spec = spec[part] if isinstance(spec, dict) else getattr(spec, part)
+    return list(spec) if isinstance(spec, tuple) else spec

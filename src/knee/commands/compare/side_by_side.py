@@ -1,0 +1,180 @@
+"""Records of measured, simulated and published steps beside each other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from knee.base.errors import InputError, argument
+from knee.base.files import cannot_read, read_text
+from knee.base.units import precise, show
+from knee.engine.measurement import Kind
+from knee.specs.notes import Note
+
+FORM = "give a record of `knee simulate --json`, `knee trace --json` or `knee train`, or the folder of a run"
+JOB = ("model", "gpus", "global_batch", "seq_len", "plan")
+"""What two records should agree in before their numbers are held against each other."""
+
+LARGEST = 1e30
+"""What is beyond it is not a number of this world."""
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedRow:
+    """One quantity that records are compared in."""
+
+    title: str
+    key: str
+    unit: str | None
+    """None for a plain number."""
+    over: str | None = None
+    """The key that it is a share of."""
+
+    def value(self, record: Record) -> float | None:
+        """Of a record; None where it is not known."""
+        value = _number(record, self.key)
+        if value is None or self.over is None:
+            return value
+        # a share of a traced step is of the traced step's own length
+        whole = _number(record, f"traced_{self.over}") or _number(record, self.over)
+        return _ratio(value, whole)
+
+
+ROWS = (
+    ComparedRow(title="tokens/s", key="tokens_per_s", unit=None),
+    ComparedRow(title="tokens/s per GPU", key="tokens_per_s_per_gpu", unit=None),
+    ComparedRow(title="step time", key="step_s", unit="s"),
+    ComparedRow(title="MFU", key="mfu_frac", unit="frac"),
+    ComparedRow(title="compute load", key="compute_load_s", unit="s"),
+    ComparedRow(title="communication load", key="comm_load_s", unit="s"),
+    ComparedRow(title="exposed communication", key="exposed_comm_s", unit="s"),
+    ComparedRow(title="exposed share of the step", key="exposed_comm_s", unit="frac", over="step_s"),
+    ComparedRow(title="overlapped communication", key="overlapped_comm_s", unit="s"),
+    ComparedRow(title="memory per GPU", key="memory_bytes", unit="bytes"),
+    ComparedRow(title="power per GPU", key="power_w_per_gpu", unit="w"),
+    ComparedRow(title="tokens per joule", key="tokens_per_j", unit=None),
+)
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """One record of a file, or of the folder of a run."""
+    file = path / "record.json" if path.is_dir() else path
+    try:
+        text = read_text(file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise cannot_read(file, error, hint=FORM, field="records") from None
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        raise InputError(f"{file} is not a JSON document", hint=FORM, code="not-json") from None
+    return checked_record(record, str(file))
+
+
+def checked_record(record: object, name: str) -> dict[str, Any]:
+    """A document as a record that can be compared, or refused; ``name`` is what errors call it."""
+    if isinstance(record, dict) and record.get("kind") == "trace":  # of `knee trace --json`, which has one step's in it
+        record = record.get("record")
+    if not isinstance(record, dict) or record.get("kind", "measured") not in get_args(Kind):
+        raise InputError(f"{name} is not a record", hint=FORM, code="not-a-record")
+    if all(row.value(record) is None for row in ROWS) and record.get("status") in (None, "done"):
+        raise InputError(f"{name} has no value that can be compared", hint=FORM, code="not-a-record")
+    if not isinstance(record.get("flop_convention"), (str, type(None))):  # of a trace it is not known
+        raise InputError(
+            f"{name}: flop_convention is not a name", hint=FORM, code="not-a-record", field="flop_convention"
+        )
+    return record
+
+
+def refuse_mixed(names: Sequence[str], records: Sequence[Record]) -> None:
+    """MFU under different FLOP conventions is different quantities under one name."""
+    known = [
+        (name, record.get("flop_convention"))
+        for name, record in zip(names, records, strict=True)
+        if record.get("mfu_frac") is not None
+    ]
+    other = next(((name, how) for name, how in known if how != known[0][1]), None)
+    if other is not None:
+        raise InputError(
+            f"{known[0][0]} uses the {known[0][1]} FLOP convention and {other[0]} uses {other[1]}, so their MFU "
+            "cannot be compared",
+            hint=f"create both records with the same {argument('flop_convention')}",
+            code="mixed-flop-conventions",
+            field="flop_convention",
+        )
+
+
+def compared(records: Sequence[Record]) -> list[tuple[ComparedRow, list[float | None], list[float | None]]]:
+    """Each quantity that some record knows, its values, and how far each is from the first record's (a share)."""
+    table = []
+    for row in ROWS:
+        values = [row.value(record) for record in records]
+        if any(value is not None for value in values):
+            first = values[0]
+            table.append(
+                (row, values, [None if (ratio := _ratio(value, first)) is None else ratio - 1 for value in values])
+            )
+    return table
+
+
+def _ratio(value: float | None, whole: float | None) -> float | None:
+    """None where one is not known or the other nothing, or next to nothing."""
+    return value / whole if value is not None and whole and abs(whole) > 1 / LARGEST else None
+
+
+def differences(records: Sequence[Record]) -> list[str]:
+    """What of the job is not the same in all, and runs that did not end well."""
+    notes: list[str] = []
+    for key in JOB:
+        values = [record.get(key) for record in records]
+        if key == "plan":
+            notes += _plans(values)
+        elif len({str(value) for value in values if value is not None}) > 1:
+            notes.append(Note("differs", f"{key} differs: {', '.join(str(value) for value in values)}"))
+    types = [record.get("dtype") or _of_plan(record, "precision") for record in records]
+    if len({str(name) for name in types if name}) > 1:
+        notes.append(
+            Note("differs", f"the data type of the matrix products differs: {', '.join(str(name) for name in types)}")
+        )
+    for number, record in enumerate(records, start=1):
+        if record.get("status") not in (None, "done"):
+            notes.append(Note("not-done", f"record {number} {record['status']}: {record.get('error')}"))
+        if record.get("fits") is False and record.get("kind") == "simulated":
+            notes.append(Note("does-not-fit", f"record {number} does not fit in memory"))
+    return notes
+
+
+def _of_plan(record: Record, name: str) -> Any:
+    plan = record.get("plan")
+    return plan.get(name) if isinstance(plan, dict) else None
+
+
+def _plans(plans: Sequence[Any]) -> list[str]:
+    known = [plan for plan in plans if isinstance(plan, dict)]
+    names = dict.fromkeys(name for plan in known for name in plan if name != "precision")  # the note on types has it
+    return [
+        Note("differs", f"plan.{name} differs: {', '.join(str(plan.get(name)) for plan in known)}")
+        for name in names
+        if len({str(plan.get(name)) for plan in known}) > 1
+    ]
+
+
+def shown(row: ComparedRow, value: float | None) -> str:
+    """A value as people read it."""
+    if value is None:
+        return "unknown"
+    if row.unit is not None:
+        return show(value, row.unit) if value else f"0 {row.unit}".replace("0 frac", "0%")
+    return precise(value)
+
+
+def _number(record: Record, key: str) -> float | None:
+    """None also for what no measurement is: JSON holds numbers of any size."""
+    value = record.get(key)
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    return float(value) if abs(value) <= LARGEST else None

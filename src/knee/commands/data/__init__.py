@@ -1,0 +1,1 @@
+"""Token shards from text files."""

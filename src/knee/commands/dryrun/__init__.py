@@ -1,0 +1,1 @@
+"""The trainer traced without GPUs."""

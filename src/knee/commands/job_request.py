@@ -1,0 +1,295 @@
+"""From names and keyword arguments, or a job file with changes, to a job: the same for every function and command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from knee.base.errors import InputError, argument, example
+from knee.specs import Cluster, Job, Model, Profile
+from knee.specs.arguments import SIZES, checked_plan, require
+from knee.specs.catalog import read_layers, read_toml
+from knee.specs.defaults import DEFAULT_PROFILE
+from knee.specs.load import (
+    Loaded,
+    Source,
+    catalog_entries,
+    default_profile_note,
+    load_cluster,
+    load_job,
+    load_model,
+    load_profile,
+    split_overrides,
+)
+from knee.specs.load import make_job as _make_job
+
+_JOB_KEYS = ("model", "cluster", "profile", "plan", *SIZES)
+
+Overrides = Mapping[str, object] | Sequence[tuple[str, str]]
+"""Changed values by their key: ``{"fabric.nic_bytes_per_s": "200Gbit/s"}``, or the pairs of ``--set``."""
+Pairs = Sequence[tuple[str, str]]
+ModelLike = str | Path | Model
+ClusterLike = str | Path | Cluster
+ProfileLike = str | Path | Profile
+Spec = TypeVar("Spec", Model, Cluster, Profile)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A job, and what it was made from."""
+
+    job: Job
+    sources: dict[str, Source]
+    """Dotted field path, such as ``cluster.gpu.hbm_bytes``, to where its value comes from."""
+    assumptions: tuple[str, ...]
+    plan_options: dict[str, Any]
+    """Options of the plan that were given; the rest of the plan is filled in."""
+
+    @property
+    def given(self) -> list[str]:
+        """Paths of what is not the catalogue's: given with the request, or in a file without another source."""
+        return [path for path, source in self.sources.items() if source.kind == "user"]
+
+    def with_options(self, **changes: Any) -> Job:
+        """The job as if these options of the plan had been given as well."""
+        job = self.job
+        changed, _ = _make_job(
+            job.model,
+            job.cluster,
+            job.profile,
+            gpus=job.gpus,
+            global_batch=job.global_batch,
+            seq_len=job.seq_len,
+            plan_options=self.plan_options | changes,
+        )
+        return changed
+
+
+def request(
+    model: ModelLike | Job,
+    *,
+    cluster: ClusterLike | None = None,
+    profile: ProfileLike | None = None,
+    sizes: Mapping[str, Any],
+    plan: Mapping[str, Any],
+    overrides: Overrides = (),
+) -> Request:
+    """The job that the arguments describe. A size or plan option of None was not given."""
+    pairs = pairs_of(overrides)
+    _refuse_sizes_in_overrides(pairs)
+    sizes = {name: value for name, value in sizes.items() if value is not None}
+    plan = {name: value for name, value in plan.items() if value is not None}
+    if isinstance(model, Job):
+        return _from_job(model, [cluster, profile, *sizes, *plan, *pairs])
+    if is_job_file(model):
+        return _from_file(Path(cast("str | Path", model)), cluster, profile, sizes, plan, pairs)
+    return _from_names(model, cluster, profile, sizes, plan, pairs)
+
+
+def make_job(
+    model: ModelLike,
+    cluster: ClusterLike,
+    profile: ProfileLike | None = None,
+    *,
+    gpus: int,
+    global_batch: int | None = None,
+    local_batch: float | None = None,
+    seq_len: int | None = None,
+    plan_options: Mapping[str, Any] | None = None,
+    **plan: Any,
+) -> tuple[Job, tuple[str, ...]]:
+    """A job from names, files or specs, and sentences about the defaults that completed it.
+
+    >>> import knee
+    >>> job, notes = knee.make_job("llama2-7b", "dgx-h100", gpus=16, local_batch=1, tp=2)
+    >>> job.plan.dp_shard
+    8
+    """
+    return _make_job(
+        named_model(model).spec,
+        named_cluster(cluster).spec,
+        named_profile(profile).spec,
+        gpus=gpus,
+        global_batch=global_batch,
+        local_batch=local_batch,
+        seq_len=seq_len,
+        plan_options={**(plan_options or {}), **checked_plan(plan)},
+    )
+
+
+def pairs_of(overrides: Overrides) -> list[tuple[str, str]]:
+    """Values as text, as they stand in a file or behind ``--set``."""
+    items = overrides.items() if isinstance(overrides, Mapping) else overrides
+    return [(key, str(value)) for key, value in items]
+
+
+def _from_job(job: Job, others: Sequence[object]) -> Request:
+    if any(other is not None for other in others):
+        raise InputError(
+            "a Job is complete, so it cannot be combined with other arguments",
+            hint="change the Job with dataclasses.replace, or give names instead of a Job",
+            code="contradiction",
+            field="model",
+        )
+    return Request(job=job, sources={}, assumptions=(), plan_options=asdict(job.plan))
+
+
+def _refuse_sizes_in_overrides(overrides: Pairs) -> None:
+    """Sizes and names have arguments of their own; overrides change a value inside the specs they stand for."""
+    for key, _ in overrides:
+        what = f"{argument('overrides')} {key}"
+        if key in SIZES or key in ("cluster", "profile"):
+            other = f"; the number of GPUs per node is {argument('overrides')} node.gpus=..." if key == "gpus" else ""
+            raise InputError(
+                f"{what}: {key} has its own option",
+                hint=f"use {argument(key)}{other}",
+                code="not-an-override",
+                field=key,
+            )
+        if key == "model":
+            raise InputError(
+                f"{what}: give the model as the first argument instead",
+                hint=_shown(),
+                code="not-an-override",
+                field=key,
+            )
+
+
+def is_job_file(ref: object) -> bool:
+    """Whether this is a whole job as a TOML file, and not a model's."""
+    if not isinstance(ref, (str, Path)) or not str(ref).endswith(".toml"):
+        return False
+    raw = read_toml(Path(ref))
+    base = raw.get("base")
+    if isinstance(base, str) and base.endswith(".toml") and is_job_file(Path(ref).parent / base):
+        return True
+    return any(key in raw for key in _JOB_KEYS)
+
+
+def named_model(model: ModelLike, overrides: Pairs = ()) -> Loaded[Model]:
+    """A model by name, file or folder, or as it is."""
+    if isinstance(model, Model):
+        return _as_is("model", model, overrides)
+    return load_model(_model_name(str(model)), overrides)
+
+
+def named_cluster(cluster: ClusterLike, overrides: Pairs = ()) -> Loaded[Cluster]:
+    """A cluster by name or file, or as it is."""
+    if isinstance(cluster, Cluster):
+        return _as_is("cluster", cluster, overrides)
+    return load_cluster(str(cluster), overrides)
+
+
+def named_profile(profile: ProfileLike | None, overrides: Pairs = ()) -> Loaded[Profile]:
+    """A profile by name or file, or as it is; the default one where none is named."""
+    if isinstance(profile, Profile):
+        return _as_is("profile", profile, overrides)
+    return load_profile(DEFAULT_PROFILE if profile is None else str(profile), overrides)
+
+
+def _as_is(kind: str, spec: Spec, overrides: Pairs) -> Loaded[Spec]:
+    if overrides:
+        raise InputError(
+            f"{argument('overrides')} {overrides[0][0]} changes a {kind} that was given as an object",
+            hint="change it with dataclasses.replace, or give its name",
+            code="contradiction",
+            field=overrides[0][0],
+        )
+    return Loaded(spec=spec, sources={})
+
+
+def _model_name(ref: str) -> str:
+    """A folder with a config.json needs no slash, unless the catalogue has that name."""
+    if not ref.strip():
+        raise InputError("no model is given", hint=_shown(), code="missing-argument", field="model")
+    if "/" not in ref and ref not in catalog_entries("model") and Path(ref).is_dir():
+        return f"./{ref}"
+    return ref
+
+
+def _from_names(
+    model: ModelLike,
+    cluster: ClusterLike | None,
+    profile: ProfileLike | None,
+    sizes: dict[str, Any],
+    plan: dict[str, Any],
+    overrides: Pairs,
+) -> Request:
+    require({"cluster": cluster, **sizes}, ("cluster", "gpus", "local_batch"), _shown())
+    assert cluster is not None
+    for_model, for_cluster, for_profile, for_plan = split_overrides(overrides)
+    parts: dict[str, Loaded[Any]] = {
+        "model": named_model(model, for_model),
+        "cluster": named_cluster(cluster, for_cluster),
+        "profile": named_profile(profile, for_profile),
+    }
+    options = _join(plan, for_plan)
+    job, notes = _make_job(**{kind: part.spec for kind, part in parts.items()}, **sizes, plan_options=options)
+    sources = {f"{kind}.{path}": source for kind, part in parts.items() for path, source in part.sources.items()}
+    defaulted = [default_profile_note()] if profile is None else []
+    return Request(
+        job=job,
+        sources=sources | _given_sources(sizes, plan, for_plan),
+        assumptions=(*defaulted, *(note for part in parts.values() for note in part.assumptions), *notes),
+        plan_options=options,
+    )
+
+
+def _from_file(
+    path: Path,
+    cluster: ClusterLike | None,
+    profile: ProfileLike | None,
+    sizes: dict[str, Any],
+    plan: dict[str, Any],
+    overrides: Pairs,
+) -> Request:
+    """What is given besides replaces or completes what the file says; the whole is checked once."""
+    require(sizes, (), _shown())
+    for_plan = split_overrides(overrides)[3]
+    changes = _join(plan, for_plan)
+    names = {"cluster": cluster, "profile": profile}
+    for name, spec in names.items():
+        if isinstance(spec, (Cluster, Profile)):
+            raise InputError(
+                f"{path} is a job file, so its {name} can be replaced only by a name or a file, not by an object",
+                hint="give the model's name instead of the job file",
+                code="contradiction",
+                field=name,
+            )
+    given = {name: str(spec) for name, spec in names.items() if spec is not None}
+    loaded = load_job(path, overrides, given=sizes | given | ({"plan": plan} if plan else {}))
+    return Request(
+        job=loaded.spec,
+        sources=loaded.sources | _given_sources(sizes, plan, for_plan),
+        assumptions=loaded.assumptions,
+        plan_options={**read_layers(path, anchored=lambda raw, _: raw).get("plan", {}), **changes},
+    )
+
+
+def _join(plan: dict[str, Any], changes: Pairs) -> dict[str, Any]:
+    for key, value in changes:
+        if key in plan:
+            raise InputError(
+                f"{key} is given twice: {argument(key)} {plan[key]} and {argument('overrides')} {key}={value}",
+                hint="give it once",
+                code="contradiction",
+                field=key,
+            )
+    return {**plan, **dict(changes)}
+
+
+def _given_sources(sizes: Mapping[str, Any], plan: Mapping[str, Any], overrides: Pairs) -> dict[str, Source]:
+    """Sources of what was given with the request itself."""
+    given = {name: Source(value=value, kind="user", text=argument(name)) for name, value in sizes.items()}
+    given |= {f"plan.{name}": Source(value=value, kind="user", text=argument(name)) for name, value in plan.items()}
+    changed = argument("overrides")
+    return given | {f"plan.{name}": Source(value=value, kind="user", text=changed) for name, value in overrides}
+
+
+def _shown() -> str:
+    return example(
+        'knee.simulate("llama2-7b", cluster="dgx-h100", gpus=8, local_batch=2)',
+        "knee simulate llama2-7b --cluster dgx-h100 --gpus 8 --local-batch 2",
+    )

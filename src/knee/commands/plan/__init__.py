@@ -1,0 +1,1 @@
+"""The best parallel plan for a job."""

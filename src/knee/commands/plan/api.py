@@ -1,0 +1,197 @@
+"""``knee.plan``: the best parallel plan of a job, out of all there are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from knee.base.errors import DoesNotFit, InputError, argument
+from knee.base.limits import MOST_LISTED_PLANS
+from knee.base.progress import Progress, silent
+from knee.commands.amounts import Amount, training_of
+from knee.commands.job_request import ClusterLike, ModelLike, Overrides, ProfileLike, pairs_of
+from knee.commands.plan.request import searched_parts
+from knee.commands.plan.result import PlanSearch, RankedPlan, tell_better
+from knee.search.collective_choice import searched_collectives
+from knee.search.nearest_plan import no_plan, nothing_fits
+from knee.search.plan_filter import NUMBERS, WORDS
+from knee.search.plan_search import RANKED, SearchResult, search
+from knee.search.robust import robust
+from knee.search.space import Space
+from knee.search.space_tables import whole_table
+from knee.specs.argument_types import checked_arguments
+from knee.specs.choices import Objective
+from knee.specs.defaults import DEFAULT_GRID
+from knee.specs.hardware import Precision
+from knee.specs.model.split_rules import check_searched_exchanges
+from knee.specs.plan import (
+    Collectives,
+    Dispatcher,
+    Fp8Recipe,
+    Recompute,
+    RecomputeModule,
+    ReduceDtype,
+    Routing,
+    Schedule,
+    Sharding,
+    StateDtype,
+    SyncDtype,
+)
+from knee.specs.plan_table import PlanTable
+
+
+@np.errstate(all="ignore")  # extreme input overflows, and its answer says so
+@checked_arguments
+def plan(
+    model: ModelLike,
+    *,
+    cluster: ClusterLike | None = None,
+    gpus: int | None = None,
+    global_batch: int | None = None,
+    local_batch: float | None = None,
+    seq_len: int | None = None,
+    profile: ProfileLike | None = None,
+    overrides: Overrides = (),
+    precision: Precision | None = None,
+    fp8_recipe: Fp8Recipe | None = None,
+    reduce_dtype: ReduceDtype | None = None,
+    state_dtype: StateDtype | None = None,
+    sync_every: int | None = None,
+    sync_fragments: int | None = None,
+    sync_dtype: SyncDtype | None = None,
+    collectives: Collectives | None = None,
+    dispatcher: Dispatcher | None = None,
+    ep_overlap: bool | None = None,
+    routing: Routing | None = None,
+    imbalance: float | None = None,
+    capacity_factor: float | None = None,
+    recompute_modules: Sequence[RecomputeModule] = (),
+    max_tp: int | None = None,
+    max_pp: int | None = None,
+    max_cp: int | None = None,
+    max_ep: int | None = None,
+    sharding: Sequence[Sharding] = (),
+    schedule: Sequence[Schedule] = (),
+    recompute: Sequence[Recompute] = (),
+    micro_batch: Sequence[int] = (),
+    only: str | None = None,
+    objective: Objective = "tokens_per_s",
+    top: int = 10,
+    tokens: Amount | None = None,
+    grid: str = DEFAULT_GRID,
+    pue: float | None = None,
+    progress: Progress | None = None,
+    on_better: Callable[[RankedPlan], None] | None = None,
+) -> PlanSearch:
+    """Find the best parallel plan among all valid plans.
+
+    ``model`` is the same as for ``knee.simulate``. If it is a job file, the search keeps the data types of its plan and
+    replaces the rest. ``dispatcher``, ``ep_overlap``, ``routing``, ``imbalance`` and ``capacity_factor`` say how tokens
+    reach the experts of all plans. ``collectives`` left out tries both kinds where the job crosses a slow tier of the
+    network. ``sharding``, ``schedule``, ``recompute`` and ``micro_batch`` list the values to consider; ``only`` is a
+    condition such as ``"pp == 1 and tp <= 8"``. ``progress`` is called with the current activity and the share that is
+    done; an exception that it raises ends the search. ``on_better`` is called with each plan that is better than all
+    before it, while the search runs.
+
+    If ``tokens`` is given, ``training`` has the cost of the whole run, as in ``knee.simulate``.
+
+    If no plan fits, ``DoesNotFit`` is raised; it names the plan that comes closest.
+
+    >>> import knee
+    >>> found = knee.plan("llama2-7b", cluster="dgx-h100", gpus=8, global_batch=16, max_pp=1, max_cp=1)
+    >>> found.best.plan.tp in (1, 2, 4, 8)
+    True
+    """
+    if not 1 <= top <= MOST_LISTED_PLANS:
+        raise InputError(
+            f"{argument('top')} is {top:,}; it must be from 1 to {MOST_LISTED_PLANS:,}",
+            hint=f"for example {argument('top')} 10",
+            code="out-of-range",
+            field="top",
+        )
+    whole_run = training_of(tokens, grid, pue)
+    sizes = {"gpus": gpus, "global_batch": global_batch, "local_batch": local_batch, "seq_len": seq_len}
+    parts = searched_parts(model, cluster, profile, sizes, pairs_of(overrides))
+    types = {
+        "precision": precision,
+        "fp8_recipe": fp8_recipe,
+        "reduce_dtype": reduce_dtype,
+        "state_dtype": state_dtype,
+        "dispatcher": dispatcher,
+        "ep_overlap": ep_overlap,
+        "routing": routing,
+        "imbalance": imbalance,
+        "sync_fragments": sync_fragments,
+        "sync_dtype": sync_dtype,
+        "collectives": collectives,
+        "capacity_factor": capacity_factor,
+    }
+    every = parts.sync_every if sync_every is None else sync_every
+    space = parts.space(
+        types,
+        sync_every=every,
+        collectives=() if collectives else searched_collectives(parts.cluster, parts.gpus),
+        max_tp=max_tp,
+        max_pp=max_pp,
+        max_cp=max_cp,
+        max_ep=max_ep,
+        modules=tuple(recompute_modules),
+        sharding=sharding,
+        schedule=schedule,
+        recompute=recompute,
+        micro_batch=micro_batch,
+    )
+    check_searched_exchanges(space.fixed, every)
+    found = search(
+        space,
+        parts.cluster,
+        parts.profile,
+        objective=objective,
+        only=only,
+        keep=max(top, RANKED),
+        front=True,
+        progress=progress or silent,
+        watch=None if on_better is None else tell_better(on_better, objective, parts.cluster.gpu.hbm_bytes),
+    )
+    if not len(found):
+        raise _none_fits(found, space, only)
+    return PlanSearch(found=found, drawn=robust(found), top=min(top, len(found)), whole_run=whole_run)
+
+
+def _none_fits(found: SearchResult, space: Space, only: str | None) -> DoesNotFit:
+    if found.plans:
+        words, hint = nothing_fits(found)
+        return DoesNotFit(words, hint=hint, code="no-plan-fits")
+    whole = replace(
+        space,
+        max_tp=None,
+        max_pp=None,
+        max_cp=None,
+        max_ep=None,
+        shardings=(),
+        schedules=(),
+        recomputes=(),
+        micro_batches=(),
+    )
+    table = whole_table(whole)
+    if len(table):
+        return DoesNotFit(
+            f"the limits exclude all {len(table):,} plans", hint=_values(table, only), code="limits-leave-no-plan"
+        )
+    words, hint = no_plan(whole)
+    return DoesNotFit(words, hint=hint, code="no-valid-plan")
+
+
+def _values(table: PlanTable, only: str | None) -> str:
+    """What the columns of a condition can be."""
+    given = set(re.findall(r"[a-z_]+", only or ""))
+    named = [name for name in (*NUMBERS, *WORDS) if name in given]
+    lines = []
+    for name in named or ["tp", "pp", "cp", "sharding"]:
+        values = np.unique(getattr(table, name)).tolist()
+        words = [WORDS[name][v] if name in WORDS else f"{int(v):,}" for v in values]
+        lines.append(f"{name} must be one of {', '.join(words[:16])}{', ...' if len(words) > 16 else ''}")
+    return "; ".join(lines)

@@ -1,0 +1,154 @@
+"""``knee plan``: the best parallel plan of a job, out of all there are."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from typing import Any
+
+import click
+
+from knee.base.errors import InputError
+from knee.commands.options import job_options, plan_options
+from knee.commands.options.plan_options import option
+from knee.commands.options.sections import Sectioned, Word
+from knee.commands.options.space_options import space_limits
+from knee.show.terminal.progress_bar import Patience
+from knee.specs.choices import OBJECTIVES, TARGETS
+from knee.specs.plan import COLLECTIVES, FP8_RECIPES, PRECISIONS, REDUCE_DTYPES, STATE_DTYPES, SYNC_DTYPES
+
+
+@click.command("plan", cls=Sectioned)
+@click.argument("model")
+@job_options.cluster()
+@job_options.gpus()
+@job_options.global_batch()
+@job_options.local_batch("Sequences per step divided by the number of GPUs.")
+@job_options.seq_len()
+@job_options.profile()
+@job_options.sets("Override one value of the model, cluster or profile. May be repeated.")
+@option(
+    "--precision",
+    section="Job",
+    type=Word(PRECISIONS),
+    help="Data type of the matrix products; default: the job file's value, or bf16.",
+)
+@option(
+    "--fp8-recipe",
+    section="Job",
+    type=Word(FP8_RECIPES),
+    help="How --precision fp8 scales its operands; default: the job file's value, or tensorwise.",
+)
+@option(
+    "--reduce-dtype",
+    section="Job",
+    type=Word(REDUCE_DTYPES),
+    help="Data type of the gradient reduction; default: the job file's value, or fp32.",
+)
+@option(
+    "--state-dtype",
+    section="Job",
+    type=Word(STATE_DTYPES),
+    help="Data type of the parameters and moments in the optimizer; default: the job file's value, or fp32.",
+)
+@option(
+    "--sync-every",
+    section="Job",
+    type=int,
+    metavar="H",
+    help="Number of steps between synchronizations of the replicas (local SGD, DiLoCo), for plans with replicas; "
+    "default: the job file's value, or 1.",
+)
+@option(
+    "--sync-fragments",
+    section="Job",
+    type=int,
+    metavar="P",
+    help="Parts of the model that replicas exchange one after the other beside compute, with --sync-every; default: 1.",
+)
+@option(
+    "--sync-dtype",
+    section="Job",
+    type=Word(SYNC_DTYPES),
+    help="Data type of the exchange with --sync-every; default: that of the gradient reduction.",
+)
+@option(
+    "--collectives",
+    section="Job",
+    type=Word(COLLECTIVES),
+    help="flat: NCCL's algorithms. hierarchical: level by level through the node and the tiers of the network, if that "
+    "is faster; default: flat, and both where the job crosses a slow tier (oversubscribed, or farther than a hop).",
+)
+@plan_options.routed(section="Job")
+@space_limits
+@option(
+    "--objective",
+    section="Output",
+    type=Word(OBJECTIVES),
+    default="tokens_per_s",
+    show_default=True,
+    help="What to optimize: throughput, tokens per joule, or dollars per million tokens.",
+)
+@job_options.training
+@option(
+    "--top", section="Output", type=int, default=10, show_default=True, metavar="K", help="Number of plans to list."
+)
+@option(
+    "--export",
+    "export_to",
+    section="Output",
+    type=Word(TARGETS),
+    help="Print only the recommended plan in the format of this tool: a knee job file, or launch flags. If the tool "
+    "cannot run that plan, the best-ranked plan that it can run is printed.",
+)
+@option("--html", section="Output", metavar="FILE", help="Also write an HTML page with the ranking.")
+@job_options.as_json()
+@job_options.wide()
+def command(model: str, as_json: bool, top: int, export_to: str | None, html: str | None, **options: Any) -> None:
+    """Find the best parallel plan for MODEL on a given number of GPUs. The search is exhaustive.
+
+    MODEL is the same as for `knee simulate`. If it is a job file, the search replaces the plan in the file.
+
+    The search covers every combination of dp_replicate x dp_shard x tp x pp x cp with every sharding, schedule,
+    microbatch size and sequence parallelism that the model and the batch allow; for a mixture of experts, with every
+    ep, and with experts that are whole or split like the rest of the model. It covers them without recomputation, with
+    full recomputation, and with the smallest share of recomputed blocks that fits. Other policies are searched if
+    --recompute names them. Virtual stages are tried if they divide the model evenly.
+
+    Plans are simulated in the order of a lower bound of their step time,
+    until no other plan that fits in memory can be among the best. The result is that of simulating every plan.
+
+    \b
+        knee plan llama2-7b --cluster dgx-h100 --gpus 256 --global-batch 512
+
+    The constants of the simulator are uncertain. The ranking is therefore repeated with constants drawn at random from
+    their uncertainty. The recommended plan is the one that is within 2% of the best in the largest number of draws. A
+    sensitivity table shows what 25% more of each hardware resource would bring.
+
+    If no plan fits, knee shows the plan that comes closest and exits with code 3.
+    """
+    if export_to is not None and as_json:
+        raise InputError(
+            "--export and --json are two forms of one answer", hint="give one of them", code="contradiction"
+        )
+    if html is not None:
+        from knee.commands.options.budget_options import check_files
+
+        check_files(None, html)
+    from knee.commands.options.overrides import parse_sets
+    from knee.commands.plan.api import plan
+    from knee.commands.plan.text import print_exported, print_search
+
+    overrides = parse_sets(options.pop("sets"))
+    options["recompute_modules"] = plan_options.modules_of(options["recompute_modules"]) or ()
+    answer = plan(model, top=top, overrides=overrides, progress=Patience(), **options)
+    if export_to is not None:
+        print_exported(answer, export_to)
+    elif as_json:
+        click.echo(json.dumps(answer.to_dict(), indent=1, allow_nan=False))
+    else:
+        print_search(answer)
+    if html is not None:
+        answer.write_page(html, command=shlex.join(["knee", *sys.argv[1:]]))
+        click.echo(f"wrote {html}", err=True)

@@ -1,0 +1,118 @@
+"""What ``plan`` searches for: the model, the cluster, the stack and the sizes, with the data types of a job file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from knee.base.errors import InputError, argument, example
+from knee.commands.job_request import (
+    ClusterLike,
+    ModelLike,
+    ProfileLike,
+    is_job_file,
+    named_cluster,
+    named_model,
+    named_profile,
+    request,
+)
+from knee.search.space import Space
+from knee.specs import Cluster, Model, Plan, Profile
+from knee.specs.arguments import require
+from knee.specs.defaults import DEFAULT_SEQ_LEN
+from knee.specs.load import split_overrides
+from knee.specs.make import global_batch_of
+from knee.specs.plan import DATA_TYPES, EXCHANGES, ROUTED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchedParts:
+    """What is searched for, with every size known."""
+
+    model: Model
+    cluster: Cluster
+    profile: Profile
+    gpus: int
+    global_batch: int
+    seq_len: int
+    types: dict[str, Any]
+    """Fields that all plans have, as the job file says."""
+    sync_every: int = 1
+
+    def space(
+        self,
+        types: Mapping[str, Any],
+        *,
+        sharding: Sequence[str],
+        schedule: Sequence[str],
+        recompute: Sequence[str],
+        micro_batch: Sequence[int],
+        **more: Any,
+    ) -> Space:
+        """The plans that are searched; ``types`` that are not None override the job file's."""
+        return Space(
+            model=self.model,
+            gpus=self.gpus,
+            global_batch=self.global_batch,
+            seq_len=self.seq_len,
+            fixed=Plan(**self.types | {name: value for name, value in types.items() if value is not None}),
+            shardings=tuple(sharding),
+            schedules=tuple(schedule),
+            recomputes=tuple(recompute),
+            micro_batches=tuple(micro_batch),
+            attention_again=self.profile.attention == "unfused" or "attention" in recompute,
+            **more,
+        )
+
+
+def searched_parts(
+    model: ModelLike,
+    cluster: ClusterLike | None,
+    profile: ProfileLike | None,
+    sizes: dict[str, Any],
+    overrides: Sequence[tuple[str, str]],
+) -> SearchedParts:
+    for_model, for_cluster, for_profile, for_plan = split_overrides(overrides)
+    if for_plan:
+        raise InputError(
+            f"{argument('overrides')} {for_plan[0][0]}: the search chooses the plan itself",
+            hint=f"limit the search with {argument('only')}",
+            code="not-an-override",
+            field=for_plan[0][0],
+        )
+    if is_job_file(model):
+        job = request(model, cluster=cluster, profile=profile, sizes=sizes, plan={}, overrides=overrides).job
+        types = {name: getattr(job.plan, name) for name in (*DATA_TYPES, *ROUTED, *EXCHANGES)}
+        return SearchedParts(
+            model=job.model,
+            cluster=job.cluster,
+            profile=job.profile,
+            gpus=job.gpus,
+            global_batch=job.global_batch,
+            seq_len=job.seq_len,
+            types=types,
+            sync_every=job.plan.sync_every,
+        )
+    require({"cluster": cluster, **sizes}, ("cluster", "gpus", "local_batch"), _shown())
+    assert cluster is not None
+    shape = named_model(model, for_model).spec
+    seq_len = sizes["seq_len"]
+    return SearchedParts(
+        model=shape,
+        cluster=named_cluster(cluster, for_cluster).spec,
+        profile=named_profile(profile, for_profile).spec,
+        gpus=sizes["gpus"],
+        global_batch=global_batch_of(
+            sizes["gpus"], global_batch=sizes["global_batch"], local_batch=sizes["local_batch"]
+        ),
+        seq_len=min(DEFAULT_SEQ_LEN, shape.max_seq_len) if seq_len is None else seq_len,
+        types={},
+    )
+
+
+def _shown() -> str:
+    return example(
+        'knee.plan("llama2-7b", cluster="dgx-h100", gpus=256, global_batch=512)',
+        "knee plan llama2-7b --cluster dgx-h100 --gpus 256 --global-batch 512",
+    )

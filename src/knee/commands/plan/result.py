@@ -1,0 +1,321 @@
+"""What a search of plans found: the ranking, the recommended plan, and what stands behind the choice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from knee.base.errors import InputError
+from knee.engine.one_job import simulate as simulate_job
+from knee.engine.reliability.drawn_runs import month_of_job
+from knee.engine.simulator import Results
+from knee.engine.training_cost import TrainingQuestion
+from knee.search.pareto_front import pareto
+from knee.search.plain_fsdp import Baseline, baseline, why
+from knee.search.plan_search import SearchResult, score, search
+from knee.search.robust import CLOSE, Robust
+from knee.search.sensitivity import Bar, sensitivity
+from knee.show.result import Result, flat
+from knee.specs import Job, Plan
+from knee.specs.argument_types import checked_arguments
+from knee.specs.choices import Objective
+from knee.specs.notes import Note
+from knee.specs.plan_table import PlanTable
+from knee.specs.plan_words import plan_words
+from knee.trust.trust import Trust, trust_of
+
+# One plan of a search, with its metrics.
+
+METRICS = (
+    "tokens_per_s",
+    "tokens_per_s_per_gpu",
+    "mfu_frac",
+    "step_s",
+    "compute_s",
+    "exposed_comm_s",
+    "overlapped_comm_s",
+    "bubble_s",
+    "memory_bytes",
+    "power_w_per_gpu",
+    "tokens_per_j",
+    "usd_per_mtoken",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankedPlan(Result):
+    """One plan of a search, with its metrics and its results in the random draws of the fitted parameters."""
+
+    rank: int | None
+    """Its place by the objective, from 1; None where it was not simulated within the search."""
+    plan: Plan
+    tokens_per_s: float
+    tokens_per_s_per_gpu: float
+    mfu_frac: float
+    step_s: float
+    compute_s: float
+    exposed_comm_s: float
+    overlapped_comm_s: float
+    bubble_s: float
+    memory_bytes: float
+    power_w_per_gpu: float | None
+    tokens_per_j: float | None
+    usd_per_mtoken: float | None
+    exposed_frac: float
+    bubble_frac: float
+    headroom_bytes: float
+    """Memory of a GPU that the plan leaves free."""
+    good_frac: float | None
+    """Share of draws in which it was within 2% of the best; None where it was not drawn."""
+    fits_frac: float | None
+    worst_frac: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; the name of each key ends in its unit."""
+        return asdict(self)
+
+
+def ranked_plan(
+    plan: Plan,
+    values: Mapping[str, float | None],
+    hbm_bytes: float,
+    rank: int | None = None,
+    shares: Sequence[float | None] = (None, None, None),
+) -> RankedPlan:
+    """A plan with its metrics; what is not finite is not known."""
+    finite: dict[str, Any] = {
+        name: value if value is not None and math.isfinite(value) else None for name, value in values.items()
+    }
+    good, fits, worst = shares
+    return RankedPlan(
+        rank=rank,
+        plan=plan,
+        **finite,
+        exposed_frac=finite["exposed_comm_s"] / finite["step_s"],
+        bubble_frac=finite["bubble_s"] / finite["step_s"],
+        headroom_bytes=hbm_bytes - finite["memory_bytes"],
+        good_frac=good,
+        fits_frac=fits,
+        worst_frac=worst,
+    )
+
+
+def tell_better(
+    on_better: Callable[[RankedPlan], None], objective: Objective, hbm_bytes: float
+) -> Callable[[PlanTable, Results], None]:
+    """Hears of all simulated plans, and tells of the best where it is another."""
+    best = -math.inf
+
+    def watch(table: PlanTable, results: Results) -> None:
+        nonlocal best
+        scores = score(results, objective)
+        row = int(np.argmax(scores))
+        if scores[row] > best:
+            best = float(scores[row])
+            values = {name: float(getattr(results, name)[row]) for name in METRICS}
+            on_better(ranked_plan(table.plan(row), values, hbm_bytes))
+
+    return watch
+
+
+EXPORT_TRIES = 500
+"""Plans of the ranking that are tried where a tool cannot run the recommended one."""
+NOT_IN_NCCL = "no NCCL up to 2.30 has hierarchical collectives"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSearch(Result):
+    """All plans that were considered, the best of them, and the reasons for the choice."""
+
+    found: SearchResult
+    drawn: Robust
+    top: int
+    """Plans that are listed."""
+    whole_run: TrainingQuestion | None = None
+    """Tokens that are to be trained on, and where."""
+
+    @cached_property
+    def best(self) -> RankedPlan:
+        """The recommended plan: the first, or the one that is near the best clearly more often."""
+        return self.ranked(self.drawn.recommended)
+
+    @cached_property
+    def plans(self) -> tuple[RankedPlan, ...]:
+        """The first of the ranking."""
+        return tuple(self.ranked(row) for row in range(self.top))
+
+    @cached_property
+    def front(self) -> tuple[RankedPlan, ...]:
+        """Simulated plans that no other beats in tokens/s, tokens/J and free memory at once."""
+        rows = pareto(self.found.results, self.found.cluster.gpu.hbm_bytes).tolist()
+        return tuple(self.ranked(row) for row in rows)
+
+    @cached_property
+    def job(self) -> Job:
+        """The recommended plan as a job."""
+        return self.found.job(self.drawn.recommended)
+
+    @cached_property
+    @np.errstate(all="ignore")
+    def _plain_fsdp(self) -> Baseline | Note:
+        return baseline(self.found)
+
+    @cached_property
+    def baseline(self) -> RankedPlan | None:
+        """The best plan of plain FSDP; None where it cannot be."""
+        plain = self._plain_fsdp
+        if isinstance(plain, Note):
+            return None
+        if plain.row is not None:
+            return self.ranked(plain.row)
+        values = {name: getattr(plain.result, name) for name in METRICS}
+        return self._ranked(None, plain.job.plan, values)
+
+    @cached_property
+    @np.errstate(all="ignore")
+    def why(self) -> str:
+        """What the recommended plan saves beside plain FSDP, and what hierarchical collectives save."""
+        plain, flat = self._plain_fsdp, self.flat_collectives
+        said = plain if isinstance(plain, Note) else why(self.job, simulate_job(self.job), plain)
+        if flat is None:
+            return said
+        slower = 1.0 - flat.tokens_per_s / self.best.tokens_per_s
+        return f"{said}; {NOT_IN_NCCL}, and without them the best plan is {slower:.1%} slower: {plan_words(flat.plan)}"
+
+    @cached_property
+    @np.errstate(all="ignore")
+    def flat_collectives(self) -> RankedPlan | None:
+        """The best plan that NCCL's own collectives can run; None where the recommended plan has them, or none fits."""
+        if self.best.plan.collectives == "flat":
+            return None
+        found = self.found
+        space = replace(found.space, collectives=("flat",))
+        flat = search(space, found.cluster, found.profile, objective=found.objective, only=found.only, keep=1)
+        if not len(flat):
+            return None
+        values = {name: float(getattr(flat.results, name)[0]) for name in METRICS}
+        return self._ranked(None, flat.table.plan(0), values)
+
+    @cached_property
+    @np.errstate(all="ignore")
+    def sensitivity(self) -> tuple[Bar, ...]:
+        """What a quarter more, and a quarter less, of each resource changes, with the plan chosen anew."""
+        return tuple(sensitivity(self.found))
+
+    @cached_property
+    def trust(self) -> Trust:
+        """Of the recommended plan."""
+        return trust_of(self.job)
+
+    @cached_property
+    def training(self) -> dict[str, Any] | None:
+        """What training on the tokens takes with the recommended plan; None where no tokens were given."""
+        return self.training_with(self.best)
+
+    def training_with(self, plan: RankedPlan) -> dict[str, Any] | None:
+        """The cost of training on the tokens with this plan; the range is that of the recommended plan."""
+        if self.whole_run is None:
+            return None
+        space = self.found.space
+        return self.whole_run.answer(plan, space.model, self.found.cluster, space.gpus, self.trust.band)
+
+    def ranked(self, row: int) -> RankedPlan:
+        """The plan of a row of the search, counted from 0."""
+        values = {name: float(getattr(self.found.results, name)[row]) for name in METRICS}
+        drawn = (self.drawn.good_frac, self.drawn.fits_frac, self.drawn.worst_frac)
+        shares = [float(share[row]) if row < len(share) else None for share in drawn]
+        return self._ranked(row, self.found.table.plan(row), values, *shares)
+
+    def _ranked(self, row: int | None, plan: Plan, values: dict[str, Any], *shares: float | None) -> RankedPlan:
+        return ranked_plan(
+            plan,
+            values,
+            self.found.cluster.gpu.hbm_bytes,
+            None if row is None else row + 1,
+            shares or (None, None, None),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as ``knee plan --json`` prints it."""
+        found, drawn, space = self.found, self.drawn, self.found.space
+        return {
+            "schema_version": 1,
+            "model": space.model.name,
+            "cluster": found.cluster.name,
+            "profile": found.profile.name,
+            "gpus": space.gpus,
+            "global_batch": space.global_batch,
+            "seq_len": space.seq_len,
+            "objective": found.objective,
+            "counts": {
+                "plans": found.plans,
+                "simulated": len(found),
+                "ranked": found.ranked,
+            },
+            "plans": [plan.to_dict() for plan in self.plans],
+            "recommended": self.best.to_dict(),
+            **({} if self.training is None else {"training": self.training}),
+            "alike": [row + 1 for row in drawn.indistinguishable_rows],
+            "why": self.why,
+            "baseline": None if self.baseline is None else self.baseline.to_dict(),
+            "flat_collectives": None if self.flat_collectives is None else self.flat_collectives.to_dict(),
+            "front": [plan.to_dict() for plan in self.front],
+            "robustness": {
+                "draws": drawn.draws,
+                "within_frac": round(1.0 - CLOSE, 6),
+                "parameters": [
+                    {"path": p.path, "spread": p.spread, "share": p.is_share, "meaning": p.meaning}
+                    for p in drawn.parameters
+                ],
+            },
+            "sensitivity": [asdict(bar) for bar in self.sensitivity],
+            "trust": self.trust.as_json(),
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The listed plans, one per row."""
+        rows = [plan.to_dict() for plan in self.plans]
+        whole = [self.training_with(plan) for plan in self.plans]
+        return [flat(row | ({} if run is None else {"training": run})) for row, run in zip(rows, whole, strict=True)]
+
+    @checked_arguments
+    def write_page(self, path: str | Path, *, command: str = "") -> None:
+        """Write one HTML page of the answer, which needs no network."""
+        from knee.base.files import write_text
+        from knee.commands.plan.page import plan_page
+
+        every = (*self.plans, *self.front, self.best)
+        words = {plan.rank: plan_words(plan.plan) for plan in every if plan.rank is not None}
+        job, run = self.job, self.training
+        month = []
+        if run is not None:
+            days = run["with_failures"]["days"]
+            month = month_of_job(job.model, job.cluster, job.gpus, step_s=self.best.step_s, days=days)
+        write_text(Path(path), plan_page(self.to_dict(), words, command=command, month=month))
+
+    @checked_arguments
+    def export(self, to: str) -> str:
+        """The recommended plan in the format of a tool: a knee job file, or launch flags of torchtitan or Megatron."""
+        from knee.training.export.formats import export
+
+        return export(self.job, to)
+
+    def export_first(self, to: str) -> tuple[str, int, InputError | None]:
+        """The first plan that a tool can run, from the recommended one on: its text, its row, and why that one was
+        refused where it was."""
+        from knee.training.export.formats import export
+
+        refused: InputError | None = None
+        for row in dict.fromkeys((self.drawn.recommended, *range(min(EXPORT_TRIES, len(self.found))))):
+            try:
+                return export(self.found.job(row), to), row, refused
+            except InputError as error:
+                refused = refused or error
+        assert refused is not None
+        raise refused

@@ -1,0 +1,1 @@
+"""This machine, measured and written as a cluster file."""

@@ -1,0 +1,1 @@
+"""What more GPUs bring, and where adding GPUs stops paying off."""

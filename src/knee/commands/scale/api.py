@@ -1,0 +1,183 @@
+"""``knee.scale``: what more GPUs buy, and where adding them stops paying off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from knee.base.errors import InputError, argument
+from knee.base.progress import Progress, silent
+from knee.commands.amounts import count_of
+from knee.commands.job_request import ClusterLike, ModelLike, Overrides, ProfileLike, pairs_of
+from knee.commands.scale.result import ScaleQuestion, Scaling, ScalingCurve, shown
+from knee.engine.energy import grid as grid_of
+from knee.engine.training_cost import bill_of, checked_pue
+from knee.search.failure_knee import with_failures
+from knee.search.knee import knees_of
+from knee.search.scaling_curve import ScalePoint, check_batch, checked_counts, parse_counts
+from knee.specs.argument_types import checked_arguments
+from knee.specs.arguments import checked_plan, require
+from knee.specs.choices import OBJECTIVES, Objective
+from knee.specs.defaults import DEFAULT_CONVENTION, DEFAULT_GRID, KEEP_FRAC, THRESHOLD
+from knee.trust.doubling_errors import doubling_band
+from knee.trust.trust import trust_of
+
+
+@np.errstate(all="ignore")  # extreme input overflows, and its answer says so
+@checked_arguments
+def scale(
+    model: ModelLike | Sequence[ModelLike],
+    *,
+    cluster: ClusterLike | Sequence[ClusterLike] | None = None,
+    gpus: str | Sequence[int] | None = None,
+    local_batch: float | None = None,
+    global_batch: int | None = None,
+    seq_len: int | None = None,
+    profile: ProfileLike | None = None,
+    overrides: Overrides = (),
+    best: bool = False,
+    objective: Objective = "tokens_per_s",
+    threshold: float = THRESHOLD,
+    keep: float = KEEP_FRAC,
+    tokens: str | float | None = None,
+    grid: str = DEFAULT_GRID,
+    pue: float | None = None,
+    flop_convention: str = DEFAULT_CONVENTION,
+    progress: Progress | None = None,
+    **plan: Any,
+) -> Scaling:
+    """Show what more GPUs bring, and where adding GPUs stops paying off.
+
+    ``gpus`` is a list of counts, or text such as ``"8..2048"`` (doublings). With ``local_batch`` the batch grows with
+    the GPUs (weak scaling), with ``global_batch`` it stays the same (strong scaling). All counts use the same plan, and
+    data parallelism fills the GPUs. With ``best``, each count uses its own best plan; plan fields that are given stay
+    fixed. Several models or clusters give several curves. If a count cannot be used, its entry in
+    ``curves[i].curve.points`` has the reason; ``check_usable`` raises if no count can be used.
+
+    >>> import knee
+    >>> s = knee.scale("llama2-7b", cluster="dgx-h100", gpus=[8, 64, 512], local_batch=2)
+    >>> [point.gpus for point in s.only.curve.points]
+    [8, 64, 512]
+    """
+    counts = _checked(gpus, local_batch, global_batch, threshold, keep)
+    plan = checked_plan({name: value for name, value in plan.items() if value is not None})
+    if not best and objective != OBJECTIVES[0]:
+        raise InputError(
+            f"{argument('objective')} is used only in a search for the best plan",
+            hint=f"add {argument('best')}",
+            code="contradiction",
+            field="objective",
+        )
+    if best and "recompute_frac" in plan:
+        raise InputError(
+            f"{argument('recompute_frac')} is not part of the search",
+            hint=f"leave it out, or leave {argument('best')} out",
+            code="contradiction",
+            field="recompute_frac",
+        )
+    asked = ScaleQuestion(
+        counts=counts,
+        best=best,
+        objective=objective,
+        plan=plan,
+        sizes={"local_batch": local_batch, "global_batch": global_batch, "seq_len": seq_len},
+        profile=profile,
+        overrides=pairs_of(overrides),
+        convention=flop_convention,
+        progress=progress or silent,
+    )
+    require({"model": model or None}, ("model",), 'for example knee.scale("llama2-7b", ...)')
+    # a job file names its own cluster
+    places = _several(cluster) or [None]
+    curves = [asked.curve(one, place) for one in _several(model) for place in places]
+    wanted = count_of("tokens", tokens)
+    return _answer(curves, asked, threshold=threshold, keep=keep, tokens=wanted, grid_name=grid, pue=pue)
+
+
+def _several(value: Any) -> list[Any]:
+    """One name or a list of them, each once."""
+    if value is None:
+        return []
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return [value]
+    return list(dict.fromkeys(value))
+
+
+def _checked(
+    gpus: str | Sequence[int] | None,
+    local_batch: float | None,
+    global_batch: int | None,
+    threshold: float,
+    keep: float,
+) -> list[int]:
+    """The counts, once all that can be said without a model is right."""
+    given = {"gpus": gpus, "local_batch": local_batch, "global_batch": global_batch}
+    require(given, ("gpus", "local_batch"), shown())
+    assert gpus is not None
+    if not 1 < threshold <= 2:
+        raise InputError(
+            f"{argument('threshold')} is {threshold:g}; it must be above 1 and at most 2",
+            hint="with 1.5, each added GPU must do at least 50% of the work of the first ones; with 1.9, 90%",
+            code="out-of-range",
+            field="threshold",
+        )
+    if not 0 < keep <= 1:
+        raise InputError(
+            f"{argument('keep')} is {keep:g}; it must be above 0 and at most 1",
+            hint="for example 0.9",
+            code="out-of-range",
+            field="keep",
+        )
+    counts = parse_counts(gpus) if isinstance(gpus, str) else checked_counts(gpus)
+    check_batch(local_batch, global_batch, counts[-1])
+    return counts
+
+
+def _answer(
+    curves: Sequence[ScalingCurve],
+    asked: ScaleQuestion,
+    *,
+    threshold: float,
+    keep: float,
+    tokens: float | None,
+    grid_name: str,
+    pue: float | None,
+) -> Scaling:
+    """Bands, knees and bills."""
+    site, site_pue, band = grid_of(grid_name), checked_pue(pue), doubling_band()
+    done = []
+    for one in curves:
+        given = one.request.given if one.request else []
+        trusts = {p.gpus: trust_of(p.job, given) for p in one.curve.points if p.job is not None}
+        known = all(trust.low_frac is not None for trust in trusts.values())
+        bills = {}
+        for gpus, measured in one.curve.usable if tokens is not None else []:
+            bills[gpus] = bill_of(measured, tokens or 0.0, grid=site, pue=site_pue, band=trusts[gpus].band)
+        rule: dict[str, Any] = {"threshold": threshold, "keep_frac": keep, "band": band if known else None}
+        found = with_failures(one.curve, bills, **rule) | {"knees": knees_of(one.curve, **rule), "band": rule["band"]}
+        done.append(replace(one, trusts=trusts, bills=bills, **found))
+    answer = Scaling(
+        curves=tuple(done),
+        local_batch=asked.sizes["local_batch"],
+        global_batch=asked.sizes["global_batch"],
+        threshold=threshold,
+        keep_frac=keep,
+        objective=asked.objective,
+        tokens=tokens,
+        grid=site,
+        pue=site_pue,
+        question=asked,
+    )
+    points = [point for one in answer.curves for point in one.curve.points]
+    if all(point.job is None for point in points):
+        _refuse_what_never_is(points)
+    return answer
+
+
+def _refuse_what_never_is(points: Sequence[ScalePoint]) -> None:
+    """The same mistake at every count is one of the question, not of a count."""
+    if len(points) > 1 and len({point.reason for point in points}) == 1:
+        raise InputError(str(points[0].reason), hint=points[0].hint or shown(), code=points[0].code)

@@ -1,0 +1,162 @@
+"""``knee scale``: what more GPUs bring, and where adding GPUs stops paying off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from knee.base.errors import InputError
+from knee.commands.options import job_options
+from knee.commands.options.plan_options import PLAN, option, plan_of, plan_options
+from knee.commands.options.sections import Sectioned, Word
+from knee.show.terminal.progress_bar import Patience
+from knee.specs.choices import OBJECTIVES
+from knee.specs.defaults import KEEP_FRAC, THRESHOLD
+
+if TYPE_CHECKING:
+    from knee.commands.scale.result import Scaling
+
+
+@click.command("scale", cls=Sectioned)
+@click.argument("models", metavar="MODEL...", nargs=-1, required=True)
+@option(
+    "--cluster",
+    "clusters",
+    section="Job",
+    metavar="NAME",
+    multiple=True,
+    help="Cluster: a name from `knee catalog`, or the path of a TOML file. May be repeated, or be a list such as "
+    "dgx-a100,dgx-h100.",
+)
+@option(
+    "--gpus", section="Job", metavar="COUNTS", help="Numbers of GPUs: 8..2048 (doublings), 8,16,24 (a list), or both."
+)
+@job_options.local_batch("Weak scaling: sequences per step divided by the number of GPUs; may be a fraction.")
+@job_options.global_batch("Strong scaling: sequences per step over all GPUs, the same at every GPU count.")
+@job_options.seq_len()
+@job_options.profile()
+@job_options.sets("Override one value of the model, cluster, profile or plan. May be repeated.")
+@option(
+    "--best",
+    section="Job",
+    is_flag=True,
+    help="Search for the best plan at every GPU count. Plan options that you give stay fixed.",
+)
+@option(
+    "--objective",
+    section="Job",
+    type=Word(OBJECTIVES),
+    default=OBJECTIVES[0],
+    show_default=True,
+    help="What --best optimizes.",
+)
+@option(
+    "--threshold",
+    section="Knee",
+    type=float,
+    metavar="X",
+    default=THRESHOLD,
+    show_default=True,
+    help="Smallest speed-up per doubling of the GPUs that counts as paying off; above 1, at most 2.",
+)
+@option(
+    "--keep",
+    section="Knee",
+    type=float,
+    metavar="FRAC",
+    default=KEEP_FRAC,
+    show_default=True,
+    help="Share of the highest tokens per joule (or per dollar) that must remain at the energy (or cost) knee.",
+)
+@job_options.training
+@plan_options
+@job_options.flop_convention()
+@job_options.as_json()
+@job_options.wide()
+@option(
+    "--plot",
+    section="Output",
+    metavar="FILE",
+    help="Also draw a chart: a .svg, .png, .html or .json (Vega-Lite) file, or - for the terminal.",
+)
+def command(
+    models: tuple[str, ...],
+    clusters: tuple[str, ...],
+    sets: tuple[str, ...],
+    as_json: bool,
+    plot: str | None,
+    **options: Any,
+) -> None:
+    """Show what more GPUs bring, and where adding GPUs stops paying off.
+
+    MODEL is the same as for `knee simulate`. Several models or clusters are compared. With --local-batch the batch
+    grows with the number of GPUs (weak scaling). With --global-batch it stays the same (strong scaling). All GPU
+    counts use the same plan, and data parallelism fills the GPUs; with --best, each count uses its own best plan. If
+    the plan is impossible or does not fit at a count, the table shows the reason.
+
+    \b
+    The knee is the largest GPU count that still pays off:
+      throughput  max N2: (T(N2) / T(N1))^(1 / log2(N2 / N1)) >= threshold
+                  T is tokens/s; N1 is the count before N2. With a threshold of 1.5, doubling the
+                  GPUs must give at least 1.5 times the tokens/s.
+      energy      max N: E(N) >= keep * max E        E is tokens/J
+      cost        max N: C(N) >= keep * max C        C is tokens/USD
+
+    The range of the knee comes from pairs of published runs that differ only in GPUs and batch: in 90% of these pairs,
+    the error of the predicted speed-up lay within the band used here.
+
+    If nothing fits at any count, knee suggests what would fit and exits with code 3.
+    """
+    from knee.commands.options.overrides import parse_sets
+    from knee.commands.scale.api import scale
+    from knee.commands.scale.text import print_answer
+
+    if plot is not None:
+        _check_plot(plot, as_json)
+    sizes = {name: value for name, value in options.items() if name not in PLAN}
+    answer = scale(
+        _listed(models),
+        cluster=_listed(clusters) or None,
+        overrides=parse_sets(sets),
+        progress=Patience(),
+        **sizes,
+        **plan_of(options),
+    )
+    if as_json:
+        import json
+
+        click.echo(json.dumps(answer.to_dict(), indent=2, allow_nan=False))
+    else:
+        print_answer(answer)
+    if plot is not None:
+        _draw(answer, plot)
+    answer.check_usable()
+
+
+def _listed(texts: Sequence[str]) -> list[str]:
+    """Each name once, in order; commas separate names."""
+    return list(dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip()))
+
+
+def _check_plot(plot: str, as_json: bool) -> None:
+    from knee.show.figures.vega import check_picture
+
+    if plot != "-":
+        check_picture(plot, hint="for example --plot scale.svg, or --plot - for the terminal")
+    elif as_json:
+        hint = "give --plot a file, or leave one out"
+        raise InputError("--plot - draws on stdout, where --json is", hint=hint, code="contradiction", field="plot")
+
+
+def _draw(answer: Scaling, plot: str) -> None:
+    from knee.commands.scale.chart import bars
+
+    if not answer.series():
+        return
+    if plot == "-":
+        click.echo("\n".join(bars(answer.series())))
+        return
+    answer.plot(plot)
+    click.echo(f"wrote {plot}", err=True)

@@ -1,0 +1,252 @@
+"""Scaling curves on the screen."""
+
+from __future__ import annotations
+
+import sys
+
+from knee.base.units import DAY_S, precise
+from knee.commands.scale.result import Scaling, ScalingCurve, assumptions, listed, sentence, weak_words
+from knee.commands.simulate.text import PRICE, between
+from knee.engine.reliability.whole_run import WholeRun
+from knee.search.knee import GOALS, Knee
+from knee.show.terminal.table import print_heading, print_rows
+from knee.specs.choices import OBJECTIVE_WORDS
+from knee.specs.plan_words import plan_words
+from knee.trust.doubling_errors import DoublingBand
+
+
+def print_answer(answer: Scaling) -> None:
+    """Tables, knees, assumptions, and a sentence to remember for each curve."""
+    for one in answer.curves:
+        print_heading(_question(one, answer))
+        _print_points(one)
+        if answer.tokens is not None and one.bills:
+            print_heading(
+                f"training on {_short(answer.tokens)} tokens (PUE {answer.pue:g}, grid {answer.grid.name}: "
+                f"{answer.grid.g_per_kwh:.0f} g CO2e/kWh)"
+            )
+            _print_bills(one)
+        if one.knees:
+            print_heading("the knee")
+            _print_knees(one)
+    if len(answer.curves) > 1:
+        _print_comparison(answer)
+    print_heading("assumptions:")
+    for line in assumptions(answer):
+        sys.stdout.write(f"  - {line}\n")
+    for one in answer.curves:
+        said = sentence(one, answer)
+        if said:
+            print_heading(f"{one.name}: {said}" if len(answer.curves) > 1 else said)
+
+
+def _question(one: ScalingCurve, answer: Scaling) -> str:
+    if answer.local_batch is not None:
+        many = "" if answer.local_batch == 1 else "s"
+        how = f"weak scaling, {answer.local_batch:g} sequence{many} per GPU and step"
+    else:
+        many = "" if answer.global_batch == 1 else "s"
+        how = f"strong scaling, {answer.global_batch:,} sequence{many} per step"
+    what = f", {one.job.seq_len:,} tokens per sequence, profile {one.job.profile.name}" if one.job else ""
+    best = f", the plan with the best {OBJECTIVE_WORDS[answer.objective]} at every GPU count" if one.best else ""
+    return f"{one.name}: {how}{what}{best}"
+
+
+def _print_points(one: ScalingCurve) -> None:
+    returns = {r.to_gpus: r for r in one.curve.returns()}
+    rows = [
+        [
+            "GPUs",
+            "tokens/s",
+            "tokens/s/GPU",
+            "MFU",
+            "exposed comm",
+            "bubble",
+            "W/GPU",
+            "tokens/J",
+            "$/Mtoken",
+            "speed-up per doubling",
+            "gain per added GPU",
+            "trust",
+            "plan",
+        ]
+    ]
+    for point in one.curve.points:
+        m, job = point.measured, point.job
+        if m is None or job is None or not m.fits:
+            plan = f" ({plan_words(job.plan)})" if job else ""
+            rows.append([f"{point.gpus:,}", *["-"] * 10, "", f"{point.reason}{plan}"])
+            continue
+        gained = returns.get(point.gpus)
+        rows.append(
+            [
+                f"{point.gpus:,}",
+                precise(m.tokens_per_s),
+                precise(m.tokens_per_s_per_gpu),
+                f"{m.mfu_frac:.1%}",
+                f"{m.exposed_comm_s / m.step_s:.1%}",
+                f"{m.bubble_s / m.step_s:.1%}",
+                _or(m.power_w_per_gpu, ".0f"),
+                _or(m.tokens_per_j, ".4g"),
+                _or(m.usd_per_mtoken, ".4g"),
+                f"{gained.per_doubling:.2f}x" if gained else "",
+                f"{gained.added_frac:.0%}" if gained else "",
+                one.trusts[point.gpus].label,
+                plan_words(job.plan),
+            ]
+        )
+    print_rows(rows, right=range(11), dim=(11,), optional=(8, 7, 6, 11, 5, 10, 4, 2, 3))
+
+
+def _print_bills(one: ScalingCurve) -> None:
+    rows = [
+        [
+            "GPUs",
+            "days",
+            "expected range (days)",
+            "MWh",
+            "USD",
+            "kg CO2e",
+            "goodput",
+            "days with failures",
+            "USD with failures",
+        ]
+    ]
+    for gpus, bill in one.bills.items():
+        ends = "unknown"
+        if bill.low_time_s is not None and bill.high_time_s is not None:
+            ends = f"{bill.low_time_s / DAY_S:,.1f} to {bill.high_time_s / DAY_S:,.1f}"
+        rows.append(
+            [
+                f"{gpus:,}",
+                f"{bill.days:,.1f}",
+                ends,
+                *(_amount(value) for value in (bill.energy_mwh, bill.cost_usd, bill.co2e_kg)),
+                *_failed(one.runs.get(gpus), bill.cost_usd),
+            ]
+        )
+    print_rows(rows, right=range(9), optional=(5, 3))
+
+
+def _failed(run: WholeRun | None, cost_usd: float | None) -> list[str]:
+    if run is None:
+        return ["0%", "no progress", "-"]
+    low, high = run.p10_s / DAY_S, run.p90_s / DAY_S
+    cost = None if cost_usd is None else cost_usd * run.goodput.cost_factor
+    return [f"{run.goodput.goodput_frac:.1%}", f"{run.mean_s / DAY_S:,.1f} ({low:,.1f} to {high:,.1f})", _amount(cost)]
+
+
+def _print_knees(one: ScalingCurve) -> None:
+    rows = []
+    for goal, knee in one.knees.items():
+        rows.append([goal, _knee_words(knee), _band_words(knee, one.band), knee.words])
+        rows += [["", "", "", f"although {weak_words(knee)}"]] if knee.weak else []
+    if "cost" not in one.knees:
+        rows.append(["cost", "unknown", "", PRICE])
+    print_rows(rows, dim=(3,))
+    print_rows([[_failure_words(one)]])
+    if one.band is not None:
+        ends = between(one.band.low_frac, one.band.high_frac, digits=1)
+        print_rows(
+            [
+                [
+                    f"ranges of the knees: in 90% of {one.band.pairs} pairs of published runs that differ "
+                    "only in GPUs and batch, "
+                    f"up to {one.band.largest_gpus:,} GPUs, the measured gain of a doubling was between {ends} "
+                    "the prediction"
+                    f"{_beyond(one)}"
+                ]
+            ]
+        )
+
+
+def _failure_words(one: ScalingCurve) -> str:
+    """The knees with failures, and what failures leave of the time."""
+    found = one.knees_with_failures
+    counts = ", ".join(f"{goal} {_knee_words(found[goal])}" for goal in GOALS if goal in found)
+    left = [one.goodputs[gpus].goodput_frac if gpus in one.goodputs else 0.0 for gpus, _ in one.curve.usable]
+    shares = f"{left[0]:.1%}" if len(left) == 1 else f"{left[0]:.1%} at the fewest GPUs, {left[-1]:.1%} at the most"
+    return f"with failures: {counts}; goodput {shares}"
+
+
+def _beyond(one: ScalingCurve) -> str:
+    """Which counts no run is like."""
+    far = [gpus for gpus, _ in one.curve.usable if one.trusts[gpus].label == "extrapolated"]
+    if not far:
+        return ""
+    counts = [gpus for gpus, _ in one.curve.usable]
+    if far == counts:
+        which = "at all GPU counts"
+    elif far == counts[-len(far) :]:
+        which = f"from {far[0]:,} GPUs on"
+    else:
+        which = f"at {listed([f'{gpus:,}' for gpus in far])} GPUs"
+    return f"; predictions {which} are extrapolated, so their error may be larger"
+
+
+def _knee_words(knee: Knee) -> str:
+    return f"{knee.gpus:,} GPUs or more" if knee.open else f"{knee.gpus:,} GPUs"
+
+
+def _band_words(knee: Knee, band: DoublingBand | None) -> str:
+    if band is None:
+        return "range unknown: no similar published runs"
+    if knee.low_gpus == knee.high_gpus:
+        return "" if knee.high_open else "the same within this error"
+    return f"from {knee.low_gpus:,} to {knee.high_gpus:,}{' or more' if knee.high_open else ''}"
+
+
+def _print_comparison(answer: Scaling) -> None:
+    print_heading("comparison at the largest GPU count of each")
+    rows = [
+        [
+            "",
+            "knee",
+            "energy knee",
+            "cost knee",
+            "GPUs",
+            "tokens/s",
+            "tokens/s/GPU",
+            "vs. fewest GPUs",
+            "exposed comm",
+            "tokens/J",
+            "$/Mtoken",
+        ]
+    ]
+    for one in answer.curves:
+        usable = one.curve.usable
+        if not usable:
+            rows.append([one.name, "-", "-", "-", "-", "-", "-", "-", "-", "-", "-"])
+            continue
+        (_, first), (gpus, last) = usable[0], usable[-1]
+        knees = [_knee_words(one.knees[goal]) if goal in one.knees else "unknown" for goal in GOALS]
+        rows.append(
+            [
+                one.name,
+                *knees,
+                f"{gpus:,}",
+                precise(last.tokens_per_s),
+                precise(last.tokens_per_s_per_gpu),
+                f"{last.tokens_per_s_per_gpu / first.tokens_per_s_per_gpu:.0%}",
+                f"{last.exposed_comm_s / last.step_s:.1%}",
+                _or(last.tokens_per_j, ".4g"),
+                _or(last.usd_per_mtoken, ".4g"),
+            ]
+        )
+    print_rows(rows, right=range(4, 11), optional=(10, 9, 8, 6, 7, 3, 2))
+
+
+def _short(tokens: float) -> str:
+    for factor, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if tokens >= factor:
+            return f"{tokens / factor:,.4g}{letter}"
+    return f"{tokens:,.0f}"
+
+
+def _or(value: float | None, form: str) -> str:
+    return "unknown" if value is None else format(value, form)
+
+
+def _amount(value: float | None) -> str:
+    """Whole from a hundred on, three digits below."""
+    return "unknown" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

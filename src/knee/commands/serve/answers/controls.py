@@ -1,0 +1,278 @@
+"""What can be asked: names, and every control with its unit, range and default, from the specs and their limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import knee
+from knee.commands.budget.model_family import family_names
+from knee.commands.budget.scaling_laws import law_names
+from knee.commands.serve.answers.address import address_of, query_of
+from knee.commands.serve.answers.published_points import sources_of_bands
+from knee.commands.study.study_file import Study, StudyGrid, load_study, study_names
+from knee.engine.energy import grid_names
+from knee.engine.workload.parameters import active_parameter_count, parameter_count
+from knee.specs.catalog import entry_names
+from knee.specs.defaults import DEFAULT_GRID, DEFAULT_PROFILE, DEFAULT_SEQ_LEN
+from knee.specs.field_words import default_of, descriptions
+from knee.specs.load import load_cluster, load_model, load_profile
+from knee.specs.plan import AXES, MOST, MOST_IMBALANCE, Plan
+
+# States of the page for the paper's experiments, from the studies' own files.
+
+METRICS = ("tokens_per_s_per_gpu", "tokens_per_s", "mfu_frac", "exposed_frac", "power_w_per_gpu", "usd_per_mtoken")
+"""Quantities that the Scale view draws."""
+MOST_SERIES = 6
+"""Curves of one preset."""
+
+
+def presets() -> list[dict[str, Any]]:
+    """One for each study of the paper that has training steps."""
+    found = []
+    for name in study_names():
+        study = load_study(name)
+        state = state_of(study)
+        if state is not None:
+            found.append(
+                {
+                    "study": name,
+                    "title": study.title,
+                    "place": study.place,
+                    "question": study.question,
+                    "kind": study.kind,
+                    "state": state,
+                    "address": address_of(state),
+                    "figures": [address_of(_with_metric(state, draw.y)) for draw in study.draw],
+                }
+            )
+    return found
+
+
+def _with_metric(state: dict[str, Any], metric: Any) -> dict[str, Any]:
+    """The state with the chart of a figure's own quantity."""
+    return state | ({"metric": metric} if state["view"] == "scale" and metric in METRICS else {})
+
+
+def state_of(study: Study) -> dict[str, Any] | None:
+    """The study's grids as one state: curves over GPU counts, a search, or the step of its first point."""
+    if not study.grid:
+        return None
+    first = study.grid[0]
+    counts, state = _many(first.gpus), _base(first)
+    several = {"gpus": counts[len(counts) // 2], "counts": ",".join(map(str, counts))}
+    if _searched(first):
+        if len(counts) > 1:
+            return {"view": "scale", **state, **several, "best": True}
+        other = _many(first.cluster)[1:]
+        compared = {"compare": query_of(state | {"gpus": counts[0], "cluster": other[0]})} if other else {}
+        return {"view": "plan", **state, "gpus": counts[0], **compared}
+    if len(counts) == 1:
+        return {"view": "step", **state, "gpus": counts[0], **_first(first)}
+    grids = [grid for grid in study.grid if not _searched(grid) and _many(grid.gpus) == counts]
+    curves = [curve for grid in grids for curve in _curves(grid, state)]
+    state = {"view": "scale", **state, **several}
+    return state | ({"curves": curves[:MOST_SERIES]} if len(curves) > 1 else curves[0])
+
+
+def _searched(grid: StudyGrid) -> bool:
+    """Whether the simulator chooses a part of the plan."""
+    return grid.tune or grid.pick != "each"
+
+
+def _base(grid: StudyGrid) -> dict[str, Any]:
+    """What all curves have: the first value of every list."""
+    state: dict[str, Any] = {name: _many(getattr(grid, name))[0] for name in ("model", "cluster", "profile", "seq_len")}
+    for name in ("local_batch", "global_batch"):
+        if getattr(grid, name) is not None:
+            state[name] = _many(getattr(grid, name))[0]
+    return state
+
+
+def _first(grid: StudyGrid) -> dict[str, Any]:
+    plan = {name: _many(value)[0] for name, value in grid.plan.items()}
+    return plan | ({"overrides": {key: _many(value)[0] for key, value in grid.set.items()}} if grid.set else {})
+
+
+def _curves(grid: StudyGrid, base: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every combination of its lists, as what it changes."""
+    axes = {name: _many(getattr(grid, name)) for name in ("model", "cluster", "profile", "seq_len")}
+    axes |= {name: _many(value) for name, value in grid.plan.items()}
+    for name in ("local_batch", "global_batch"):
+        if getattr(grid, name) is not None:
+            axes[name] = _many(getattr(grid, name))
+    curves: list[dict[str, Any]] = [{}]
+    for name, values in axes.items():
+        curves = [curve | ({} if base.get(name) == value else {name: value}) for curve in curves for value in values]
+    for key, changed in grid.set.items():
+        changes = [{key: value} for value in _many(changed)]
+        curves = [curve | {"overrides": curve.get("overrides", {}) | one} for curve in curves for one in changes]
+    return curves
+
+
+def _many(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
+ControlKind = Literal["choice", "integer", "number", "logarithmic", "switch", "words"]
+POWERS = ("gpus", "local_batch", "global_batch", "seq_len", "tp", "pp", "cp", "ep", "etp", "dp_shard", "dp_replicate")
+"""Counts that are moved by doublings."""
+LABELS = {
+    "model": "Model",
+    "cluster": "Cluster",
+    "profile": "Software profile",
+    "gpus": "GPUs",
+    "local_batch": "Sequences per GPU and step",
+    "global_batch": "Sequences per step",
+    "seq_len": "Tokens per sequence",
+    "tokens": "Training tokens",
+    "grid": "Electricity grid",
+    "pue": "PUE of the site",
+    "tp": "Tensor parallelism (tp)",
+    "pp": "Pipeline stages (pp)",
+    "cp": "Context parallelism (cp)",
+    "ep": "Expert parallelism (ep)",
+    "etp": "Tensor parallelism of experts (etp)",
+    "dp_shard": "Sharded data parallelism (dp_shard)",
+    "dp_replicate": "Replicas (dp_replicate)",
+}
+DEGREES_MOST = {"tp": 64, "pp": 64, "cp": 64, "ep": 512, "etp": 64, "virtual_stages": 16, "micro_batch": 64}
+"""How far a slider goes; the API takes up to the plan's own limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """One argument that a person can change."""
+
+    name: str
+    label: str
+    kind: ControlKind
+    group: str
+    unit: str = ""
+    choices: tuple[str, ...] = ()
+    least: float | None = None
+    most: float | None = None
+    step: float | None = None
+    default: Any = None
+    """What is taken where nothing is given; None: knee chooses, and its assumptions say so."""
+    help: str = ""
+
+
+def catalog_view(body: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - as other answers
+    """The answer of ``/api/catalog``."""
+    return {
+        "version": knee.__version__,
+        "models": [_model(name) for name in entry_names("model")],
+        "clusters": [_cluster(name) for name in entry_names("cluster")],
+        "profiles": [_profile(name) for name in entry_names("profile")],
+        "grids": grid_names(),
+        "laws": law_names(),
+        "families": family_names(),
+        "controls": [asdict(control) for control in controls()],
+        "defaults": {"model": "llama2-7b", "cluster": "dgx-h100", "gpus": 256, "local_batch": 2},
+        "presets": presets(),
+        "sources": sources_of_bands(),
+    }
+
+
+def _model(name: str) -> dict[str, Any]:
+    spec = load_model(name).spec
+    return {
+        "name": name,
+        "params": parameter_count(spec),
+        "active_params": active_parameter_count(spec),
+        "layers": spec.layers,
+        "hidden": spec.hidden,
+        "max_seq_len": spec.max_seq_len,
+        "experts": spec.experts is not None,
+    }
+
+
+def _cluster(name: str) -> dict[str, Any]:
+    spec = load_cluster(name).spec
+    return {
+        "name": name,
+        "gpu": spec.gpu.name,
+        "node_gpus": spec.node.gpus,
+        "max_gpus": spec.max_gpus,
+        "hbm_bytes": spec.gpu.hbm_bytes,
+        "usd_per_gpu_h": spec.usd_per_gpu_h,
+    }
+
+
+def _profile(name: str) -> dict[str, Any]:
+    spec = load_profile(name).spec
+    return {"name": name, "kernels": spec.kernels, "attention": spec.attention}
+
+
+@cache
+def controls() -> tuple[Control, ...]:
+    """Every control, in the order in which a page shows them."""
+    most_gpus = max(load_cluster(name).spec.max_gpus for name in entry_names("cluster"))
+    return (
+        _choice("model", "job", entry_names("model")),
+        _choice("cluster", "job", entry_names("cluster")),
+        _doubled("gpus", "job", "GPUs", 1, most_gpus),
+        _doubled("local_batch", "job", "sequences", 1 / 64, 1024),
+        _doubled("global_batch", "job", "sequences", 1, MOST),
+        _doubled("seq_len", "job", "tokens", 128, 1 << 20, DEFAULT_SEQ_LEN),
+        _choice("profile", "stack", entry_names("profile"), DEFAULT_PROFILE),
+        _doubled("tokens", "run", "tokens", 1e9, 1e14),
+        _choice("grid", "run", grid_names(), DEFAULT_GRID),
+        Control(name="pue", label=LABELS["pue"], kind="number", group="run", least=1.0, most=3.0, step=0.01),
+        *_plan_controls(),
+    )
+
+
+def _choice(name: str, group: str, names: Iterable[str], default: str | None = None) -> Control:
+    return Control(name=name, label=LABELS[name], kind="choice", group=group, choices=tuple(names), default=default)
+
+
+def _doubled(name: str, group: str, unit: str, least: float, most: float, default: float | None = None) -> Control:
+    """A quantity that is moved by doublings."""
+    return Control(
+        name=name,
+        label=LABELS[name],
+        kind="logarithmic",
+        group=group,
+        unit=unit,
+        least=least,
+        most=most,
+        step=2,
+        default=default,
+    )
+
+
+def _plan_controls() -> list[Control]:
+    hints, words = get_type_hints(Plan), descriptions(Plan)
+    found = []
+    for field in fields(Plan):
+        name, hint = field.name, hints[field.name]
+        options = get_args(hint)
+        literal = get_args(next((one for one in (hint, *options) if get_origin(one) is Literal), None))
+        base: dict[str, Any] = {
+            "name": name,
+            "label": LABELS.get(name, name.replace("_", " ").capitalize()),
+            "group": "plan",
+            "default": default_of(field),
+            "help": words.get(name, ""),
+        }
+        if hint is bool:
+            found.append(Control(kind="switch", **base))
+        elif get_origin(hint) is tuple:
+            every = AXES if name == "placement" else get_args(options[0])
+            found.append(Control(kind="words", choices=every, **base | {"default": list(base["default"])}))
+        elif literal:
+            found.append(Control(kind="choice", choices=literal, **base))
+        elif hint is int:
+            farthest = DEGREES_MOST.get(name, MOST)
+            kind: ControlKind = "logarithmic" if name in POWERS or name == "micro_batch" else "integer"
+            first = 0 if name == "prefetch" else 1
+            found.append(Control(kind=kind, least=first, most=farthest, step=2 if kind == "logarithmic" else 1, **base))
+        else:
+            ratio = name in ("imbalance", "capacity_factor")
+            least, most = (1.0, float(MOST_IMBALANCE)) if ratio else (0.0, 1.0)
+            found.append(Control(kind="number", least=least, most=most, step=0.05, **base))
+    return found

@@ -1,0 +1,263 @@
+"""Searches in a process of their own: news while they run, and what the Plan and the Budget view show at the end."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import knee
+from knee.base.errors import InputError
+from knee.base.progress import Progress
+from knee.base.units import DAY_S, HOUR_S
+from knee.commands.amounts import amount_of, count_of
+from knee.commands.budget.budget_run import J_PER_MWH, BudgetRun
+from knee.commands.budget.model_family import LEAST_PARAMS, MOST_PARAMS
+from knee.commands.budget.result import Budget
+from knee.commands.budget.scaling_laws import FLOP_PER_PARAM_TOKEN, Law, assumed_mfu, law_of
+from knee.commands.plan.result import METRICS, PlanSearch, RankedPlan, ranked_plan
+from knee.commands.serve.answers.questions import asked_of
+from knee.commands.serve.answers.scale_view import curve_data
+from knee.commands.serve.answers.written import command_of, python_of
+from knee.engine.training_cost import checked_pue
+from knee.search.cell_bests import CellBest, cell_bests, cell_pairs
+from knee.specs.defaults import DEFAULT_LAW
+from knee.specs.load import load_cluster
+from knee.specs.plan import Plan
+from knee.specs.plan_words import plan_words
+
+# What the Budget view needs: curves of equal loss, what each limit affords, and the choice of plain FLOP counting.
+# The quick part is closed formulas: a scaling law, and GPUs x peak x an assumed MFU x time. The search adds the run
+# that a simulated cluster affords, and the same limits with its throughput.
+
+AROUND = 16.0
+"""Sizes that are drawn: so many times smaller and larger than the best."""
+POINTS = 33
+LEVELS = (-0.08, -0.04, -0.02, 0.0, 0.02, 0.04, 0.08, 0.16)
+"""Losses of the curves, from that of the best run."""
+
+
+def budget_view(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What the limits afford by plain FLOP counting, with the law's curves around it."""
+    asked = asked_of(body, "budget")
+    if "cluster" not in asked:
+        raise InputError("cluster is missing", hint='for example "dgx-h100"', code="missing-argument", field="cluster")
+    cluster, law = load_cluster(asked["cluster"]).spec, law_of(_text(asked, "law", DEFAULT_LAW))
+    mfu, pue = _number(asked, "mfu") or assumed_mfu()[0], checked_pue(_number(asked, "pue"))
+    gpus, days = _number(asked, "gpus") or cluster.max_gpus, _number(asked, "days")
+    usd, mwh = (amount_of(name, _amount(asked, name)) for name in ("usd", "mwh"))
+    data = count_of("tokens_max", _amount(asked, "tokens_max"))
+    price, peak = cluster.usd_per_gpu_h, cluster.gpu.peak_flop_per_s(asked.get("precision") or Plan().precision)
+    gpu_s = {
+        "days": None if days is None else gpus * days * DAY_S,
+        "usd": None if usd is None or not price else usd / price * HOUR_S,
+        "mwh": None if mwh is None else mwh * J_PER_MWH / (cluster.gpu.tdp_w * pue),
+    }
+    flop = {name: seconds * peak * mfu for name, seconds in gpu_s.items() if seconds is not None}
+    if not flop or not all(0 < value < 1e40 for value in flop.values()):
+        hint = "give days, usd or mwh, each a number above 0"
+        raise InputError("no compute limit is given", hint=hint, code="missing-argument", field="days")
+    least = min(flop.values())
+    params, tokens = law.split(least)
+    if data is not None and tokens > data:
+        params, tokens = least / FLOP_PER_PARAM_TOKEN / data, data
+    sizes = _sizes(params)
+    lines = {name: [[n, value / FLOP_PER_PARAM_TOKEN / n] for n in sizes] for name, value in flop.items()}
+    return {
+        "law": _law_data(law),
+        "flop_counting": {
+            "mfu_frac": mfu,
+            "flop": least,
+            "params": params,
+            "tokens": tokens,
+            "loss": float(law.loss(params, tokens)),
+            "binding": min(flop, key=lambda name: flop[name]),
+        },
+        "equal_loss": _curves(law, params, tokens, sizes),
+        "limits": lines | ({} if data is None else {"tokens_max": [[n, data] for n in sizes]}),
+        "outside": law.outside(params, tokens),
+        "range": {"params": [LEAST_PARAMS, MOST_PARAMS]},
+        "command": command_of("budget", asked),
+        "python": python_of("budget", asked),
+    }
+
+
+def budget_done(answer: Budget, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What the search found; its limits are with the throughput of each size's best plan."""
+    data, best, law = answer.to_dict(), answer.best, answer.problem.law
+    return {
+        "kind": "budget",
+        "budget": data,
+        "law": _law_data(law),
+        "equal_loss": _curves(law, best.counted, best.tokens, _sizes(best.counted)),
+        "limits": _afforded(
+            answer, sorted({run.counted: run for run in (*answer.sizes, best)}.values(), key=lambda run: run.counted)
+        ),
+        "trust": data["best"]["trust"],
+        "command": command_of("budget", asked),
+        "python": python_of("budget", asked),
+    }
+
+
+def _afforded(answer: Budget, runs: Sequence[BudgetRun]) -> dict[str, list[list[float]]]:
+    """Tokens of each size that each limit affords, on the GPUs and with the plan of its best run."""
+    limits, pue, price = answer.limits, answer.problem.pue, answer.problem.rates.cluster.usd_per_gpu_h
+    found: dict[str, list[list[float]]] = {"all": [[run.counted, run.tokens] for run in runs]}
+    if limits.days is not None:
+        found["days"] = [[run.counted, run.rate.tokens_per_s * limits.days * DAY_S] for run in runs]
+    if limits.usd is not None and price:
+        hours = limits.usd / price
+        found["usd"] = [[run.counted, run.rate.tokens_per_s * hours * HOUR_S / run.gpus] for run in runs]
+    if limits.mwh is not None:
+        found["mwh"] = [[run.counted, run.rate.tokens_per_j * limits.mwh * J_PER_MWH / pue] for run in runs]
+    if limits.tokens_max is not None:
+        found["tokens_max"] = [[run.counted, limits.tokens_max] for run in runs]
+    return found
+
+
+def _law_data(law: Law) -> dict[str, Any]:
+    names = ("name", "form", "values", "counts", "loss_of", "params", "tokens", "flop", "kind", "source")
+    return {name: getattr(law, name) for name in names}
+
+
+def _sizes(params: float) -> list[float]:
+    return [params * AROUND ** (2.0 * i / (POINTS - 1) - 1.0) for i in range(POINTS)]
+
+
+def _curves(law: Law, params: float, tokens: float, sizes: Sequence[float]) -> list[dict[str, Any]]:
+    """Parameters and tokens that reach a loss, where they do."""
+    best = float(law.loss(params, tokens))
+    found = []
+    for level in LEVELS:
+        points = [[n, law.tokens_for(best + level, n)] for n in sizes]
+        points = [[n, d] for n, d in points if math.isfinite(d) and d < 1e18]
+        if len(points) > 1:
+            found.append({"loss": best + level, "points": points})
+    return found
+
+
+def _number(asked: Mapping[str, Any], name: str) -> float | None:
+    value = asked.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e18:
+        raise InputError(f"{name} must be a number above 0", code="out-of-range", field=name)
+    return float(value)
+
+
+def _amount(asked: Mapping[str, Any], name: str) -> str | float | None:
+    value = asked.get(name)
+    if isinstance(value, bool) or not isinstance(value, (str, int, float, type(None))):
+        raise InputError(f"{name} must be a number, or a text such as 2M", code="wrong-type", field=name)
+    return value
+
+
+def _text(asked: Mapping[str, Any], name: str, default: str) -> str:
+    value = asked.get(name, default)
+    if not isinstance(value, str):
+        raise InputError(f"{name} must be a text", code="wrong-type", field=name)
+    return value
+
+
+EVERY_S = 0.1
+"""Between two reports of progress."""
+Tell = Callable[[Mapping[str, Any]], None]
+
+
+def search(body: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
+    """One search of the ``kind`` that the body names."""
+    kind = body.get("kind")
+    found = KINDS.get(kind) if isinstance(kind, str) else None
+    if found is None:
+        text = f"kind must be one of {', '.join(KINDS)}"
+        raise InputError(text, code="unknown-choice", field="kind")
+    return found(body, tell)
+
+
+def _progress(tell: Tell) -> Progress:
+    begun, last = time.monotonic(), 0.0  # the first report comes at once
+
+    def progress(what: str, done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= EVERY_S or (total and done == total):
+            last = now
+            seconds = round(now - begun, 3)
+            tell({"event": "progress", "what": what, "done": done, "total": total, "seconds": seconds})
+
+    return progress
+
+
+def _plan(body: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
+    question = asked_of(body, "plan")
+    begun = time.monotonic()
+
+    def better(plan: RankedPlan) -> None:
+        tell({"event": "best", "row": row_data(plan), "seconds": round(time.monotonic() - begun, 3)})
+
+    progress = _progress(tell)
+    answer = knee.plan(**question, progress=progress, on_better=better)
+    ranked = _ranked(answer, question)
+    tell({"event": "ranked", **ranked})
+    heat, pairs = [], len(cell_pairs(answer.found))
+    for number, cell in enumerate(cell_bests(answer.found), start=1):
+        heat.append(_cell(cell, answer))
+        progress("pairs of tp and pp", number, pairs)
+    return ranked | {"heat": heat}
+
+
+def _ranked(answer: PlanSearch, question: Mapping[str, Any]) -> dict[str, Any]:
+    """All but the heat map, which takes longer than the search itself."""
+    data = answer.to_dict()
+    return {
+        "kind": "plan",
+        "ranking": [row_data(plan) for plan in answer.plans],
+        "front": [row_data(plan) for plan in answer.front],
+        "recommended": row_data(answer.best),
+        "baseline": None if answer.baseline is None else row_data(answer.baseline),
+        **{name: data[name] for name in ("counts", "why", "alike", "robustness", "sensitivity", "trust", "objective")},
+        "training": data.get("training"),
+        "command": command_of("plan", question),
+        "python": python_of("plan", question),
+    }
+
+
+def row_data(plan: RankedPlan) -> dict[str, Any]:
+    """A plan with its words; ``options`` are what a state has to say to be that plan."""
+    data = plan.to_dict()
+    given = {
+        name: value for name, value in data["plan"].items() if getattr(plan.plan, name) != getattr(_DEFAULTS, name)
+    }
+    return data | {"words": plan_words(plan.plan), "options": given}
+
+
+def _cell(cell: CellBest, answer: PlanSearch) -> dict[str, Any]:
+    base = {"tp": cell.tp, "pp": cell.pp, "plans": cell.plans, "fits": cell.plan is not None}
+    if cell.plan is None or cell.results is None:
+        needs = "none of its plans fits in memory"
+        return base | {"reason": needs, "words": None, "options": None} | dict.fromkeys(METRICS)
+    values = {name: float(getattr(cell.results, name)[0]) for name in METRICS}
+    row = ranked_plan(cell.plan, values, answer.found.cluster.gpu.hbm_bytes)
+    return base | row_data(row) | {"reason": None}
+
+
+_DEFAULTS = knee.Plan()
+
+
+def _scale_best(body: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
+    question = asked_of({**body, "gpus": body.get("counts") or body.get("gpus"), "best": True}, "scale")
+    answer = knee.scale(**question, progress=_progress(tell))
+    return {"kind": "scale_best", "curves": [curve_data(answer, question, {"best": True})]}
+
+
+def _budget(body: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
+    question = asked_of(body, "budget")
+    return budget_done(knee.budget(**question, progress=_progress(tell)), question)
+
+
+KINDS: dict[str, Callable[[Mapping[str, Any], Tell], dict[str, Any]]] = {
+    "plan": _plan,
+    "scale_best": _scale_best,
+    "budget": _budget,
+}

@@ -1,0 +1,1 @@
+"""One training step of a model, cluster and plan."""

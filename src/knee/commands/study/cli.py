@@ -1,0 +1,202 @@
+"""``knee study``: the paper's experiments, and questions beyond it, on the simulator or for real."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from knee.base.errors import InputError
+from knee.commands.main import CommandGroup
+from knee.commands.options.sections import Word
+from knee.specs.choices import STUDY_LAUNCHERS, StudyLauncher
+
+DEFAULT_OUT = "out"
+NAME_WIDTH = 12
+"""Of studies beside their bars."""
+
+
+class StudyGroup(CommandGroup):
+    """A group whose commands may have been left out before a study's name."""
+
+    def hint_for(self, ctx: click.Context, name: str) -> str:  # noqa: ARG002
+        """The command that takes names."""
+        return f"`knee study run {name}` runs a study; `knee study list` lists all studies"
+
+
+def _out(command: Any) -> Any:
+    option = click.option(
+        "--out",
+        metavar="DIR",
+        default=DEFAULT_OUT,
+        show_default=True,
+        type=click.Path(path_type=Path),
+        help="Folder for the page, figures, tables and records.",
+    )
+    return option(command)
+
+
+@click.group("study", cls=StudyGroup, invoke_without_command=True)
+@_out
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; the name of each key ends in its unit.")
+@click.pass_context
+def study(ctx: click.Context, out: Path, as_json: bool) -> None:
+    """Reproduce every figure and claim of the paper, and answer further questions.
+
+    Without a command, knee runs all studies on the simulator and writes the page DIR/index.html, which needs no
+    network. Records are stored in DIR/records and reused while their inputs stay the same, so an interrupted study
+    continues where it stopped.
+    """
+    if ctx.invoked_subcommand is None:
+        _run((), out=out, as_json=as_json)
+    elif str(out) != DEFAULT_OUT or as_json:
+        raise InputError(
+            "--out and --json belong behind the command",
+            hint=f"for example `knee study {ctx.invoked_subcommand} --json`",
+            code="misplaced-option",
+        )
+
+
+command = study
+
+
+@study.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_command(as_json: bool) -> None:
+    """List all studies: place in the paper, topic, number of runs and claims."""
+    from knee.commands.study.api import list_studies
+    from knee.commands.study.text import print_studies
+
+    found = list_studies()
+    if as_json:
+        click.echo(json.dumps([one.to_dict() for one in found], indent=2))
+    else:
+        print_studies(found)
+
+
+@study.command("show")
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: the study and every point of its grid.")
+def show_command(name: str, as_json: bool) -> None:
+    """Show the question, the runs, the assumptions and the claims of a study."""
+    from knee.commands.study.api import describe_study
+    from knee.commands.study.text import print_description
+
+    found = describe_study(name)
+    if as_json:
+        click.echo(json.dumps(found.to_dict(), indent=2, default=str))  # the values of a file may be dates
+    else:
+        print_description(found)
+
+
+@study.command("run")
+@click.argument("names", nargs=-1, metavar="[STUDY]...")
+@_out
+@click.option(
+    "--launcher",
+    type=Word(STUDY_LAUNCHERS),
+    default="simulate",
+    show_default=True,
+    help="local: train the points that this machine can run, and simulate the others. simulate: simulate all points.",
+)
+@click.option(
+    "--records",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Measured records: a run's folder, its record.json, or a folder of runs. They replace the simulated points of "
+    "the same jobs. May be repeated.",
+)
+@click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="KEY=VALUES",
+    help="Override a key of the grid: model, cluster, profile, gpus, local_batch, global_batch or seq_len. Separate "
+    "values by commas. Claims are then not tested. May be repeated.",
+)
+@click.option(
+    "--steps", type=int, metavar="N", help="Number of steps of each real run; default: the default of `knee train`."
+)
+@click.option("--no-page", is_flag=True, help="Write records, tables and verdicts only; no figures and no page.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; the name of each key ends in its unit.")
+def run(names: tuple[str, ...], out: Path, **options: Any) -> None:
+    """Run the named studies, or all of them if none is named.
+
+    \b
+        knee study run fig3
+        knee study run fig3 --records runs/                 # use measured records where they exist
+        knee study run fig6 --launcher local --set model=llama-tiny --set cluster=cpu --set profile=eager \\
+            --set gpus=4 --set seq_len=64
+    """
+    _run(names, out=out, **options)
+
+
+def _run(
+    names: Sequence[str],
+    *,
+    out: Path,
+    as_json: bool,
+    launcher: StudyLauncher = "simulate",
+    records: Sequence[Path] = (),
+    sets: Sequence[str] = (),
+    steps: int | None = None,
+    no_page: bool = False,
+) -> None:
+    from knee.commands.options.overrides import parse_sets
+    from knee.commands.study.api import study
+    from knee.commands.study.study_file import load_study
+    from knee.commands.study.text import print_answer
+    from knee.show.terminal.progress_bar import Bars
+
+    for name in names:
+        load_study(name)
+    if not no_page:  # not after everything has been run
+        from knee.show.figures.vega import load
+
+        load("vl_convert"), load("jinja2", "pages")
+    with Bars(width=NAME_WIDTH) as bars:
+        answer = study(
+            *names,
+            out=out,
+            launcher=launcher,
+            records=records,
+            overrides=parse_sets(sets),
+            steps=steps,
+            progress=bars,
+            say=lambda sentence: click.echo(sentence, err=True),
+        )
+    click.echo(
+        f"{answer.points:,} points: {answer.simulated:,} simulated, {answer.reused:,} kept from before"
+        + (f", {answer.impossible:,} cannot be" if answer.impossible else "")
+        + (f", {answer.measured:,} measured" if answer.measured else ""),
+        err=True,
+    )
+    # the answer first, because it needs nothing that may be missing; then figures and the page
+    ran = [one.study.name for one in answer.ran]
+    if as_json:
+        click.echo(json.dumps(answer.to_dict(), indent=2, allow_nan=False))
+    else:
+        print_answer(answer, whole=len(ran) > 1)
+    if not no_page:
+        written = answer.write_page(command=_given(names, out, launcher, records, sets))
+        click.echo(f"wrote {written}", err=True)
+    click.echo(f"independent claims: {answer.independent}", err=as_json)
+
+
+def _given(names: Sequence[str], out: Path, launcher: str, records: Sequence[Path], sets: Sequence[str]) -> str:
+    """The command that makes the same page."""
+    from knee.commands.study.study_file import study_names
+
+    words = ["knee", "study"]
+    rest = [f"--set {shlex.quote(s)}" for s in sets] + [f"--records {shlex.quote(str(path))}" for path in records]
+    rest += [] if launcher == "simulate" else [f"--launcher {launcher}"]
+    some = list(dict.fromkeys(names))
+    some = [] if some == study_names() else some
+    words += ["run", *some] if some or rest else []
+    rest += [] if str(out) == DEFAULT_OUT else [f"--out {shlex.quote(str(out))}"]
+    return " ".join([*words, *rest])

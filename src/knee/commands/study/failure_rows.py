@@ -1,0 +1,182 @@
+"""Months of training as rows of a study: runs with failures, replicas on slow links, and the largest possible run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from pydantic import Field, StrictFloat
+
+from knee.base.errors import DoesNotFit, SpecError
+from knee.base.units import DAY_S
+from knee.commands.budget.walls import GOOD_FRAC, largest_flop, largest_run
+from knee.engine.cost.slow_exchange import grid_step, needed_bits_per_s
+from knee.engine.energy import grid as grid_of
+from knee.engine.one_job import simulate
+from knee.engine.reliability.drawn_runs import month_of
+from knee.engine.reliability.goodput import goodput_of
+from knee.engine.reliability.whole_run import whole_run
+from knee.engine.training_cost import bill_of, parse_tokens
+from knee.engine.workload.parameters import parameter_count
+from knee.specs.load import load_cluster, load_model, load_profile, make_job, split_overrides
+from knee.trust.trust import trust_of
+
+# Tables of a study file about months of training: runs with failures, replicas on slow links, the largest run.
+
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[StrictFloat | int, Field(gt=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongRun:
+    """A training run of some tokens on several numbers of GPUs, with failures and without."""
+
+    series: str
+    """Name of the curves."""
+    model: str
+    """Model, by name or path."""
+    cluster: str
+    """Cluster, by name or path."""
+    profile: str
+    """Software profile, by name or path."""
+    gpus: Annotated[tuple[Count, ...], Field(min_length=1)]
+    """Numbers of GPUs."""
+    global_batch: Count
+    """Sequences per step."""
+    seq_len: Count
+    """Tokens per sequence."""
+    tokens: str
+    """Tokens of the run, such as 15T."""
+    plan: Mapping[str, int | str] = field(default_factory=dict)
+    """Fields of the plan; data parallelism fills the GPUs."""
+    set: Mapping[str, str] = field(default_factory=dict)
+    """As ``--set``, for the cluster and the profile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaExchange:
+    """Replicas on slow links: bandwidth that they need, beside a table that was published."""
+
+    series: str
+    """Name of the row of the table."""
+    params: Positive
+    """Parameters."""
+    step_s: Positive
+    """Time of a step without exchange, in seconds."""
+    every: Count = 1
+    """Steps between two exchanges; 1 is data parallelism."""
+    utilisation: Annotated[tuple[Positive, ...], Field(min_length=1)]
+    """Shares of the time in which replicas compute."""
+    gbit_per_s: tuple[Positive, ...]
+    """Published bandwidths in Gbit/s, one for each share; more than 1,000 is written as 1001."""
+
+    def __post_init__(self) -> None:
+        if len(self.gbit_per_s) != len(self.utilisation):
+            text = "gbit_per_s needs one value for each value of utilisation"
+            raise SpecError(text, code="contradiction", field="gbit_per_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wall:
+    """The utilisation of the largest runs against their FLOP, with the cluster's data rates and latencies."""
+
+    series: str
+    """Name of the curve."""
+    cluster: str
+    """Cluster, by name or path."""
+    flop: tuple[Positive, ...] = ()
+    """FLOP of the runs."""
+    days: Positive = 90.0
+    """Days of training."""
+    batch_tokens: Positive = 3.2e6
+    """Tokens per step at the FLOP of GPT-3; the batch grows with the cube root of the model."""
+    latency_frac: Positive = 1.0
+    """Latencies divided by those of the cluster."""
+
+
+BEYOND_GRID = 1000.0
+"""Gbit/s: the largest bandwidth of the papers' grid, and what stands for more than that."""
+ABSTRACT = {"kind": "simulated", "trust": "extrapolated"}
+"""Of rows that an abstract model gives, which no run was compared with."""
+
+
+def long_run_rows(study: str, grid: LongRun) -> Iterator[dict[str, Any]]:
+    """Rows of days for each number of GPUs, and of causes and of one month for the largest."""
+    _, for_cluster, for_profile, _ = split_overrides(grid.set.items())
+    model = load_model(grid.model).spec
+    cluster, profile = load_cluster(grid.cluster, for_cluster).spec, load_profile(grid.profile, for_profile).spec
+    tokens, params = parse_tokens(grid.tokens), parameter_count(model)
+    for gpus in grid.gpus:
+        sizes = {"gpus": gpus, "global_batch": grid.global_batch, "seq_len": grid.seq_len}
+        job, _ = make_job(model, cluster, profile, **sizes, plan_options=dict(grid.plan))
+        measured = simulate(job)
+        if not measured.fits:
+            raise DoesNotFit(
+                f"{study}: the plan of {grid.series} does not fit on {gpus:,} GPUs",
+                hint="change plan in [[long_run]]",
+                field="long_run",
+            )
+        bill = bill_of(measured, tokens, grid=grid_of("world"), pue=1.0)
+        goodput = goodput_of(params, cluster, gpus, step_s=measured.step_s)
+        run = whole_run(goodput, bill.time_s)
+        common = {"study": study, "kind": "simulated", "model": grid.model, "cluster": grid.cluster, "gpus": gpus}
+        common["trust"] = trust_of(job).label
+        days = {
+            "no failures": bill.time_s,
+            "mean": run.mean_s,
+            "p10": run.p10_s,
+            "p90": run.p90_s,
+        }
+        for name, time_s in days.items():
+            row = {"goodput_frac": goodput.goodput_frac, "interruptions": run.interruptions}
+            yield common | {"series": f"{grid.series}: {name}", "run_days": time_s / DAY_S} | row
+        if gpus == grid.gpus[-1]:
+            for cause, share in (goodput.causes | {"checkpoints": goodput.parts["checkpoints"]}).items():
+                yield common | {"series": f"{grid.series}: {cause.replace('_', ' ')}", "cause_frac": share}
+            for event in month_of(goodput):
+                yield common | {"series": grid.series, **event}
+
+
+def exchange_rows(study: str, grids: tuple[ReplicaExchange, ...]) -> Iterator[dict[str, Any]]:
+    """A row for each cell of the published tables, and one for all of them."""
+    apart = []
+    for grid in grids:
+        for share, published in zip(grid.utilisation, grid.gbit_per_s, strict=True):
+            needed = needed_bits_per_s(float(grid.params), float(grid.step_s), float(share), every=grid.every)
+            # more than the grid has is a step beyond its end
+            at = grid_step(1e9 * published) + (published > BEYOND_GRID)
+            steps = grid_step(needed) - at
+            apart.append(abs(steps))
+            yield {
+                "study": study,
+                "series": grid.series,
+                **ABSTRACT,
+                "params": grid.params,
+                "sync_every": grid.every,
+                "utilisation_frac": share,
+                "gbit_per_s": needed / 1e9,
+                "published_gbit_per_s": published,
+                "grid_steps": steps,
+            }
+    if apart:
+        within = sum(steps <= 1 for steps in apart) / len(apart)
+        yield {"study": study, "series": "all cells", **ABSTRACT, "within_frac": within, "cells": len(apart)}
+
+
+def wall_rows(study: str, grid: Wall) -> Iterator[dict[str, Any]]:
+    """A row for each FLOP, and one with the knee and the wall."""
+    cluster = load_cluster(grid.cluster).spec
+    given = {
+        "days": float(grid.days),
+        "batch_tokens": float(grid.batch_tokens),
+        "latency_frac": float(grid.latency_frac),
+    }
+    common = {"study": study, "series": grid.series, **ABSTRACT, "cluster": grid.cluster}
+    for flop in grid.flop:
+        run = largest_run(cluster, float(flop), **given)
+        degrees = {name: getattr(run, name) for name in ("gpus", "tp", "pp", "dp")}
+        degrees = {name: None if value is None else int(value) for name, value in degrees.items()}
+        yield common | {"run_flop": flop, "params": run.params, "utilisation_frac": run.utilisation_frac} | degrees
+    knee, wall = (largest_flop(cluster, share, **given) for share in (GOOD_FRAC, 0.0))
+    yield common | {"series": f"{grid.series}: limits", "knee_flop": knee, "wall_flop": wall}

@@ -1,0 +1,233 @@
+"""The page of studies: what was found, then figure by figure the paper beside knee, with every value behind it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from knee.base.files import make_folder, write_text
+from knee.base.second_process import second_process
+from knee.commands.study.charts import figure_files, figures
+from knee.commands.study.claims import Tally, Verdict
+from knee.commands.study.ladder_section import ladder_section
+from knee.commands.study.paper_conflict import STUDY as CONFLICT
+from knee.commands.study.paper_conflict import Conflict, conflict_of
+from knee.commands.study.run_study import Ran
+from knee.commands.study.step_timeline import StepTimeline, step_timelines
+from knee.commands.study.study_file import uncounted
+from knee.commands.study.summary_section import (
+    IN_SUMMARY,
+    MARKS,
+    OF_EXPERTS,
+    anchor,
+    baseline_sentence,
+    chance,
+    chance_words,
+    claims_sentence,
+    fidelity_sentence,
+    fidelity_table,
+    fidelity_tables,
+    findings,
+    flip_table,
+    headlines,
+    knee_summary,
+    of_role,
+    scale_chart,
+    tally_table,
+)
+from knee.engine.one_job import ASSUMPTIONS
+from knee.show.figures.figure import Figure
+from knee.show.figures.vega import Spec, to_svg
+from knee.show.page.html import render
+from knee.show.page.page import Chart, chart_of
+from knee.show.page.svg_cache import SvgCache, write_picture
+from knee.show.page.tables import Table, kind_table, record_table
+from knee.trust.validation.bundled_runs import CarriedFidelity, recorded_moe_fidelity
+
+TRUST = {
+    "validated": "published runs like every one of these exist, and knee was held against them",
+    "near": "published runs of the same kind exist, but some of these lie beyond their sizes",
+    "extrapolated": "no published run was like some of these, so that errors may be larger than any that was seen",
+}
+FILES = {
+    "runs.csv": "every run",
+    "bandwidths.csv": "every bandwidth",
+    "budgets.csv": "every budget",
+    "hardware.csv": "the data sheets",
+    "claims.csv": "every claim",
+    "fidelity.csv": "published runs against predictions",
+    "figures": "every figure as SVG, PNG and Vega-Lite",
+    "records": "the record of each run, with all it depends on",
+}
+"""What may lie beside the page."""
+MANY = 40
+"""Charts that are not drawn yet, from which a second process pays."""
+DRAWN = ".kept"
+"""Folder of pictures that a second run need not draw again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnStudy:
+    """A study and its pictures."""
+
+    ran: Ran
+    charts: tuple[Chart, ...]
+    steps: tuple[StepTimeline, ...] = ()
+    conflict: Conflict | None = None
+
+    @property
+    def place(self) -> str:
+        """Where in the paper, in short: ``Figure 3``."""
+        return self.ran.study.place.partition(",")[0]
+
+    @property
+    def score(self) -> str:
+        """How many of its independent claims are reproduced."""
+        some = of_role(self.ran.verdicts, "independent")
+        return f"{sum(not v.failed for v in some)} of {len(some)}" if some else ""
+
+    @property
+    def lost(self) -> bool:
+        """Whether an independent claim of it is not reproduced."""
+        return any(v.failed for v in of_role(self.ran.verdicts, "independent"))
+
+    @property
+    def flips(self) -> Table | None:
+        """What hangs on its assumptions."""
+        return flip_table(self.ran.study.name)
+
+    @property
+    def runs(self) -> str:
+        """How many points of each kind there are."""
+        kinds = Counter(str(row["kind"]) for row in self.ran.rows)
+        some = [f"{number:,} {kind}" for kind, number in kinds.items()]
+        return ", ".join([*some, *([f"{len(self.ran.impossible):,} that cannot be"] if self.ran.impossible else [])])
+
+    @property
+    def specs(self) -> Table | None:
+        """What the runs had, how often, and the command that says where its values come from."""
+        names = ("model", "cluster", "profile")
+        counts = Counter(tuple(row.get(name) for name in names) for row in self.ran.rows if "plan" in row)
+        rows = [
+            dict(zip(names, spec, strict=True)) | {"runs": runs, "values and sources": f"knee catalog {spec[1]}"}
+            for spec, runs in counts.items()
+        ]
+        return record_table("Models, clusters and profiles", tuple(rows[0]), rows) if rows else None
+
+
+def drawn_of(ran: Ran, *, steps: bool = True, pictures: SvgCache | None = None) -> DrawnStudy:
+    """Draw all of a study."""
+    draw = (pictures or SvgCache()).svg
+    lanes = [
+        replace(s, lanes=replace(s.lanes, help=i == 0)) for i, s in enumerate(step_timelines(ran) if steps else ())
+    ]
+    charts = tuple(chart_of(figure, _tables(figure), draw) for figure in figures(ran))
+    return DrawnStudy(ran=ran, charts=charts, steps=tuple(lanes))
+
+
+def _tables(figure: Figure) -> list[Table]:
+    """The runs behind a figure, and what was published beside them."""
+    made = " and ".join(sorted({str(row["kind"]) for row in figure.rows} - {"impossible"})) or "no runs"
+    tables = [record_table(f"{figure.title}: {made}", figure.columns, figure.rows)] if figure.rows else []
+    if figure.published:
+        columns = [name for name in figure.published[0] if name != "kind"]
+        tables.append(record_table(f"{figure.title}: published", columns, figure.published))
+    return tables
+
+
+def write_page(ran: Sequence[Ran], fidelity: CarriedFidelity, out: Path, *, command: str) -> Path:
+    """The page and every figure as files of its own; the page's path."""
+    folder, pictures = make_folder(out / "figures"), SvgCache(out / DRAWN)
+    files = [named for one in ran for named in figure_files(one)]
+    on_page = [f.spec for one in ran for f in figures(one) if f.spec is not None]
+    with contextlib.ExitStack() as beside:
+        if sum(not pictures.has(spec) for spec in (*on_page, *(spec for _, spec in files))) >= MANY:
+            asked = {"kept": str(out / DRAWN), "on_page": on_page, "folder": str(folder), "files": files}
+            beside.enter_context(second_process("knee.commands.study.draw_from_the_end", asked))
+        # first the page, which has more to do than to draw; the second process begins with the files
+        drawn = [drawn_of(one, pictures=pictures) for one in ran]
+        tables = [name for name in FILES if (out / name).exists()]
+        page = study_page(ran, fidelity, command=command, beside=tables, drawn=drawn, draw=pictures.svg)
+        write_text(out / "index.html", page)
+        for name, spec in files:
+            write_picture(folder / name, spec, pictures.svg(spec))
+    pictures.remove_unused()
+    return out / "index.html"
+
+
+def study_page(
+    ran: Sequence[Ran],
+    fidelity: CarriedFidelity,
+    *,
+    command: str,
+    beside: Sequence[str] = (),
+    drawn: Sequence[DrawnStudy] | None = None,
+    draw: Callable[[Spec], str] = to_svg,
+) -> str:
+    """Studies as one HTML file; ``beside`` names what lies next to it."""
+    drawn = [drawn_of(one) for one in ran] if drawn is None else drawn
+    drawn = [replace(one, conflict=conflict_of(ran, draw)) if one.ran.study.name == CONFLICT else one for one in drawn]
+    verdicts = [v for one in ran for v in one.verdicts]
+    parts = {kind: [one for one in drawn if one.ran.study.kind == kind] for kind in ("paper", "beyond")}
+    alone = ran[0].study if len(ran) == 1 else None
+    experts = recorded_moe_fidelity()
+    return render(
+        "study.html",
+        title=alone.title if alone else "How far does training scale?",
+        lead=alone.question if alone else _lead(len(parts["paper"]), len(parts["beyond"])),
+        command=command,
+        has_timeline=any(one.steps for one in drawn),
+        knee=knee_summary(ran),
+        findings=findings(ran),
+        paper=parts["paper"],
+        beyond=parts["beyond"],
+        since=ladder_section(ran, draw),
+        verdicts=verdicts,
+        claims=_claims(verdicts, drawn, with_uncounted=len(parts["paper"]) > 1),
+        fidelity={
+            "sentence": fidelity_sentence(fidelity),
+            "summary": fidelity_table(fidelity, IN_SUMMARY),
+            "experts": {
+                "sentence": fidelity_sentence(experts),
+                "summary": fidelity_table(experts, IN_SUMMARY, OF_EXPERTS),
+            },
+            "tables": fidelity_tables(fidelity, experts),
+            "chart": scale_chart(draw),
+        },
+        trust=TRUST,
+        assumptions=ASSUMPTIONS,
+        files={name: FILES[name] for name in beside},
+    )
+
+
+def _claims(verdicts: Sequence[Verdict], drawn: Sequence[DrawnStudy], *, with_uncounted: bool) -> dict[str, object]:
+    """What the page says of claims; the statements that none was made of where the whole paper is looked at."""
+    kinds = {"statement": "words", "why no claim is made of it": "words"}
+    silent = uncounted() if with_uncounted else {}
+    caption = "Statements of the paper that no claim is made of"
+    return {
+        "headlines": headlines(verdicts),
+        "sentence": claims_sentence(verdicts),
+        "baseline": baseline_sentence(verdicts),
+        "chance_words": chance_words(),
+        "chance": {v.id: chance(v.id) for v in verdicts},
+        "tally": Tally.by_role(verdicts)["independent"],
+        "table": tally_table(verdicts),
+        "studies": {one.ran.study.name: one.place or one.ran.study.title for one in drawn},
+        "uncounted": kind_table(caption, kinds, silent.items()) if silent else None,
+        "marks": MARKS,
+        "anchors": {v.id: anchor(v.id) for v in verdicts},
+    }
+
+
+def _lead(paper: int, beyond: int) -> str:
+    some = (
+        [f"{paper} figure{'s and tables' if paper > 1 else ' or table'} of arXiv 2411.13055, reproduced"]
+        if paper
+        else []
+    )
+    some += [f"{beyond} question{'s' if beyond > 1 else ''} beyond it"] if beyond else []
+    return f"{' and '.join(some)}: on knee's simulator, and held against what the paper says."

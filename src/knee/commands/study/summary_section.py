@@ -1,0 +1,294 @@
+"""How far knee can be trusted: published runs against its predictions, the worst row named."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from statistics import median
+
+from knee.commands.study.claims import ROLES, Outcome, Role, Verdict
+from knee.commands.study.doubling_chart import Doubling, doublings, doublings_of
+from knee.commands.study.error_chart import error_chart
+from knee.commands.study.evidence import CANNOT_FAIL_FRAC, carried_evidence
+from knee.commands.study.quantities import Row, knee_of
+from knee.commands.study.run_study import Ran
+from knee.show.figures.figure import Figure
+from knee.show.figures.vega import Spec
+from knee.show.page.page import Chart, chart_of
+from knee.show.page.tables import Cell, Table, kind_table, record_table
+from knee.specs.defaults import THRESHOLD
+from knee.trust.coverage import GpuCountError, errors_by_gpus
+from knee.trust.validation.bundled_runs import CarriedFidelity, SourceFidelity
+
+# Claims on the page: how many came out how, and the words beside them.
+
+MARKS: dict[Outcome, str] = {"reproduced": "✓", "off": "≈", "contradicted": "✗", "not testable": "–"}
+"""Beside the word, so that neither colour nor a sign alone says it."""
+
+
+def anchor(claim: str) -> str:
+    """Of a claim in the table of all."""
+    return "claim-" + re.sub(r"[^A-Za-z0-9]+", "-", claim).lower()
+
+
+def tally_table(verdicts: Sequence[Verdict]) -> Table:
+    """Outcomes of the independent claims, which are the evidence, then of the others, and of all."""
+    groups = {role: [v for v in verdicts if v.role == role] for role in ROLES}
+    rows = [
+        (name, *(sum(v.verdict == one for v in some) for one in MARKS), len(some))
+        for name, some in (*groups.items(), ("all", verdicts))
+    ]
+    kinds = {"role": "words"} | dict.fromkeys((*MARKS, "in all"), "count")
+    return kind_table("Claims of the paper by role, and what came of them", kinds, rows, marked=0)
+
+
+def tested(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Claims that these runs can say something of."""
+    return [v for v in verdicts if v.verdict != "not testable"]
+
+
+def of_role(verdicts: Sequence[Verdict], role: Role) -> list[Verdict]:
+    """Claims of a role that these runs can say something of."""
+    return [v for v in tested(verdicts) if v.role == role]
+
+
+def claims_sentence(verdicts: Sequence[Verdict]) -> str:
+    """How many of the independent claims hold; how far numbers are off; how many of the others hold."""
+    free, others = of_role(verdicts, "independent"), [v for v in tested(verdicts) if v.role != "independent"]
+    if not free and not others:
+        return "No claim can be tested with these runs."
+    held = sum(not v.failed for v in free)
+    parts = [f"{held} of {len(free)} independent claims are reproduced ({held / len(free):.0%})."] if free else []
+    misses = [v.miss_frac for v in free if v.miss_frac is not None]
+    if misses:
+        stated = sum(not v.failed for v in free if v.miss_frac is not None)
+        parts.append(
+            f"Of these, {len(misses)} are numbers, which must be met to the last digit that the paper prints: "
+            f"{stated or 'none'} of them {'is' if stated < 2 else 'are'}, and they are off by {median(misses):.1%} in "
+            f"the median and by {max(misses):.0%} at most."
+        )
+    if others:
+        kept = sum(not v.failed for v in others)
+        parts.append(
+            f"Of the {len(others)} others, which follow from another claim, restate an input, or were fitted on, "
+            f"{kept} are reproduced."
+        )
+    return " ".join(parts)
+
+
+# What claims are worth, on the page: the baseline of random profiles, and what hangs on assumptions.
+
+
+def baseline_sentence(verdicts: Sequence[Verdict]) -> str:
+    """How many independent claims a random profile reproduces, beside the one at hand."""
+    found = carried_evidence()
+    base = found.baseline
+    mine = [v for v in of_role(verdicts, "independent") if v.id in found.held_frac]
+    if len(mine) < base.independent:  # not the whole paper
+        return ""
+    held = sum(not v.failed for v in mine)
+    return (
+        f"Baseline: of the {base.independent} independent claims that depend on the profile, {base.draws} profiles "
+        f"drawn at random reproduce {base.reproduced_mean:.1f} on average and {base.reproduced_most} at most; this one "
+        f"reproduces {held}."
+    )
+
+
+def chance(claim: str) -> str:
+    """In what share of random profiles a claim holds."""
+    share = carried_evidence().held_frac.get(claim)
+    return "" if share is None else f"{share:.0%}"
+
+
+def chance_words() -> str:
+    """What the column says."""
+    found = carried_evidence()
+    return (
+        f"By chance: the share of {found.baseline.draws} profiles, drawn at random from the whole range of every "
+        f"parameter, under which the claim holds; empty where no profile enters. What holds in {CANNOT_FAIL_FRAC:.0%} "
+        f"of them cannot fail and is not called independent. To repeat it: {found.command}."
+    )
+
+
+def flip_table(study: str) -> Table | None:
+    """Every assumption of a study that was tried otherwise, and the verdicts that flip."""
+    some = [flip for flip in carried_evidence().flip if flip.study == study]
+    rows = [(f.assumed, f.instead, ", ".join(f.holds) or "none", ", ".join(f.fails) or "none") for f in some]
+    kinds = dict.fromkeys(("assumed", "instead", "would hold", "would fail"), "words")
+    return kind_table("What was assumed, and which verdicts another assumption flips", kinds, rows) if rows else None
+
+
+# What the page of studies says first: the knee, the headline numbers, five findings.
+
+FIRST = ("fig3", "fig10", "fig1", "fig5", "fig7")
+"""Studies whose findings come first; others fill up where these were not run."""
+FINDINGS = 5
+HEADLINES = ("T01", "T06", "T05", "T16")
+"""Claims whose numbers are shown large."""
+SCALED = ("fig3", "fig1")
+"""Studies with a curve that the knee is read off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KneeSummary:
+    """The knee of a curve, in words and as bars."""
+
+    gpus: int
+    says: str
+    chart: Chart
+
+
+def knee_summary(ran: Sequence[Ran]) -> KneeSummary | None:
+    """Of the first study that has a curve with a doubling."""
+    curve = _curve(ran)
+    found = doublings_of(curve)
+    if not found:
+        return None
+    knee = int(knee_of(curve, "tokens_per_s", "gpus"))
+    return KneeSummary(gpus=knee, says=_knee_sentence(curve, knee, found), chart=_doubling_chart(found))
+
+
+def _curve(ran: Sequence[Ran]) -> list[Row]:
+    """Throughput of one plan on more and more GPUs."""
+    for name in SCALED:
+        for one in ran:
+            if one.study.name == name:
+                rows = [r for r in one.rows if r["kind"] == "simulated" and r.get("tokens_per_s") is not None]
+                return [row for row in rows if row["series"] == rows[0]["series"]] if rows else []
+    return []
+
+
+def _knee_sentence(curve: Sequence[Row], knee: int, found: Sequence[Doubling]) -> str:
+    first = curve[0]
+    beyond = next((d for d in found if d.from_gpus == knee), None)
+    then = "None of these counts is beyond it."
+    if beyond is not None:
+        then = f"The next, to {beyond.to_gpus:,}, buys {beyond.speedup:.2f}x."
+    kinds = sorted({str(row["kind"]) for row in curve})
+    return (
+        f"The knee of {first['model']} on {first['cluster']} under {first['series']}, "
+        f"{first['local_batch']:g} sequences of {first['seq_len']:,} tokens a GPU: up to here a doubling of the GPUs "
+        f"buys at least {THRESHOLD:g} times the tokens/s. {then} {' and '.join(kinds).capitalize()}."
+    )
+
+
+def _doubling_chart(found: Sequence[Doubling]) -> Chart:
+    rows = tuple(
+        {"from_gpus": d.from_gpus, "to_gpus": d.to_gpus, "speedup": d.speedup, "of_ideal_frac": d.speedup / 2}
+        for d in found
+    )
+    figure = Figure(
+        id="doublings",
+        title="What each doubling buys",
+        caption=f"2x is ideal; a doubling that buys less than {THRESHOLD:g}x is orange.",
+        spec=doublings(found),
+        columns=tuple(rows[0]),
+        rows=rows,
+    )
+    return chart_of(figure, [record_table("What each doubling of the GPUs buys; 2 is ideal", figure.columns, rows)])
+
+
+def headlines(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Claims whose numbers everyone asks for, shown beside the paper's."""
+    known = {v.id: v for v in tested(verdicts)}
+    return [known[id] for id in HEADLINES if id in known]
+
+
+def findings(ran: Sequence[Ran]) -> list[Ran]:
+    """Studies whose findings stand in the summary."""
+    known = {one.study.name: one for one in ran}
+    names = [name for name in FIRST if name in known]
+    names += [name for name in known if name not in names][: FINDINGS - len(names)]
+    return [known[name] for name in names]
+
+
+COLUMNS = {
+    "source": ("source", "words"),
+    "stacks": ("software", "words"),
+    "gpus": ("GPUs", "words"),
+    "runs": ("runs", "count"),
+    "unseen_frac": ("unseen: median error", "share"),
+    "unseen_p90_frac": ("unseen: 90th percentile", "share"),
+    "median_frac": ("as shipped: median", "share"),
+    "p90_frac": ("as shipped: 90th percentile", "share"),
+    "bias_frac": ("as shipped: bias", "share"),
+    "memory_median_frac": ("memory, median", "share"),
+}
+"""Heading and kind of each."""
+IN_SUMMARY = ("source", "gpus", "runs", "unseen_frac", "unseen_p90_frac", "median_frac", "p90_frac")
+OF_EXPERTS = "Published runs of mixtures of experts"
+NOT_READ = Cell(text="not read", style="number", known=False)
+
+
+def fidelity_sentence(found: CarriedFidelity) -> str:
+    """The headline, and the worst row."""
+    worst = found.sources[_worst(found)]
+    return (
+        f"{sum(s.runs for s in found.sources):,} published runs of {len(found.sources)} sources, each source predicted "
+        f"as if it had never been seen: tokens/s per GPU is off by {_share(found.unseen_frac)} (median over sources), "
+        f"and by less than {_share(found.unseen_p90_frac)} in nine of ten runs. As shipped, all in the fit, "
+        f"it is off by {found.headline_frac:.1%}. The worst source is {worst.source}, off by "
+        f"{_share(worst.unseen_frac)} in the median and {_share(worst.unseen_p90_frac)} in the worst tenth."
+    )
+
+
+def _share(value: float | None) -> str:
+    return "an unknown share" if value is None else f"{value:.1%}"
+
+
+def _worst(found: CarriedFidelity) -> int:
+    """The source with the largest median error."""
+    return max(range(len(found.sources)), key=lambda i: found.sources[i].unseen_frac or 0.0)
+
+
+def fidelity_table(
+    found: CarriedFidelity, names: Sequence[str] = tuple(COLUMNS), what: str = "Published runs"
+) -> Table:
+    """A row for each source; the worst is marked."""
+    worst = _worst(found)
+    return kind_table(
+        f"{what} against predictions; the worst source is marked",
+        dict(COLUMNS[name] for name in names),
+        [[_value(source, name, i == worst) for name in names] for i, source in enumerate(found.sources)],
+        marked=worst,
+    )
+
+
+def _value(source: SourceFidelity, name: str, worst: bool) -> object:
+    value = getattr(source, name)
+    if name == "source" and worst:
+        return f"{value} (worst)"
+    return NOT_READ if name == "memory_median_frac" and value is None else value
+
+
+def fidelity_tables(found: CarriedFidelity, experts: CarriedFidelity) -> list[Table]:
+    """Runs, bandwidths, and where they were published."""
+    links = [
+        {"collective": name, **asdict(r)}
+        for name, r in (("all-reduce", found.all_reduce), ("all-gather", found.all_gather))
+        if r is not None
+    ]
+    tables = [fidelity_table(found), fidelity_table(experts, what=OF_EXPERTS)]
+    if links:
+        tables.append(record_table("Bus bandwidth on idle links, messages of 16 MiB and up", tuple(links[0]), links))
+    kinds = dict.fromkeys(("source", "software", "published in", "form chosen by looking at it"), "words")
+    references = [(s.source, s.stacks, s.reference, s.form_from or "") for one in (found, experts) for s in one.sources]
+    return [*tables, kind_table("Where the runs were published", kinds, references)]
+
+
+def scale_chart(draw: Callable[[Spec], str]) -> Chart:
+    """The unseen error against the number of GPUs, by source, with the promised band beside it."""
+    points = errors_by_gpus()
+    columns = tuple(f.name for f in fields(GpuCountError))
+    figure = Figure(
+        id="error-by-gpus",
+        title="Error against the number of GPUs",
+        caption="Each source is predicted as if it had never been seen; a point is the middle one of its runs on that "
+        "many GPUs, drawn at the edge where it is beyond. The area is the band that nine of ten runs are promised to "
+        "lie in, from the errors of the other sources.",
+        spec=error_chart(points),
+        columns=columns,
+        rows=tuple(asdict(point) for point in points),
+    )
+    return chart_of(figure, None, draw)

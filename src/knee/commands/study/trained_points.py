@@ -1,0 +1,98 @@
+"""Points trained for real on this machine, each in a folder of its own; what is done stays done."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from knee.base.digest import digest
+from knee.base.errors import ERROR_FILE, SpecError
+from knee.base.files import make_folder, write_text
+from knee.commands.study.answers import job_of, loaded
+from knee.commands.study.questions import StudyPoint
+from knee.specs.fields import split_overrides
+from knee.specs.job import Job
+from knee.training.export.job_file import job_file
+from knee.training.sweeps.job_for_trainer import PROCESSOR
+from knee.training.sweeps.local_devices import LocalDevices
+
+RUN, LOG, ERROR = "run", "train.log", "error.json"
+RECORD = Path(RUN, "record.json")
+
+
+def refused(machine: LocalDevices, point: StudyPoint) -> str | None:
+    """Why a point cannot be trained here, if it cannot."""
+    _, for_cluster, for_profile, _ = split_overrides(point.question.sets)
+    if for_cluster or for_profile:
+        return f"{(*for_cluster, *for_profile)[0][0]} can be changed only in a simulation"
+    return machine.refuses(loaded(point.question)[1].spec, point.question.gpus)
+
+
+def trained(
+    points: Sequence[StudyPoint], folder: Path, *, steps: int | None, warn: Callable[[str], None]
+) -> Iterator[tuple[StudyPoint, Mapping[str, Any] | None]]:
+    """Train the points one after another; None for one that did not end well, of which the user hears."""
+    for point in points:
+        try:
+            job = job_of(point.question)
+        except SpecError:  # the simulator says of it that it cannot be, and so does the page
+            yield point, None
+            continue
+        own = folder / _name_of(job, steps)
+        record = _read(own / RECORD)
+        if record.get("status") != "done":
+            record = _train(job, own, steps)
+        if record.get("status") == "done":
+            yield point, record
+            continue
+        how, said = record.get("status") or "wrote no record", record.get("error") or _error_of(own)
+        warn(f"{point.name}: the run {how}{f': {said}' if said else ''} (its output is in {own / LOG})")
+        yield point, None
+
+
+def _train(job: Job, own: Path, steps: int | None) -> Mapping[str, Any]:
+    """A new run's record, whatever came of it."""
+    make_folder(own)
+    write_text(own / "job.toml", job_file(job))
+    device = "cpu" if job.cluster.gpu.vendor == PROCESSOR else "cuda"
+    command = [sys.executable, "-m", "knee", "train", str(own / "job.toml"), "--nproc", str(job.gpus)]
+    command += ["--device", device, "--out", str(own / RUN), "--force"]
+    command += [] if steps is None else ["--steps", str(steps)]
+    (own / ERROR).unlink(missing_ok=True)  # an earlier attempt's
+    around = os.environ | {ERROR_FILE: str(own / ERROR)}
+    with (own / LOG).open("wb") as log:
+        process = subprocess.Popen(command, env=around, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            process.wait()
+        except KeyboardInterrupt:  # it ends its ranks, and leaves a record
+            process.terminate()
+            process.wait()
+            raise
+    return _read(own / RECORD)
+
+
+def _error_of(own: Path) -> str:
+    """The first line of the error that a run ended with; the log has the list of mistakes that may follow."""
+    return str(_read(own / ERROR).get("message", "")).partition("\n")[0]
+
+
+def _name_of(job: Job, steps: int | None) -> str:
+    """A digest of the job and its length, and of nothing that only the simulator knows: what was measured stays so."""
+    asked: list[Any] = [asdict(job.model), asdict(job.plan), job.cluster.name, job.profile.name]
+    asked += [job.gpus, job.global_batch, job.seq_len, steps]
+    return digest(asked)[:24]
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    """A table of a JSON file; an empty one where the file has none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

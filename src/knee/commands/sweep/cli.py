@@ -1,0 +1,299 @@
+"""``knee sweep``: a grid of real runs on this machine, on hosts, or on a Slurm cluster."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from knee.base.errors import InputError
+from knee.base.signals import BY_SIGNAL
+from knee.commands.main import nearest, unknown_command
+from knee.commands.options import job_options
+from knee.commands.options.plan_options import option
+from knee.commands.options.sections import Sectioned, Word
+from knee.commands.options.sweep_options import program_words, run_options, site_options, take_site
+from knee.specs.choices import LAUNCHERS
+
+if TYPE_CHECKING:
+    from knee.commands.sweep.result import SweepStatus
+    from knee.training.launch.run_status import Status
+    from knee.training.launch.sweep_folder import SweepRun
+
+MANY = 500
+"""Runs above which a bar is shown while they are checked and written."""
+RUN = "run"
+DIR = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON; the name of each key ends in its unit.")
+
+
+class Sweeps(click.Group):
+    """A group whose first word may be a grid: then it is run."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """``knee sweep fig6 ...`` is ``knee sweep run fig6 ...``."""
+        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+            _refuse_misspelt_command(args[0])
+            args = [RUN, *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group("sweep", cls=Sweeps, invoke_without_command=True)
+@click.pass_context
+def command(ctx: click.Context) -> None:
+    """Train every point of a grid on real hardware: this machine, other hosts, or a Slurm cluster.
+
+    \b
+        knee sweep fig6 --launcher slurm --partition gpu --time 0:30:00 --out DIR
+        knee sweep grid.toml --out DIR            # run it again to start the missing runs
+        knee sweep status DIR --watch
+        knee sweep cancel DIR
+        knee sweep retry DIR --status failed
+
+    `knee sweep GRID` is short for `knee sweep run GRID`; see `knee sweep run --help` for the options. DIR contains one
+    folder per run with its job (job.toml), status.json, the logs of each rank, and record.json. `knee calibrate DIR`,
+    `knee study run --records DIR` and `knee compare` read these folders.
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+@command.command(RUN, cls=Sectioned)
+@click.argument("grid", metavar="STUDY|GRID.toml")
+@option(
+    "--out",
+    section="Sweep",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    required=True,
+    help="Folder of the sweep. If it already contains this sweep, only the missing runs are started.",
+)
+@option(
+    "--launcher",
+    section="Sweep",
+    type=Word(LAUNCHERS),
+    default="local",
+    show_default=True,
+    help="local: run one after another on this machine. torchrun: run on --hosts. slurm: submit jobs with sbatch; each "
+    "job starts torchrun on its nodes with srun.",
+)
+@option(
+    "--set",
+    "sets",
+    section="Sweep",
+    multiple=True,
+    metavar="KEY=VALUES",
+    help="Override a key of the grid: model, cluster, profile, gpus, local_batch, global_batch or seq_len. Separate "
+    "values by commas. May be repeated.",
+)
+@option(
+    "--max-gpu-hours",
+    section="Sweep",
+    type=float,
+    metavar="H",
+    help="Refuse to start if the runs that remain are estimated to take more GPU-hours than this.",
+)
+@option(
+    "--until-knee",
+    section="Sweep",
+    is_flag=True,
+    help="Start with the fewest GPUs, and stop each series once the measured speed-up of a doubling is below 1.5x with "
+    "95% confidence.",
+)
+@option(
+    "--anyway",
+    section="Sweep",
+    is_flag=True,
+    help="Also start runs that do not fit in memory according to the simulator. Runs that end out of memory help to "
+    "calibrate the memory model.",
+)
+@option(
+    "--pack",
+    section="Sweep",
+    type=int,
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Slurm only: number of runs per job; they share one allocation and run one after another.",
+)
+@option(
+    "--wait",
+    section="Sweep",
+    is_flag=True,
+    help="Slurm only: wait until all runs have ended, and submit the jobs that did not fit into the queue at first.",
+)
+@option("--dry-run", section="Sweep", is_flag=True, help="Only check and estimate the runs; start and write nothing.")
+@option(
+    "--steps",
+    section="Runs",
+    type=int,
+    metavar="N",
+    help="Number of steps per run; default: the default of `knee train`.",
+)
+@run_options
+@option(
+    "--checkpoint-every",
+    section="Runs",
+    type=int,
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Save a checkpoint every N steps. A run that is started again goes on from its newest one. 0 means none.",
+)
+@site_options
+@job_options.as_json()
+def run(grid: str, out: Path, **options: Any) -> None:
+    """Expand a grid into runs, check and estimate all of them, and start the missing ones.
+
+    GRID is a name from `knee study list`, or a TOML file with the same [[grid]] tables. A file with a single grid
+    needs no table header:
+
+    \b
+        model = "llama2-7b"
+        cluster = "dgx-h100"
+        profile = "knee"
+        gpus = [8, 16, 32]
+        local_batch = 2
+        plan = { tp = [1, 2, 4] }
+
+    knee first checks that each plan is valid, fits in memory by simulation, and fills whole nodes. Runs that fail a
+    check are listed with the reason and are not started. The simulator estimates GPU-hours, energy and cost from the
+    steps plus one minute of start-up per run. Cheap runs start first. If you repeat the command on the same folder, it
+    restarts runs that were cancelled, were preempted or lost their node. It does not restart runs that failed; use
+    `knee sweep retry` for those.
+    """
+    from knee.commands.options.overrides import parse_sets
+    from knee.commands.sweep.api import prepare_sweep, run_sweep
+    from knee.commands.sweep.text import print_plan
+    from knee.show.terminal.progress_bar import Bars
+    from knee.training.sweeps.launchers import refuse_unread
+
+    as_json, dry_run, wait = (options.pop(name) for name in ("as_json", "dry_run", "wait"))
+    given = {name for name, value in options.items() if value and (name != "pack" or value > 1)}
+    refuse_unread(options["launcher"], given | ({"wait"} if wait else set()))
+    site, program = take_site(options), program_words(options.pop("program"))
+    with Bars(least=MANY) as bars:
+        plan = prepare_sweep(
+            grid,
+            out=out,
+            site=site,
+            program=program,
+            overrides=parse_sets(options.pop("sets")),
+            check_launcher=not dry_run,
+            command=["knee", *sys.argv[1:]],
+            progress=bars,
+            **options,
+        )
+    if plan.duplicates:
+        click.echo(
+            f"{plan.duplicates:,} point{'s repeat' if plan.duplicates > 1 else ' repeats'} another run", err=True
+        )
+    if not as_json:
+        print_plan(plan, whole=dry_run)
+    elif dry_run:
+        click.echo(json.dumps(plan.to_dict(), indent=2))
+    if dry_run:
+        plan.check()
+        return
+    with Bars(least=MANY) as bars:
+        answer = run_sweep(plan, wait=wait, on_run=_print_run, say=_say, progress=bars)
+    _finish(answer, as_json=as_json)
+
+
+@command.command("status")
+@DIR
+@click.option("--watch", is_flag=True, help="Refresh the table until all runs have ended.")
+@JSON
+def show_status(folder: Path, watch: bool, as_json: bool) -> None:
+    """Show the state of the runs of a sweep, and the GPU-hours and energy used so far."""
+    from knee.commands.sweep.api import sweep_status
+    from knee.commands.sweep.text import watch_status
+
+    if watch and as_json:
+        text = "--watch and --json cannot be combined: --json prints once"
+        raise InputError(text, hint="leave one out", code="contradiction", field="watch")
+    if watch:
+        watch_status(lambda: sweep_status(folder))
+    else:
+        _print_answer(sweep_status(folder), as_json=as_json)
+
+
+@command.command("cancel")
+@DIR
+def cancel(folder: Path) -> None:
+    """Stop all running and waiting runs of a sweep. `knee sweep run` on the same folder starts them again."""
+    from knee.commands.sweep.api import cancel_sweep
+
+    running, waiting = cancel_sweep(folder)
+    click.echo(f"{running} running and {waiting} waiting runs were cancelled", err=True)
+
+
+@command.command("retry")
+@DIR
+@click.option(
+    "--status",
+    "states",
+    default="failed",
+    show_default=True,
+    metavar="STATES",
+    help="States of the runs to restart, separated by commas: failed, oom, timeout, cancelled, done.",
+)
+@click.option("--run", "ids", multiple=True, metavar="ID", help="Restart only this run. May be repeated.")
+@click.option("--wait", is_flag=True, help="Slurm only: wait until all runs have ended.")
+@JSON
+def retry(folder: Path, states: str, ids: tuple[str, ...], wait: bool, as_json: bool) -> None:
+    """Restart runs that have ended, with the options that the sweep was started with."""
+    from knee.commands.sweep.api import retry_sweep
+
+    answer = retry_sweep(
+        folder,
+        states=[name.strip() for name in states.split(",") if name.strip()],
+        runs=ids,
+        wait=wait,
+        on_requeued=lambda count: _say(f"{count} run{'s' if count != 1 else ''} to restart"),
+        on_run=_print_run,
+        say=_say,
+    )
+    if answer.requeued:
+        _finish(answer, as_json=as_json)
+    elif as_json:
+        _print_answer(answer, as_json=True)
+
+
+def _refuse_misspelt_command(word: str) -> None:
+    """A first word that is neither a study nor a file may be a misspelt subcommand."""
+    from knee.commands.study.study_file import study_names
+
+    if not word.endswith(".toml") and (close := nearest(word, list(command.commands))) and word not in study_names():
+        raise unknown_command(word, list(command.commands), close)
+
+
+def _say(sentence: str) -> None:
+    click.echo(sentence, err=True)
+
+
+def _print_run(number: int, count: int, entry: SweepRun, status: Status) -> None:
+    from knee.commands.sweep.text import run_line
+
+    _say(run_line(number, count, entry, status))
+
+
+def _print_answer(answer: SweepStatus, *, as_json: bool) -> None:
+    from knee.commands.sweep.text import print_status
+
+    if as_json:
+        click.echo(json.dumps(answer.to_dict(), indent=2))
+    else:
+        print_status(answer)
+
+
+def _finish(answer: SweepStatus, *, as_json: bool) -> None:
+    """Print how the sweep stands, and end with the code for it."""
+    _print_answer(answer, as_json=as_json)
+    if answer.signal is not None:
+        _say("interrupted: the same command continues the sweep")
+        sys.exit(BY_SIGNAL + answer.signal)
+    answer.check_done()

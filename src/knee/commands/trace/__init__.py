@@ -1,0 +1,1 @@
+"""Where the time of a PyTorch job went."""

@@ -1,0 +1,168 @@
+"""``knee trace``: where the time of anyone's PyTorch job went, from its traces."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from knee.base.errors import InputError
+from knee.commands.options import job_options
+from knee.commands.options.plan_options import option
+from knee.commands.options.sections import Sectioned
+
+if TYPE_CHECKING:
+    from knee.commands.trace.api import TraceAnalysis
+
+DIFF = "diff"
+LARGE_BYTES = 100_000_000
+"""Of a trace, from which on it is said how much was read."""
+
+
+@click.command("trace", cls=Sectioned)
+@click.argument("paths", nargs=-1, required=True, metavar="PATH... | diff A B")
+@option(
+    "--skip",
+    section="Steps",
+    type=int,
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Number of profiler steps to skip at the beginning. Without --skip and --steps the whole trace is analysed.",
+)
+@option(
+    "--steps",
+    section="Steps",
+    type=int,
+    metavar="N",
+    help="Number of profiler steps to analyse after the skipped ones; default: all.",
+)
+@option(
+    "--comm-pattern",
+    section="Communication kernels",
+    multiple=True,
+    metavar="REGEX",
+    help="Also count kernels whose name matches this pattern as communication. May be repeated.",
+)
+@option(
+    "--comm",
+    section="Communication kernels",
+    multiple=True,
+    metavar="CLASS",
+    help="Also count kernels of this class as communication, for example elementwise.",
+)
+@option(
+    "--classes",
+    section="Communication kernels",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="TOML file with your own kernel classes, which are tried before knee's. The format is that of "
+    "knee/catalog/kernel_classes.toml.",
+)
+@option(
+    "--html",
+    section="Output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write an HTML page: breakdown by rank and step, collectives, stragglers, and a timeline of exposed "
+    "communication.",
+)
+@option(
+    "--perfetto",
+    section="Output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write a small trace for ui.perfetto.dev that contains the exposed intervals and the kernels around them.",
+)
+@option(
+    "--sql",
+    section="Output",
+    metavar="QUERY",
+    help="Run an SQL query on the events (with DuckDB); the tables are kernels, steps, collectives and ranks.",
+)
+@job_options.as_json("Print JSON.")
+@option("--no-cache", section="Output", is_flag=True, help="Ignore the cache and read the files again.")
+def command(paths: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Show where the time of a PyTorch job went: compute, communication, and how much communication was exposed.
+
+    PATH is a trace of torch.profiler (.json or .json.gz), a folder of traces, or - for standard input. Several traces
+    are taken as the ranks of one job. Times are exact to the nanosecond. A load is a plain sum of kernel times. All
+    other times count simultaneous kernels once. A step starts at the first kernel that was launched in it. With
+    several ranks, the shortest call of each collective is taken as its transfer time, and the extra time of the other
+    ranks as waiting.
+
+    \b
+        knee trace rank0.json.gz
+        knee trace traces/ --html report.html
+        knee trace traces/ --skip 1 --json > ours.json     # `knee compare ours.json simulated.json`
+        knee trace traces/ --sql "select name, sum(exposed_ns) from kernels group by 1 order by 2 desc limit 5"
+        knee trace diff before/ after/
+
+    Every answer lists what was read, what was left out, and what looks unusual. If a file is truncated or unreadable,
+    knee analyses the rest and exits with code 5.
+    """
+    from knee.show.terminal.table import write_anywhere
+
+    write_anywhere()
+    from knee.commands.trace.api import check_targets
+    from knee.commands.trace.text import print_analysis, print_query
+
+    if paths[0] == DIFF:
+        _diff(paths[1:], as_json, options)
+        return
+    targets = {name: options[name] for name in ("html", "perfetto") if options[name] is not None}
+    check_targets(paths, options["classes"], targets)
+    analysis = _read(paths, options)
+    if options["sql"] is not None:
+        print_query(analysis.sql(options["sql"]), as_json)
+    elif as_json:
+        click.echo(json.dumps(analysis.to_dict(), indent=1, allow_nan=False))
+    else:
+        print_analysis(analysis)
+    if options["html"] is not None:
+        written = analysis.write_html(options["html"], command=shlex.join(["knee", *sys.argv[1:]]))
+        click.echo(f"wrote {written}", err=True)
+    if options["perfetto"] is not None:
+        small = analysis.write_perfetto(options["perfetto"])
+        click.echo(f"wrote {options['perfetto']}: {small.kernels:,} of {small.of_kernels:,} kernels", err=True)
+    analysis.check_whole()
+
+
+def _read(paths: Sequence[str], options: dict[str, Any]) -> TraceAnalysis:
+    from knee.commands.trace.api import read_traces
+    from knee.show.terminal.progress_bar import Meter
+
+    with Meter() as meter:
+        counts = {"traces read": (0, 0), "bytes read": (0, 0)}
+
+        def progress(what: str, done: int, total: int) -> None:
+            counts[what] = (done, total)
+            (traces, files), (read_bytes, _) = counts.values()
+            read = f", {read_bytes / 1e9:.1f} GB" if read_bytes >= LARGE_BYTES else ""
+            if files > 1 or read:
+                meter.say(f"read {traces:,} of {files:,} trace{'s' if files > 1 else ''}{read}")
+
+        asked = {name: options[name] for name in ("skip", "steps", "comm_pattern", "comm", "classes")}
+        return read_traces(paths, **asked, cache=not options["no_cache"], progress=progress)
+
+
+def _diff(paths: Sequence[str], as_json: bool, options: dict[str, Any]) -> None:
+    from knee.commands.trace.api import two_jobs
+    from knee.commands.trace.text import print_diff
+
+    both = two_jobs(paths)
+    for name in ("html", "perfetto", "sql"):
+        if options[name] is not None:
+            raise InputError(f"--{name} is of one job", hint=f"`knee trace {paths[0]} --{name} ...`")
+    a, b = (_read([path], options) for path in both)
+    found = a.diff(b)
+    if as_json:
+        click.echo(json.dumps(found.to_dict(), indent=1, allow_nan=False))
+    else:
+        print_diff(found, both)
+    found.check_whole()

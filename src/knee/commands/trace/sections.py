@@ -1,0 +1,369 @@
+"""The sections of a trace's page: each with its charts, and a table behind every chart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+from knee.commands.trace import charts as drawn
+from knee.commands.trace.exposed_timeline import sentence, timeline_blocks, timeline_of
+from knee.measure.kineto.trace_files import left_out_sentences
+from knee.measure.traces.analyse import Analysis, RankAnalysis
+from knee.measure.traces.audit import Audit
+from knee.measure.traces.device_time import Times, mean_times
+from knee.measure.traces.loads import UNKNOWN, CollectiveLoad, KernelLoad, class_loads
+from knee.show.figures.vega import to_svg
+from knee.show.page.page import Block, Bullets, Chart, Fold, Section
+from knee.show.page.tables import Table, kind_table
+
+MOST_BARS = 64
+"""Ranks or steps that a chart has room for."""
+MOST_ROWS = 400
+"""Rows of a table; --json has all."""
+LONGEST, IN_THE_OPEN = 40, 12
+"""Kernels that are named, and how many of them without opening anything."""
+COUNTS = {
+    "rank": "words",
+    "file": "name",
+    "events": "count",
+    "kernels": "count",
+    "copies": "count",
+    "without launch": "count",
+    "overlaps on a stream": "count",
+    "communication as compute": "count",
+    "clock anomalies": "count",
+    "without duration": "count",
+    "GPUs": "count",
+    "whole": "words",
+}
+TIMES = {
+    "window": "ms",
+    "compute": "ms",
+    "exposed communication": "ms",
+    "exposed copies": "ms",
+    "idle": "ms",
+    "overlapped communication": "ms",
+    "of exposed: bubble": "ms",
+    "compute share": "share",
+    "exposed share": "share",
+    "idle share": "share",
+}
+COLLECTIVES = {
+    "collective": "words",
+    "group": "words",
+    "ranks": "count",
+    "message": "bytes",
+    "calls": "count",
+    "load": "ms",
+    "exposed": "ms",
+    "median time": "us",
+    "bus bandwidth": "rate",
+}
+ACROSS = "Of a call that several ranks show, the shortest is the transfer; what others last beyond it is waiting."
+
+
+def breakdown(analysis: Analysis) -> Section:
+    """Bars by rank and by step."""
+    some = most_exposed(analysis.ranks)
+    charts = [_by_rank(analysis.ranks, some)]
+    if analysis.steps:
+        charts.append(_by_step(analysis))
+    return Section(
+        id="breakdown",
+        title="Where the time went",
+        says="The upper bar of each pair is the window, or the step; the lower, dashed one is communication that hides "
+        "beside its compute." + ("" if analysis.steps else " The trace has no profiler steps."),
+        charts=tuple(charts),
+    )
+
+
+def most_exposed(ranks: Sequence[RankAnalysis]) -> list[RankAnalysis]:
+    """Those that are drawn: all, or the ones with the most exposed communication, by rank."""
+    worst = sorted(ranks, key=lambda rank: -rank.times.exposed_comm_s)[:MOST_BARS]
+    return sorted(worst, key=lambda rank: rank.rank)
+
+
+def _drawn(drawn_count: int, count: int, what: str) -> str:
+    return "" if drawn_count == count else f" Drawn are {drawn_count} of {count:,} {what}; the table has more."
+
+
+def _by_rank(ranks: Sequence[RankAnalysis], some: Sequence[RankAnalysis]) -> Chart:
+    rows = [(rank.rank, *_times(rank.times)) for rank in ranks]
+    spec = drawn.breakdown({str(rank.rank): rank.times for rank in some}, title="rank")
+    return Chart(
+        id="by-rank",
+        title="By rank",
+        caption="The whole window of each rank." + _drawn(len(some), len(ranks), "ranks, the most exposed"),
+        svg=to_svg(spec),
+        tables=(_capped("Times of each rank's window", {"rank": "words"} | TIMES, rows),),
+    )
+
+
+def _by_step(analysis: Analysis) -> Chart:
+    parts: dict[str, list[Times]] = {}
+    ordered = sorted(
+        ((part.step, part.times) for rank in analysis.ranks for part in rank.steps),
+        key=lambda pair: -1 if pair[0] is None else pair[0],
+    )
+    for step, times in ordered:
+        parts.setdefault("before" if step is None else str(step), []).append(times)
+    means = {name: mean_times(times) for name, times in parts.items()}
+    some = dict(list(means.items())[:MOST_BARS])
+    rows = [
+        (rank.rank, "before" if part.step is None else part.step, *_times(part.times))
+        for rank in analysis.ranks
+        for part in rank.steps
+    ]
+    before = " “before” is what lies before the first step." if "before" in means else ""
+    mean = "Mean over the ranks that have the step." if len(analysis.ranks) > 1 else "Each step of the rank."
+    return Chart(
+        id="by-step",
+        title="By step",
+        caption=mean + before + _drawn(len(some), len(means), "steps, the first"),
+        svg=to_svg(drawn.breakdown(some, title="step")),
+        tables=(_capped("Times of each rank's steps", {"rank": "words", "step": "words"} | TIMES, rows),),
+    )
+
+
+def _times(t: Times) -> tuple[float | None, ...]:
+    whole = t.window_s or None
+    shares = [value / whole if whole else None for value in (t.compute_s, t.exposed_comm_s, t.idle_s)]
+    return (
+        t.window_s,
+        t.compute_s,
+        t.exposed_comm_s,
+        t.exposed_copies_s,
+        t.idle_s,
+        t.overlapped_comm_s,
+        t.bubble_s,
+        *shares,
+    )
+
+
+def _capped(caption: str, kinds: dict[str, str], rows: Sequence[Sequence[Any]], most: int = MOST_ROWS) -> Table:
+    """A table that says where it ends."""
+    more = "" if len(rows) <= most else f"; the first {most:,} of {len(rows):,} rows, --json has all"
+    return kind_table(caption + more, kinds, rows[:most])
+
+
+def collectives(analysis: Analysis) -> Section:
+    """Communication by collective, group and size."""
+    ranks = analysis.ranks
+    blocks: tuple[Block, ...] = ()
+    says = "No communication was found in the window."
+    if any(rank.collectives for rank in ranks):
+        each = [(rank.rank, *_collective(load)) for rank in ranks for load in rank.collectives]
+        if len(ranks) > 1:
+            says = "Calls, load and exposed time are means over ranks; times and bandwidths are medians of the ranks'."
+            every = _capped("Communication of each rank", {"rank": "words"} | COLLECTIVES, each)
+            blocks = (
+                _capped("Communication, mean over ranks, largest load first", COLLECTIVES, _mean_collectives(ranks)),
+                Fold(summary="Table of each rank's communication", blocks=(every,)),
+            )
+        else:
+            says = "By collective, group and size of message."
+            rows = [row[1:] for row in each]
+            blocks = (_capped("Communication, largest load first", COLLECTIVES, rows),)
+    return Section(id="collectives", title="Collectives", says=says, blocks=blocks)
+
+
+def _collective(load: CollectiveLoad) -> tuple[Any, ...]:
+    return (
+        _known(load.collective),
+        _known(load.group),
+        load.group_size,
+        load.message_bytes,
+        load.calls,
+        load.load_s,
+        load.exposed_s,
+        load.median_s,
+        load.bus_bytes_per_s,
+    )
+
+
+def _known(name: str) -> str | None:
+    return None if name == UNKNOWN else name
+
+
+def _mean_collectives(ranks: Sequence[RankAnalysis]) -> list[tuple[Any, ...]]:
+    kinds: dict[tuple[Any, ...], list[CollectiveLoad]] = {}
+    for rank in ranks:
+        for load in rank.collectives:
+            kinds.setdefault(_collective(load)[:4], []).append(load)
+    rows = []
+    for kind, loads in kinds.items():
+        rates = [load.bus_bytes_per_s for load in loads if load.bus_bytes_per_s is not None]
+        sums = (sum(getattr(load, name) for load in loads) / len(ranks) for name in ("calls", "load_s", "exposed_s"))
+        middle = median(load.median_s for load in loads)
+        rows.append((*kind, *sums, middle, median(rates) if rates else None))
+    return sorted(rows, key=lambda row: -row[5])
+
+
+def waiting(analysis: Analysis) -> Section:
+    """Transfer against waiting, and who was waited for."""
+    ranks = analysis.across.ranks
+    some = sorted(sorted(ranks, key=lambda r: -(r.waiting_s + r.waited_for_s))[:MOST_BARS], key=lambda r: r.rank)
+    kinds = {
+        "rank": "words",
+        "transfer": "ms",
+        "waiting": "ms",
+        "others waited for it": "ms",
+        "entered last": "count",
+        "calls matched": "count",
+        "calls on this rank only": "count",
+        "calls of unknown ranks": "count",
+    }
+    rows = [
+        (r.rank, r.transfer_s, r.waiting_s, r.waited_for_s, r.last_arrivals, r.matched, r.unmatched, r.unnamed)
+        for r in ranks
+    ]
+    slow = analysis.across.straggler
+    chart = Chart(
+        id="waiting-by-rank",
+        title="Transfer and waiting by rank",
+        caption="Of calls that were found on more than one rank." + _drawn(len(some), len(ranks), "ranks"),
+        svg=to_svg(drawn.waiting(some)),
+        tables=(),
+    )
+    return Section(
+        id="waiting",
+        title="Transfer and waiting",
+        says=ACROSS + (f" The others waited most for rank {slow.rank}." if slow is not None else ""),
+        charts=(chart,),
+        blocks=(_capped("Transfer, waiting, and who was waited for", kinds, rows),),
+    )
+
+
+def kernels(analysis: Analysis) -> Section:
+    """Kernels by class and by name."""
+    count = len(analysis.ranks)
+    kernels = _mean_kernels(analysis.ranks)
+    by_class = class_loads(kernels)
+    total = sum(kernel.load_s for kernel in kernels)
+    mean = ", mean over ranks" if count > 1 else ""
+    kinds = {"class": "words", "kind": "words", "calls": "count", "load": "ms", "share of kernel time": "share"}
+    rows = [
+        (load.name.replace("_", " "), _kind(load), load.calls / count, load.load_s / count, _share(load, total))
+        for load in by_class
+    ]
+    chart = Chart(
+        id="by-class",
+        title="Kernel time by class",
+        caption=f"Summed kernel time{mean}, with its share of all kernel time.",
+        svg=to_svg(drawn.classes([replace(load, load_s=load.load_s / count) for load in by_class[:MOST_BARS]])),
+        tables=(kind_table(f"Kernel time by class{mean}", kinds, rows),),
+    )
+    named = {"kernel": "name", "class": "words", "calls": "count", "load": "ms", "share": "share", "mean time": "us"}
+    longest = [
+        (
+            k.name,
+            k.kernel_class.replace("_", " "),
+            k.calls / count,
+            k.load_s / count,
+            _share(k, total),
+            k.load_s / k.calls if k.calls else None,
+        )
+        for k in kernels[:LONGEST]
+    ]
+    open_to = min(IN_THE_OPEN, len(longest))
+    which = f"The {open_to} of {len(kernels):,} kernels that took most" if len(kernels) > open_to else "All kernels"
+    blocks: list[Block] = [kind_table(which + mean, named, longest[:open_to])]
+    if rest := longest[open_to:]:
+        table = kind_table("Kernels that took less", named, rest)
+        blocks.append(Fold(summary=f"Table of the next {len(rest)}", blocks=(table,)))
+    return Section(
+        id="kernels",
+        title="Kernels",
+        says=f"What the time was spent on, by class and by name{mean}.",
+        charts=(chart,),
+        blocks=tuple(blocks),
+    )
+
+
+def _kind(load: KernelLoad) -> str:
+    return "communication" if load.communication else "compute"
+
+
+def _share(load: KernelLoad, total: float) -> float | None:
+    return load.load_s / total if total else None
+
+
+def _mean_kernels(ranks: Sequence[RankAnalysis]) -> list[KernelLoad]:
+    """Of all ranks together, the largest load first."""
+    found: dict[tuple[str, str, bool], tuple[int, float]] = {}
+    for rank in ranks:
+        for k in rank.kernels:
+            calls, load_s = found.get((k.name, k.kernel_class, k.communication), (0, 0.0))
+            found[k.name, k.kernel_class, k.communication] = (calls + k.calls, load_s + k.load_s)
+    loads = [
+        KernelLoad(name=name, kernel_class=of, communication=comm, calls=calls, load_s=load_s)
+        for (name, of, comm), (calls, load_s) in found.items()
+    ]
+    return sorted(loads, key=lambda load: -load.load_s)
+
+
+def timeline(analysis: Analysis) -> Section:
+    """The exposed stretches, to zoom into."""
+    some = most_exposed(analysis.ranks)
+    line = timeline_of(some, analysis.ranks)
+    missing = _drawn(len(some), len(analysis.ranks), "ranks, the most exposed")
+    return Section(
+        id="timeline",
+        title="When communication was exposed",
+        says=sentence(line) + missing,
+        blocks=timeline_blocks(line),
+    )
+
+
+def audit(analysis: Analysis) -> Section:
+    """What was read, and what looks odd."""
+    remarks = remarks_of(analysis.ranks)
+    said = [f"{_who(ranks, len(analysis.ranks))}{remark}" for remark, ranks in remarks.items()]
+    said += [f"{remark[:1].upper()}{remark[1:]}" for remark in left_out_sentences(analysis.left_out)]
+    rows = [_counts(rank, rank.audit) for rank in analysis.ranks]
+    return Section(
+        id="audit",
+        title="Audit",
+        says="What the answer stands on: what was read, what was left out, and what looks odd."
+        + ("" if said else " Nothing looked odd."),
+        blocks=(
+            *([Bullets(sentences=tuple(said))] if said else []),
+            _capped("What was read of each rank", COUNTS, rows),
+        ),
+    )
+
+
+def remarks_of(ranks: Sequence[RankAnalysis]) -> dict[str, list[int]]:
+    """Each sentence of the audits once, with the ranks that it is about."""
+    found: dict[str, list[int]] = {}
+    for rank in ranks:
+        for remark in rank.audit.sentences():
+            found.setdefault(remark, []).append(rank.rank)
+    return found
+
+
+def _who(ranks: Sequence[int], count: int) -> str:
+    if count == 1:
+        return ""
+    if len(ranks) == count:
+        return "All ranks: "
+    return f"Rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:16]))}{', …' if len(ranks) > 16 else ''}: "
+
+
+def _counts(rank: RankAnalysis, a: Audit) -> tuple[Any, ...]:
+    return (
+        rank.rank,
+        rank.path.name,
+        a.events,
+        a.kernels,
+        a.copies,
+        a.without_launch,
+        a.same_stream_overlaps,
+        a.communication_as_compute,
+        a.clock_anomalies,
+        a.without_duration,
+        a.devices,
+        "yes" if a.cut is None else f"no: {a.cut}",
+    )

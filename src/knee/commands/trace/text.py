@@ -1,0 +1,274 @@
+"""What ``knee trace`` says on the screen: times, communication, kernels and the audit of one job, or of two."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from knee.base.units import show
+from knee.commands.trace.api import QueryResult, TraceAnalysis, TraceDiff
+from knee.measure.kineto.trace_files import left_out_sentences
+from knee.measure.traces.analyse import RankAnalysis
+from knee.measure.traces.diff import Change
+from knee.measure.traces.loads import class_loads
+from knee.show.terminal.table import print_heading, print_rows, seen
+
+SHOWN = 12
+"""Rows of a table on the terminal; --json has all."""
+NAME_WIDTH = 90
+
+
+def print_query(answer: QueryResult, as_json: bool) -> None:
+    """What a query answers, as a table or as JSON."""
+    if as_json:
+        click.echo(json.dumps(answer.rows(), indent=1, default=str, allow_nan=False))
+        return
+    rows = answer.values
+    numbers = [i for i in range(len(answer.columns)) if rows and all(isinstance(row[i], (int, float)) for row in rows)]
+    print_rows([list(answer.columns), *([_cell(value) for value in row] for row in rows)], right=numbers)
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def print_analysis(analysis: TraceAnalysis) -> None:
+    """One job."""
+    ranks, first = analysis.ranks, analysis.ranks[0].trace.columns
+    world = f" of {first.world_size:,}" if first.world_size else ""
+    which = f"rank {ranks[0].rank}" if len(ranks) == 1 else f"{len(ranks)} ranks"
+    steps = f"{analysis.steps} step{'s' if analysis.steps != 1 else ''}" if analysis.steps else "no profiler steps"
+    print_heading(f"{which}{world} on {first.device_name or 'an unnamed device'}, {steps}")
+    print_rows(_times_rows(analysis), right=(1, 2))
+    if len(ranks) == 1 and len(ranks[0].steps) > 1:
+        print_heading("by step")
+        print_rows(_step_rows(ranks[0]), right=(0, 1, 2, 3, 4, 5))
+    if len(ranks) > 1:
+        print_heading("by rank")
+        print_rows(_rank_rows(analysis), right=tuple(range(9)))
+    print_heading("communication" + ("" if len(ranks) == 1 else f" of rank {ranks[0].rank}"))
+    print_rows(_collective_rows(ranks[0]), right=(2, 3, 4, 5, 6, 7, 8))
+    print_heading("kernels by class" + ("" if len(ranks) == 1 else f" of rank {ranks[0].rank}"))
+    print_rows(_class_rows(ranks[0]), right=(2, 3, 4))
+    _print_audit(analysis)
+
+
+def _times_rows(analysis: TraceAnalysis) -> list[list[str]]:
+    t = analysis.times
+    over = max(t.window_s, 1e-12)
+    rows = [
+        ["analysed time", show(t.window_s, "s"), ""],
+        ["compute", show(t.compute_s, "s"), f"{t.compute_s / over:.1%}"],
+        ["exposed communication", show(t.exposed_comm_s, "s"), f"{t.exposed_comm_s / over:.1%}"],
+        ["exposed copies and fills", show(t.exposed_copies_s, "s"), f"{t.exposed_copies_s / over:.1%}"],
+        ["idle", show(t.idle_s, "s"), f"{t.idle_s / over:.1%}"],
+        ["communication", show(t.comm_s, "s"), f"{t.comm_s / over:.1%}"],
+        [
+            "overlapped communication",
+            show(t.overlapped_comm_s, "s"),
+            f"{t.overlapped_comm_s / t.comm_s:.1%} of communication" if t.comm_s else "",
+        ],
+        ["compute load (sum of kernel times)", show(t.compute_load_s, "s"), ""],
+        ["communication load (sum of kernel times)", show(t.comm_load_s, "s"), ""],
+        ["load of copies, of fills", f"{show(t.copy_load_s, 's')}, {show(t.fill_load_s, 's')}", ""],
+    ]
+    if t.bubble_s:
+        rows.append(["bubble (part of exposed communication)", show(t.bubble_s, "s"), f"{t.bubble_s / over:.1%}"])
+    if len(analysis.ranks) > 1:
+        rows = [[f"{row[0]}{', mean over ranks' if i == 0 else ''}", *row[1:]] for i, row in enumerate(rows)]
+    return rows
+
+
+def _step_rows(rank: RankAnalysis) -> list[list[str]]:
+    head = ["step", "time", "compute", "communication", "exposed communication", "idle"]
+    return [
+        head,
+        *(
+            [
+                str(part.step) if part.step is not None else "before the first step",
+                show(part.times.window_s, "s"),
+                show(part.times.compute_s, "s"),
+                show(part.times.comm_s, "s"),
+                show(part.times.exposed_comm_s, "s"),
+                show(part.times.idle_s, "s"),
+            ]
+            for part in rank.steps
+        ),
+    ]
+
+
+def _rank_rows(analysis: TraceAnalysis) -> list[list[str]]:
+    head = ["rank", "time", "compute", "communication", "exposed", "idle", "transfer", "waits", "others wait for it"]
+    rows = [head]
+    for rank, waits in zip(analysis.ranks, analysis.across.ranks, strict=True):
+        t = rank.times
+        told = [show(waits.transfer_s, "s"), show(waits.waiting_s, "s"), show(waits.waited_for_s, "s")]
+        rows.append(
+            [
+                str(rank.rank),
+                show(t.window_s, "s"),
+                show(t.compute_s, "s"),
+                show(t.comm_s, "s"),
+                show(t.exposed_comm_s, "s"),
+                show(t.idle_s, "s"),
+                *(told if waits.matched else ["unknown"] * 3),
+            ]
+        )
+    return rows
+
+
+def _collective_rows(rank: RankAnalysis) -> list[list[str]]:
+    if not rank.collectives:
+        return [["none"]]
+    times = ["total time", "exposed time", "median time"]
+    rows = [["collective", "group", "ranks", "message size", "calls", *times, "bus bandwidth"]]
+    rows += [
+        [
+            load.collective,
+            load.group,
+            str(load.group_size or "?"),
+            show(load.message_bytes, "bytes") if load.message_bytes else "?",
+            f"{load.calls:,}",
+            show(load.load_s, "s"),
+            show(load.exposed_s, "s"),
+            show(load.median_s, "s"),
+            f"{load.bus_bytes_per_s / 1e9:.2f} GB/s" if load.bus_bytes_per_s else "?",
+        ]
+        for load in rank.collectives[:SHOWN]
+    ]
+    rest = rank.collectives[SHOWN:]
+    if rest:
+        rows.append(
+            [
+                f"{len(rest)} more",
+                "",
+                "",
+                "",
+                f"{sum(load.calls for load in rest):,}",
+                show(sum(load.load_s for load in rest), "s"),
+                show(sum(load.exposed_s for load in rest), "s"),
+                "",
+                "",
+            ]
+        )
+    return rows
+
+
+def _class_rows(rank: RankAnalysis) -> list[list[str]]:
+    loads = class_loads(list(rank.kernels))
+    total = sum(load.load_s for load in loads) or 1.0
+    longest: dict[tuple[str, bool], str] = {}
+    for kernel in rank.kernels:
+        longest.setdefault((kernel.kernel_class, kernel.communication), kernel.name)
+    return [
+        ["class", "", "calls", "total time", "share", "longest kernel"],
+        *(
+            [
+                load.name,
+                "communication" if load.communication else "",
+                f"{load.calls:,}",
+                show(load.load_s, "s"),
+                f"{load.load_s / total:.1%}",
+                longest[load.kernel_class, load.communication][:NAME_WIDTH],
+            ]
+            for load in loads
+        ),
+    ]
+
+
+def _print_audit(analysis: TraceAnalysis) -> None:
+    audits = [rank.audit for rank in analysis.ranks]
+    lost = sum(a.without_duration + a.clock_anomalies for a in audits)
+    said = [
+        f"{sum(a.events for a in audits):,} events read, {sum(a.kernels for a in audits):,} kernels, "
+        f"{sum(a.copies for a in audits):,} copies and fills; {lost:,} events skipped or irregular; "
+        f"{sum(a.without_launch for a in audits):,} kernels without a launch record; "
+        f"{sum(a.same_stream_overlaps for a in audits):,} kernels that overlap on their own stream"
+    ]
+    missing = analysis.across.missing
+    if missing:
+        named = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        said.append(
+            f"traces of {len(missing):,} rank{'s' if len(missing) > 1 else ''} of the process groups are missing "
+            f"({named}), so waiting "
+            f"{'time is unknown' if len(analysis.ranks) == 1 else 'time is known only among the given ranks'}"
+        )
+    straggler = analysis.across.straggler
+    if straggler is not None:
+        said.append(
+            f"the other ranks waited longest for rank {straggler.rank}: {show(straggler.waited_for_s, 's')} on "
+            "average; this rank "
+            f"arrived last in {straggler.last_arrivals} of {straggler.matched} collectives"
+        )
+    for rank in analysis.ranks:
+        prefix = f"rank {rank.rank}: " if len(analysis.ranks) > 1 else ""
+        said += [prefix + sentence for sentence in rank.audit.sentences()]
+    said += [*analysis.across.notes, *left_out_sentences(analysis.left_out)]
+    print_heading("audit (what was read, what was left out, what looks unusual)")
+    for sentence in said:
+        click.echo(f"  - {seen(sentence)}")
+
+
+def print_diff(found: TraceDiff, paths: tuple[str, str]) -> None:
+    """Two jobs against each other."""
+    click.echo(seen(found.finding))
+    head = ["A", "B", "change", "change (%)"]
+    names = {
+        "step_s": "step",
+        "compute_s": "compute",
+        "exposed_comm_s": "exposed communication",
+        "exposed_copies_s": "exposed copies and fills",
+        "idle_s": "idle",
+        "comm_s": "communication",
+        "overlapped_comm_s": "overlapped communication",
+    }
+    print_heading("time per step")
+    print_rows(
+        [["", *head], *([name, *_change(found.times[key])] for key, name in names.items() if key in found.times)],
+        right=(1, 2, 3, 4),
+    )
+    if found.collectives:
+        print_heading("communication")
+        print_rows(
+            [
+                ["collective", "group", "message", *head],
+                *(
+                    [
+                        one.collective,
+                        one.group,
+                        show(one.message_bytes, "bytes") if one.message_bytes else "?",
+                        *_change(one.load_s),
+                    ]
+                    for one in found.collectives[:SHOWN]
+                ),
+            ],
+            right=(2, 3, 4, 5, 6),
+        )
+    for title, kernels in (("kernels by class", found.classes), ("kernels that changed most", found.kernels)):
+        print_heading(title)
+        print_rows(
+            [
+                ["", *head, ""],
+                *(
+                    [one.name[:NAME_WIDTH], *_change(one.load_s), one.status if one.status != "changed" else ""]
+                    for one in kernels[:SHOWN]
+                ),
+            ],
+            right=(1, 2, 3, 4),
+        )
+    click.echo(f"A is {paths[0]}, B is {paths[1]}; all values are per step and means over ranks")
+    for note in found.notes:
+        click.echo(f"  - {note}")
+
+
+def _change(one: Change) -> list[str]:
+    share = one.relative_frac
+    sign = "+" if one.change > 0 else "-" if one.change < 0 else ""
+    return [
+        show(one.a, "s"),
+        show(one.b, "s"),
+        sign + show(abs(one.change), "s"),
+        "" if share is None else f"{share:+.1%}",
+    ]

@@ -1,0 +1,1 @@
+"""One real training run."""

@@ -1,0 +1,342 @@
+"""``knee train``: a real run of a plan on this machine or under torchrun, measured as the simulator's answers are."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from knee.base.signals import BY_SIGNAL
+from knee.base.units import counted, show
+from knee.commands.compare.side_by_side import ROWS, shown
+from knee.commands.options import job_options
+from knee.commands.options.plan_options import PLAN, option, plan_of, plan_options
+from knee.commands.options.sections import Sectioned, Word
+from knee.show.terminal.table import print_heading, print_rows
+from knee.specs.choices import DEVICES
+from knee.specs.defaults import LEARNING_RATE, TIMEOUT_S, TRACE_STEPS
+
+if TYPE_CHECKING:
+    from knee.commands.train.api import TrainJobFile
+
+
+# Options of ``knee train`` about the learning rate, validation, checkpoints, weights and metrics.
+
+RATE, STATE, VALID = "Learning rate", "Checkpoints and weights", "Validation and metrics"
+FOLDER = click.Path(path_type=Path)
+OPTIONS: tuple[Callable[..., Any], ...] = (
+    option(
+        "--lr-schedule",
+        section=RATE,
+        type=Word(("constant", "linear", "cosine", "wsd")),
+        help="How the learning rate falls after its warm-up. wsd (warm-up, stable, decay) falls linearly at the end; "
+        "default: constant.",
+    ),
+    option(
+        "--lr-warmup",
+        section=RATE,
+        type=int,
+        metavar="N",
+        help="Number of first steps in which the learning rate rises to --lr; default: 0.",
+    ),
+    option(
+        "--lr-min-frac",
+        section=RATE,
+        type=float,
+        metavar="FRAC",
+        help="Learning rate at the end of a schedule, as a share of --lr; default: 0.",
+    ),
+    option(
+        "--lr-decay-frac",
+        section=RATE,
+        type=float,
+        metavar="FRAC",
+        help="Share of the steps after the warm-up in which the schedule wsd falls; default: 0.2.",
+    ),
+    option(
+        "--checkpoint-every",
+        section=STATE,
+        type=int,
+        metavar="N",
+        help="Save a checkpoint every N steps and after the last one, beside the training; default: 0, which means none"
+        ".",
+    ),
+    option(
+        "--keep",
+        section=STATE,
+        type=int,
+        metavar="N",
+        help="Number of newest checkpoints to keep; 0 keeps all; default: 2.",
+    ),
+    option(
+        "--resume",
+        section=STATE,
+        metavar="DIR|auto",
+        help="Go on from the newest checkpoint of this run, or from this checkpoint, also under another plan. Its "
+        "batch, sequence length, seed, steps, learning rate and checkpoints are then the defaults. auto: from the "
+        "newest checkpoint in --out, or from the start if there is none.",
+    ),
+    option(
+        "--weights",
+        section=STATE,
+        type=FOLDER,
+        metavar="DIR",
+        help="First weights: a Hugging Face folder with safetensors, or a checkpoint; default: drawn from the seed.",
+    ),
+    option(
+        "--valid-every",
+        section=VALID,
+        type=int,
+        default=0,
+        show_default=True,
+        metavar="N",
+        help="Compute the loss on held-out data every N steps and after the last one; 0 means never.",
+    ),
+    option(
+        "--valid-data",
+        section=VALID,
+        type=FOLDER,
+        metavar="DIR",
+        help="Folder of held-out token shards; default: other synthetic tokens, if --data is left out too.",
+    ),
+    option(
+        "--valid-batches",
+        section=VALID,
+        type=int,
+        default=10,
+        show_default=True,
+        metavar="N",
+        help="Number of held-out global batches for one validation loss.",
+    ),
+    option(
+        "--log-to",
+        section=VALID,
+        type=Word(("tensorboard", "wandb")),
+        multiple=True,
+        help="Also send the metrics of steps there, if the package is installed. May be repeated. OUT/metrics.jsonl "
+        "always has them.",
+    ),
+    option(
+        "--deterministic",
+        section="Run",
+        is_flag=True,
+        help="Use only kernels that give the same losses for the same seed, bit by bit. This is slower on GPUs.",
+    ),
+)
+
+
+def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """All of them, in this order."""
+    for add in reversed(OPTIONS):
+        command = add(command)
+    return command
+
+
+# A real run on the screen.
+
+
+def say_job_file(answer: TrainJobFile) -> None:
+    """How a job that was written is run, on stderr."""
+    click.echo(
+        f"wrote {answer.path}: run it with `{answer.command}`; the record is written to {answer.job.out}",
+        err=True,
+    )
+
+
+def print_record(record: dict[str, Any]) -> None:
+    """The record of a run that has measured steps, as tables."""
+    print_heading(
+        f"{record['model']} on {record['gpus']:,} x {record['device'].get('name')}, measured over "
+        f"{counted(record['window_steps'], 'step')}"
+    )
+    print_rows([[row.title, shown(row, row.value(record))] for row in ROWS if row.value(record) is not None])
+    if not record["comm_loads"]:
+        return
+    print_heading("communication (per process and per step)")
+    rows = [["collective", "group", "ranks", "calls", "message size", "kernel time"]]
+    rows += [
+        [
+            load["collective"],
+            load["group"],
+            str(load["group_size"] or "?"),
+            f"{load['calls']:g}",
+            show(load["message_bytes"], "bytes") if load["message_bytes"] else "?",
+            show(load["load_s"], "s"),
+        ]
+        for load in record["comm_loads"]
+    ]
+    print_rows(rows, right=(2, 3, 4, 5))
+
+
+@click.command("train", cls=Sectioned)
+@click.argument("model")
+@option(
+    "--nproc",
+    section="Run",
+    type=int,
+    metavar="N",
+    help="Number of processes to start on this machine, one per GPU; default: as many as the plan needs. Do not use it "
+    "under torchrun, which starts the processes itself.",
+)
+@option(
+    "--device",
+    section="Run",
+    type=Word(DEVICES),
+    help="Device to train on; default: the GPUs if there are any, else the CPU.",
+)
+@option(
+    "--steps",
+    section="Run",
+    type=int,
+    metavar="N",
+    help="Total number of optimizer steps; default: 60 (as in the paper), or 30 on a CPU.",
+)
+@option(
+    "--warmup",
+    section="Run",
+    type=int,
+    metavar="N",
+    help="Number of first steps that are not measured; default: 10, or one sixth of --steps if that is below 60.",
+)
+@option(
+    "--trace-steps",
+    section="Run",
+    type=int,
+    default=TRACE_STEPS,
+    show_default=True,
+    metavar="N",
+    help="Number of steps to profile after the measured steps; 0 means none.",
+)
+@option(
+    "--dtype",
+    section="Run",
+    type=Word(("fp32", "bf16", "fp16")),
+    help="Data type of the matrix products; default: fp32 on a CPU, the plan's precision on GPUs.",
+)
+@option("--compile", section="Run", is_flag=True, help="Use torch.compile on every block and on the loss.")
+@option(
+    "--attention",
+    section="Run",
+    type=Word(("auto", "flash", "cudnn", "math")),
+    default="auto",
+    show_default=True,
+    help="Attention kernels that PyTorch may choose.",
+)
+@option(
+    "--balance-loss",
+    section="Run",
+    type=float,
+    default=0.0,
+    show_default=True,
+    metavar="COEF",
+    help="Coefficient of the auxiliary loss for unequal use of the experts.",
+)
+@option(
+    "--data",
+    section="Run",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Folder of token shards from `knee data prepare`; default: synthetic tokens.",
+)
+@option("--seed", section="Run", type=int, help="Random seed of the weights and the data; default: 0.")
+@option("--lr", section="Run", type=float, help=f"Highest learning rate; default: {LEARNING_RATE}.")
+@option(
+    "--timeout",
+    "timeout_s",
+    section="Run",
+    type=float,
+    default=TIMEOUT_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="Stop a run that makes no progress for this long.",
+)
+@option(
+    "--out",
+    section="Run",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Folder for the record, traces and logs; default: runs/MODEL-DATE.",
+)
+@option("--force", section="Run", is_flag=True, help="Overwrite the record of an earlier run in that folder.")
+@option(
+    "--job",
+    "job_file",
+    section="Run",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the job to this file instead of running it. Run it later with `python -m knee.training.run.worker "
+    "FILE` on a machine that has only torch and NumPy.",
+)
+@train_options
+@job_options.local_batch("Sequences per step divided by the number of processes; default: 2.")
+@job_options.global_batch("Sequences per step over all processes.")
+@job_options.seq_len()
+@job_options.cluster("Name of the cluster in the record; default: the catalogue's cluster with this GPU.")
+@job_options.profile(
+    "Name of the software profile in the record; default: `knee` (`knee-compiled` with --compile), or `eager` and "
+    "`compiled` on a CPU."
+)
+@job_options.sets("Override one value of the model or plan, for example --set model.layers=2. May be repeated.")
+@plan_options
+@job_options.flop_convention()
+@job_options.as_json("Print the record as JSON.")
+def command(
+    model: str,
+    out: Path | None,
+    force: bool,
+    sets: tuple[str, ...],
+    as_json: bool,
+    job_file: Path | None,
+    **options: Any,
+) -> None:
+    """Train MODEL on real hardware under a parallel plan, and measure it.
+
+    MODEL and the plan are the same as for `knee simulate`. Only Llama-style decoders can be trained, also with experts
+    and latent attention. On one machine, this command starts the processes itself. On several machines, start it with
+    torchrun and the same options on each:
+
+    \b
+        knee train llama-tiny
+        knee train moe-tiny --ep 2
+        knee train llama2-7b --nproc 8 --tp 2 --local-batch 2 --out run
+        torchrun --nnodes 16 --nproc-per-node 8 ... -m knee train llama2-7b --tp 2 --out run
+        knee train llama-tiny --steps 1000 --checkpoint-every 100 --out run
+        knee train llama-tiny --nproc 2 --resume run
+
+    The record, OUT/record.json, contains the throughput after the warm-up (tokens of all measured steps divided by
+    their time), the memory, and, if NVML is available, power and energy. A few more steps are profiled to find compute
+    time and exposed and overlapped communication. `knee compare` shows the record next to a simulation, and `knee
+    calibrate` fits a profile to it. A run that stops early also leaves a record, which states the reason.
+    """
+    from knee.commands.options.overrides import parse_sets
+    from knee.commands.train.api import train, write_train_job
+
+    say = partial(click.echo, err=True)
+    settings = {name: value for name, value in options.items() if name not in PLAN} | plan_of(options)
+    settings |= {"overrides": parse_sets(sets), "command": ["knee", *sys.argv[1:]]}
+    if job_file is not None:
+        written = write_train_job(model, job_file, out=out, say=say, **settings)
+        if as_json:
+            click.echo(json.dumps(written.to_dict(), indent=2))
+        say_job_file(written)
+        return
+    run = train(model, out=out, force=force, say=say, log=sys.stderr, **settings)
+    if as_json and run.record:
+        click.echo(json.dumps(run.to_dict(), indent=1, allow_nan=False))
+    if run.rank_code is not None:
+        sys.exit(run.rank_code)
+    if not as_json and run.record["window_steps"]:
+        print_record(run.record)
+    for warning in run.record["warnings"]:
+        say(f"warning: {warning}")
+    run.check_written()
+    say(f"wrote {run.out}/record.json")
+    if run.signal is not None:
+        say(f"{run.record['error']} after {run.record['steps_done']} steps")
+        sys.exit(BY_SIGNAL + run.signal)
+    run.check_done()

@@ -1,0 +1,467 @@
+"""From names and keyword arguments to a job of the trainer, on real processes or traced on fake ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from math import lcm, log, prod
+from pathlib import Path
+from typing import Any, get_args
+
+from knee.base.errors import InputError, argument
+from knee.base.files import real_path
+from knee.commands.job_request import ClusterLike, ModelLike, Overrides, ProfileLike, Request, is_job_file, request
+from knee.measure.machine.inventory import read_inventory
+from knee.specs import Job
+from knee.specs.arguments import checked_plan
+from knee.specs.choices import Device
+from knee.specs.defaults import DEFAULT_CONVENTION, TIMEOUT_S, TRACE_STEPS
+from knee.specs.load import load_model
+from knee.specs.notes import code_of
+from knee.specs.plan import Plan
+from knee.training.checkpoints.folder import (
+    CHECKPOINTS,
+    NOT_COMPARED,
+    SAME,
+    STATE,
+    check_model,
+    check_resumable,
+    checkpoints_in,
+    damaged,
+    difference,
+    find_checkpoint,
+    read_state,
+)
+from knee.training.datasets.synthetic import best_loss
+from knee.training.datasets.token_batches import Shards, Share
+from knee.training.parallelism.trainer_job import (
+    AUTO,
+    AttentionChoice,
+    Dtype,
+    LrSchedule,
+    Routing,
+    TrainJob,
+    activation_dtype,
+)
+from knee.training.run.metrics_log import check_installed
+from knee.training.run.run_record import RECORD
+from knee.training.sweeps.job_for_trainer import STEPS, facts_of, warmup_of
+
+# Where a run begins: the checkpoint or the weights that are asked for, looked at before a process starts.
+
+SETTINGS = ("lr", "lr_schedule", "lr_warmup", "lr_min_frac", "lr_decay_frac", "dtype", "balance_loss", "steps")
+"""What changes the losses and may be changed on purpose."""
+INHERITED = (
+    *SAME,
+    "lr",
+    "lr_schedule",
+    "lr_warmup",
+    "lr_min_frac",
+    "lr_decay_frac",
+    "steps",
+    "checkpoint_every",
+    "keep",
+)
+"""Settings that a run goes on with unless others are given."""
+NOT_IN_CONFIG = (*NOT_COMPARED, "mtp_layers", "norm_eps")
+Say = Callable[[str], None]
+
+
+def settings_of_run(resume: str | Path | None) -> dict[str, Any]:
+    """Settings of the run that wrote the checkpoint, which are the defaults of the one that goes on."""
+    if resume is None or str(resume) == AUTO:
+        return {}
+    checkpoint = find_checkpoint(Path(resume))
+    saved = read_state(checkpoint)["job"]
+    found = {name: saved[name] for name in INHERITED if name in saved}
+    for name, value in found.items():
+        if isinstance(value, str) != (name == "lr_schedule") or not isinstance(value, (str, int, float)):
+            raise damaged(checkpoint, checkpoint / STATE, f"{name} is {value!r}")
+    return found
+
+
+def run_folder(resume: str | Path) -> Path | None:
+    """The folder of the run that a checkpoint belongs to; None for one that was moved."""
+    checkpoint = find_checkpoint(Path(resume))
+    return checkpoint.parent.parent if checkpoint.parent.name == CHECKPOINTS else None
+
+
+def checked_to_go_on(job: TrainJob) -> TrainJob:
+    """The job; with "auto" it is refused if it cannot go on from the newest checkpoint in its folder, or is done."""
+    found = checkpoints_in(Path(job.out) / CHECKPOINTS) if job.resume == AUTO else []
+    if found:
+        state = read_state(found[-1])
+        # a run that failed after its last step is measured again from the checkpoint before
+        if state["step"] < job.steps or _is_done(Path(job.out)):
+            check_resumable(found[-1], state, job)
+    return job
+
+
+def _is_done(out: Path) -> bool:
+    try:
+        return bool(json.loads((out / RECORD).read_text(encoding="utf-8"))["status"] == "done")
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
+
+
+def with_state(job: TrainJob, resume: str | Path | None, weights: str | Path | None, say: Say) -> TrainJob:
+    """The job with its checkpoint and its weights; refused if they are of another model or cannot be read."""
+    if resume is not None and weights is not None and str(resume) != AUTO:
+        text = f"{argument('resume')} and {argument('weights')} contradict each other: a checkpoint has weights"
+        raise InputError(text, hint=f"leave {argument('weights')} out", code="contradiction", field="weights")
+    if resume is not None and str(resume) != AUTO:
+        checkpoint = find_checkpoint(Path(resume))
+        state = read_state(checkpoint)
+        check_resumable(checkpoint, state, job)
+        _say_changes(state["job"], job, say)
+        job = replace(job, resume=str(real_path(checkpoint)))
+    elif resume is not None:
+        job = replace(job, resume=AUTO)
+    return job if weights is None else replace(job, weights=str(real_path(_checked(Path(weights), job, say))))
+
+
+def _say_changes(before: dict[str, Any], job: TrainJob, say: Say) -> None:
+    for name in SETTINGS:
+        if before.get(name) != getattr(job, name):
+            say(f"{name} was {before.get(name)} in the run that wrote the checkpoint, and is {getattr(job, name)} now")
+
+
+def _checked(folder: Path, job: TrainJob, say: Say) -> Path:
+    """A folder of weights: a checkpoint, a run, or one of Hugging Face."""
+    if not folder.is_dir():
+        hint = "give the folder of a Hugging Face model with *.safetensors, or a run's folder"
+        raise InputError(f"there is no folder {str(folder)!r}", hint=hint, code="no-file", field="weights")
+    if (folder / STATE).is_file() or (folder / CHECKPOINTS).is_dir():
+        checkpoint = find_checkpoint(folder)
+        check_model(checkpoint, read_state(checkpoint), job, "weights")
+        return checkpoint
+    if not any(folder.glob("*.safetensors")):
+        hint = "give the folder of a Hugging Face model with *.safetensors, or a run's folder"
+        raise InputError(f"{folder} has no *.safetensors", hint=hint, code="no-file", field="weights")
+    if (folder / "config.json").is_file():
+        _check_config(folder, job, say)
+    return folder
+
+
+def _check_config(folder: Path, job: TrainJob, say: Say) -> None:
+    folder = real_path(folder)  # a name without a slash would be one of the catalogue
+    theirs, ours = (asdict(model) for model in (load_model(str(folder)).spec, job.model))
+    for fields in (theirs, ours):
+        fields["head_size"] = fields["head_size"] or fields["hidden"] // fields["heads"]
+        for name in ("weight_scale", "normalised_weights"):
+            (fields["experts"] or {}).pop(name, None)
+    other = [name for name in ours if name not in NOT_IN_CONFIG and theirs[name] != ours[name]]
+    if other:
+        shown = ", ".join(difference(name, theirs[name], ours[name]) for name in other[:3])
+        hint = f"train the model of that folder: knee train {folder}"
+        raise InputError(f"{folder} has another model: {shown}", hint=hint, code="other-model", field="weights")
+    scaling = rope_scaling(folder / "config.json")
+    if scaling:
+        say(f"{folder} stretches its rotary embedding ({scaling}); it is trained without that, so long texts differ")
+    if theirs["norm_eps"] != ours["norm_eps"]:
+        say(f"norms add {ours['norm_eps']:g}, but {theirs['norm_eps']:g} in {folder}: `knee train {folder}` uses it")
+
+
+def rope_scaling(config: Path) -> str:
+    """How a config stretches the rotary embedding; empty if it does not."""
+    plain = json.loads(config.read_text(encoding="utf-8"))
+    for key in ("rope_scaling", "rope_parameters"):
+        table = plain.get(key) or {}
+        kind = table.get("rope_type", table.get("type", "default"))
+        if kind != "default":
+            return str(kind)
+    return ""
+
+
+DEGREES = ("tp", "pp", "cp", "dp_shard", "dp_replicate")
+LOCAL_BATCH = 2.0
+"""Sequences per process and step where no batch is given: the paper's."""
+PLACEHOLDER: dict[Device, str] = {"cpu": "cpu", "cuda": "dgx-h100"}
+"""A cluster that completes a job where none is named: no plan depends on it."""
+READ_BYTES = 1 << 30
+"""Shards up to so many bytes are held against their checksums before a run."""
+
+
+def ranks_of(plan: Mapping[str, Any]) -> int:
+    """Ranks that the given degrees of a plan ask for. Ranks of experts are ranks of the other degrees, or more
+    data-parallel ones."""
+    ranks = prod(plan.get(axis) or 1 for axis in DEGREES)
+    return lcm(ranks, (plan.get("pp") or 1) * prod(plan.get(axis) or 1 for axis in ("ep", "etp")))
+
+
+def under_torchrun() -> bool:
+    """Whether this process is a rank that torchrun, or what sets the same variables, has started."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def completed_request(
+    model: ModelLike,
+    *,
+    cluster: ClusterLike | None,
+    profile: ProfileLike | None,
+    sizes: Mapping[str, Any],
+    plan: Mapping[str, Any],
+    overrides: Overrides,
+    say: Say,
+) -> Request:
+    """The request, with a batch where neither it nor a job file has one; ``say`` hears of its assumptions."""
+    sizes = dict(sizes)
+    if not is_job_file(model) and sizes["global_batch"] is None and sizes["local_batch"] is None:
+        sizes["local_batch"] = LOCAL_BATCH
+    asked = request(model, cluster=cluster, profile=profile, sizes=sizes, plan=plan, overrides=overrides)
+    for sentence in asked.assumptions:
+        if code_of(sentence) != "default-profile":  # what runs is the trainer, whatever the profile
+            say(sentence)
+    return asked
+
+
+def trainer_job(
+    model: ModelLike,
+    *,
+    nproc: int | None = None,
+    device: Device | None = None,
+    steps: int | None = None,
+    warmup: int | None = None,
+    trace_steps: int = TRACE_STEPS,
+    dtype: Dtype | None = None,
+    compile: bool = False,
+    attention: AttentionChoice = "auto",
+    balance_loss: float = 0.0,
+    data: str | Path | None = None,
+    seed: int | None = None,
+    deterministic: bool = False,
+    lr: float | None = None,
+    lr_schedule: LrSchedule | None = None,
+    lr_warmup: int | None = None,
+    lr_min_frac: float | None = None,
+    lr_decay_frac: float | None = None,
+    valid_data: str | Path | None = None,
+    valid_every: int = 0,
+    valid_batches: int = 10,
+    weights: str | Path | None = None,
+    checkpoint_every: int | None = None,
+    keep: int | None = None,
+    resume: str | Path | None = None,
+    log_to: Sequence[str] = (),
+    timeout_s: float = TIMEOUT_S,
+    local_batch: float | None = None,
+    global_batch: int | None = None,
+    seq_len: int | None = None,
+    cluster: ClusterLike | None = None,
+    profile: str | Path | None = None,
+    overrides: Overrides = (),
+    flop_convention: str = DEFAULT_CONVENTION,
+    command: Sequence[str] = (),
+    elsewhere: bool = False,
+    say: Say = lambda _: None,
+    **plan: Any,
+) -> TrainJob:
+    """The job that the arguments of ``train`` describe, resolved once. ``elsewhere``: it runs on another machine.
+
+    Settings that are left out are those of the run that goes on, or the trainer's defaults.
+    """
+    before = {} if elsewhere else settings_of_run(resume)
+    if global_batch is None and local_batch is None and not is_job_file(model):
+        global_batch = before.get("global_batch")
+    plan = checked_plan(plan)
+    world = _world(nproc, plan, torchrun=under_torchrun() and not elsewhere)
+    _check_device(device)
+    where = (device or "cuda") if elsewhere else _device_here(device, world)
+    precision = plan.get("precision")
+    if dtype is not None and precision not in (None, dtype, "fp8"):
+        raise InputError(
+            f"{argument('dtype')} {dtype} and {argument('precision')} {precision} contradict each other",
+            code="contradiction",
+            field="dtype",
+        )
+    if dtype in ("bf16", "fp16") and precision != "fp8":
+        plan["precision"] = dtype
+    tell = say if os.environ.get("RANK", "0") == "0" else lambda _: None
+    named = is_job_file(model) or cluster is not None
+    job = completed_request(
+        model,
+        cluster=cluster if named else PLACEHOLDER[where],
+        profile=profile,
+        sizes={
+            "gpus": world,
+            "global_batch": global_batch,
+            "local_batch": local_batch,
+            "seq_len": before.get("seq_len") if seq_len is None and not is_job_file(model) else seq_len,
+        },
+        plan=plan,
+        overrides=overrides,
+        say=tell,
+    ).job
+    parallel = job.plan
+    if job.model.experts is not None and plan.get("routing") is None:
+        parallel = replace(parallel, routing="dropless")  # a real router's choice
+    if not elsewhere:
+        for name, folder in (("data", data), ("valid_data", valid_data)):
+            if folder is not None:
+                _check_data(Path(folder), job, tell, name)
+        check_installed(tuple(log_to))
+    if valid_every and data is not None and valid_data is None:
+        raise InputError(
+            f"{argument('valid_every')} needs held-out data",
+            hint=f"give {argument('valid_data')} a folder of other shards",
+            code="missing-argument",
+            field="valid_data",
+        )
+    if data is not None and valid_data is not None and real_path(data) == real_path(valid_data):
+        tell("the validation loss is one of the training data: both are of the same folder")
+    if data is None:
+        best, first = best_loss(job.model.vocab), log(job.model.vocab)
+        tell(f"the tokens are synthetic: the best model has a loss of {best:.2f}, an untrained one {first:.2f}")
+    steps = before.get("steps", STEPS[where]) if steps is None else steps
+    given: dict[str, Any] = {
+        "seed": seed,
+        "checkpoint_every": checkpoint_every,
+        "keep": keep,
+        "lr": lr,
+        "lr_schedule": lr_schedule,
+    }
+    given |= {"lr_warmup": lr_warmup, "lr_min_frac": lr_min_frac, "lr_decay_frac": lr_decay_frac}
+    chosen = {name: before.get(name) if value is None else value for name, value in given.items()}
+    schedule = chosen["lr_schedule"] or "constant"
+    for name, value, needed, there in (
+        ("valid_data", valid_data, "valid_every", valid_every),
+        ("keep", keep, "checkpoint_every", chosen["checkpoint_every"]),
+        ("lr_min_frac", lr_min_frac, "lr_schedule linear, cosine or wsd", schedule != "constant"),
+        ("lr_decay_frac", lr_decay_frac, "lr_schedule wsd", schedule == "wsd"),
+    ):
+        if value is not None and not there:
+            raise _without_effect(name, needed)
+    made = TrainJob(
+        model=job.model,
+        plan=parallel,
+        gpus=world,
+        global_batch=job.global_batch,
+        seq_len=job.seq_len,
+        steps=steps,
+        warmup=warmup_of(steps) if warmup is None else warmup,
+        device=where,
+        dtype=dtype or activation_dtype(job.plan.precision, where),
+        compile=compile,
+        attention=attention,
+        routing=_routing(parallel),
+        capacity_factor=parallel.capacity_factor or 0.0,
+        balance_loss=balance_loss,
+        deterministic=deterministic,
+        valid_data=_shards(valid_data),
+        valid_every=valid_every,
+        valid_batches=valid_batches,
+        log_to=tuple(log_to),
+        trace_steps=trace_steps,
+        data=_shards(data),
+        timeout_s=timeout_s,
+        facts=facts_of(
+            job,
+            cluster=job.cluster.name if named else None,
+            profile=None if profile is None else str(profile),
+            convention=flop_convention,
+            command=list(command),
+        ),
+        **{name: value for name, value in chosen.items() if value is not None},
+    )
+    if made.lr_warmup > made.steps:
+        tell(f"the learning rate rises in all {made.steps:,} steps, because its warm-up has {made.lr_warmup:,}")
+    if elsewhere:
+        return replace(made, resume=str(resume or ""), weights=str(weights or ""))
+    return with_state(made, resume, weights, tell)
+
+
+def _without_effect(name: str, needed: str) -> InputError:
+    option, *words = needed.split(" ", 1)
+    wanted = " ".join((argument(option), *words))
+    text = f"{argument(name)} has no effect without {wanted}"
+    return InputError(text, hint=f"give {wanted}, or leave {argument(name)} out", code="contradiction", field=name)
+
+
+def _shards(folder: str | Path | None) -> dict[str, Any]:
+    """A folder of shards as a job has it; synthetic tokens if there is none."""
+    return {} if folder is None else {"kind": "shards", "path": str(real_path(folder))}
+
+
+def _routing(plan: Plan) -> Routing:
+    """How the trainer's tokens choose experts."""
+    known: dict[str, Routing] = {"balanced": "balanced", "dropless": "learned"}
+    if plan.routing not in known:
+        raise InputError(
+            f"{argument('routing')} {plan.routing} can be simulated, but not trained",
+            hint=f"use {argument('routing')} dropless (the router chooses) or balanced",
+            code="not-trained",
+            field="plan.routing",
+        )
+    return known[plan.routing]
+
+
+def _world(nproc: int | None, plan: Mapping[str, Any], *, torchrun: bool) -> int:
+    """Processes of the run."""
+    if not torchrun:
+        if nproc is not None and nproc < 1:
+            raise InputError(
+                f"{argument('nproc')} is {nproc}; it must be at least 1", code="out-of-range", field="nproc"
+            )
+        return nproc or max(1, ranks_of(plan))
+    if nproc is not None:
+        raise InputError(
+            f"{argument('nproc')} cannot be used under torchrun, which has already started the processes",
+            hint=f"leave {argument('nproc')} out",
+            code="contradiction",
+            field="nproc",
+        )
+    try:
+        return int(os.environ["WORLD_SIZE"])
+    except ValueError:
+        raise InputError(f"WORLD_SIZE is {os.environ['WORLD_SIZE']!r}; it should be a whole number") from None
+
+
+def _check_device(device: str | None) -> None:
+    if device not in (None, *get_args(Device)):
+        raise InputError(
+            f"{argument('device')} is {device!r}; it must be {' or '.join(get_args(Device))}",
+            code="unknown-choice",
+            field="device",
+        )
+
+
+def _device_here(wanted: Device | None, world: int) -> Device:
+    """What was asked for, or the GPUs where torch can use them; torch itself is not imported."""
+    found = read_inventory()
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = len(found.gpus) if hidden is None else len([name for name in hidden.split(",") if name.strip()])
+    usable = bool(count and found.gpus) and found.software.torch_uses_gpus
+    if wanted == "cuda" and not usable:
+        why = found.software.driver.trouble or f"torch {found.software.torch} was built without GPU support"
+        raise InputError(
+            f"{argument('device')} cuda: {why}",
+            hint=f"`knee doctor` shows the devices of this machine; {argument('device')} cpu trains on the CPU",
+            code="no-gpu",
+            field="device",
+        )
+    device = wanted or ("cuda" if usable else "cpu")
+    if device == "cuda" and "RANK" not in os.environ and world > count:
+        raise InputError(
+            f"{world} processes need {world} GPUs, but {count} are visible here",
+            hint=f"use several machines with torchrun, or use {argument('device')} cpu",
+            code="too-few-gpus",
+            field="nproc",
+        )
+    return device
+
+
+def _check_data(folder: Path, job: Job, say: Say, name: str) -> None:
+    """Refuse shards that are not whole, or not of this model, before any process is started."""
+    share = Share(seq_len=job.seq_len, global_batch=job.global_batch)
+    try:
+        shards = Shards(folder, share, vocab_size=job.model.vocab)
+        whole = sum(path.stat().st_size for path in folder.glob("*.bin")) <= READ_BYTES
+        if whole:
+            shards.verify()
+    except InputError as error:
+        error.field = name if error.field == "folder" else error.field  # whose argument the folder is here
+        raise
+    if not whole:
+        say(f"the contents of the shards are not checked; `knee data show {folder} --verify` checks them")

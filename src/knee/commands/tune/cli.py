@@ -1,0 +1,340 @@
+"""``knee tune``: the best plan of a real cluster, found in a few short runs."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from knee.base.errors import InputError
+from knee.base.signals import BY_SIGNAL
+from knee.commands.options import job_options
+from knee.commands.options.plan_options import option
+from knee.commands.options.sections import Sectioned, Word
+from knee.commands.options.space_options import space_limits
+from knee.commands.options.sweep_options import program_words, run_options, site_options, take_site
+from knee.show.terminal.progress_bar import Patience
+from knee.specs.choices import LAUNCHERS
+from knee.specs.plan import PRECISIONS, REDUCE_DTYPES, STATE_DTYPES
+
+if TYPE_CHECKING:
+    from knee.commands.tune.result import Tuned
+    from knee.training.launch.run_status import Status
+    from knee.training.launch.sweep_folder import SweepRun
+
+RUN = "run"
+USUAL_KNOBS = ("micro_batch", "recompute", "prefetch", "compile")
+ALL_KNOBS = (*USUAL_KNOBS, "reduce_dtype", "precision", "nccl")
+REPLAY_OPTIONS = ("replay", "within", "least_plans", "as_json")
+"""Options that --replay reads; the others belong to runs."""
+
+
+class Tunings(click.Group):
+    """A group whose first word may be a job: then it is tuned."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """``knee tune JOB ...`` is ``knee tune run JOB ...``."""
+        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+            args = [RUN, *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group("tune", cls=Tunings, invoke_without_command=True)
+@click.pass_context
+def command(ctx: click.Context) -> None:
+    """Find the fastest plan of a job on the real cluster with a few short runs.
+
+    \b
+        knee tune llama2-7b --cluster dgx-h100 --gpus 64 --global-batch 128 --launcher slurm --out DIR
+        knee tune status DIR
+        knee tune --replay published              # how many runs it needs on published sweeps
+
+    `knee tune JOB` is short for `knee tune run JOB`; see `knee tune run --help` for the options. DIR is the folder of a
+    sweep: `knee sweep status DIR` and `knee calibrate DIR` read it, too. If the command is interrupted, repeat it.
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+@command.command(RUN, cls=Sectioned)
+@click.argument("model", required=False, metavar="JOB")
+@job_options.cluster()
+@job_options.gpus()
+@job_options.global_batch()
+@job_options.local_batch("Sequences per step divided by the number of GPUs.")
+@job_options.seq_len()
+@job_options.profile(
+    "Software profile: a name from `knee catalog`, or the path of a TOML file; default: `knee` if knee's trainer runs "
+    "on GPUs, else `eager`."
+)
+@job_options.sets("Override one value of the model, cluster or profile. May be repeated.")
+@option("--precision", section="Job", type=Word(PRECISIONS), help="Data type of the matrix products; default: bf16.")
+@option(
+    "--reduce-dtype",
+    section="Job",
+    type=Word(REDUCE_DTYPES),
+    help="Data type of the gradient reduction; default: fp32.",
+)
+@option(
+    "--state-dtype",
+    section="Job",
+    type=Word(STATE_DTYPES),
+    help="Data type of the parameters and moments in the optimizer; default: fp32.",
+)
+@space_limits
+@option(
+    "--out",
+    section="Tuning",
+    metavar="DIR",
+    help="Folder of the tuning. If it already contains this tuning, the command continues it.",
+)
+@option(
+    "--within",
+    section="Tuning",
+    default="2%",
+    show_default=True,
+    metavar="SHARE",
+    help="Stop when no untried plan is expected to be faster than the best one by more than this; 0 runs "
+    "every candidate.",
+)
+@option(
+    "--max-gpu-hours",
+    section="Tuning",
+    type=float,
+    metavar="H",
+    help="Stop before a run that would take more GPU-hours than this in total, by estimate.",
+)
+@option("--max-runs", section="Tuning", type=int, metavar="N", help="Stop after this many runs.")
+@option(
+    "--at-once",
+    section="Tuning",
+    type=int,
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Number of runs side by side, if there is room: each on its own GPUs, hosts or Slurm jobs.",
+)
+@option(
+    "--smaller-gpus",
+    section="Tuning",
+    type=int,
+    metavar="N",
+    help="Run each plan on this many GPUs, with fewer replicas, and transfer the result to --gpus.",
+)
+@option(
+    "--smaller-layers",
+    section="Tuning",
+    type=int,
+    metavar="L",
+    help="Run each plan with this many layers, and transfer the result to the whole model.",
+)
+@option(
+    "--knobs",
+    section="Tuning",
+    default=",".join(USUAL_KNOBS),
+    show_default=True,
+    metavar="NAMES",
+    help="Settings to vary after the plan, one at a time, separated by commas: micro_batch, recompute, prefetch, "
+    "compile, reduce_dtype and precision (bf16 or fp8; both change the numerics), nccl (a few variables of NCCL); none "
+    "skips this stage.",
+)
+@option(
+    "--launcher",
+    section="Tuning",
+    type=Word(LAUNCHERS),
+    default="local",
+    show_default=True,
+    help="local: run on this machine. torchrun: run on --hosts. slurm: submit jobs with sbatch and wait for them.",
+)
+@option(
+    "--replay",
+    section="Tuning",
+    metavar="RUNS.csv",
+    help="Start nothing: play the loop on measured runs, as if each were a run to be made. A CSV file as for `knee "
+    "validate`, or `published` for the runs that knee ships.",
+)
+@option(
+    "--least-plans",
+    section="Tuning",
+    type=int,
+    metavar="N",
+    help="Play only jobs with at least this many measured plans; default: 8. Only with --replay.",
+)
+@option("--steps", section="Runs", type=int, metavar="N", help="Steps per run; default: 60 on GPUs, 30 on a CPU.")
+@run_options
+@site_options
+@option("--html", section="Output", metavar="FILE", help="Also write an HTML page with the search in pictures.")
+@job_options.as_json()
+@click.pass_context
+def run(
+    ctx: click.Context,
+    /,
+    model: str | None,
+    replay: str | None,
+    least_plans: int | None,
+    html: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Find the fastest plan of JOB on the real cluster with a few short runs.
+
+    JOB is a model or a job file, as for `knee plan`. The search lists the best plans by simulation. Each run trains one
+    of them for some steps. The plan with the largest expected gain per GPU-hour comes next. A run tells about all plans
+    that share a mechanism with it: its throughput corrects their predictions, and a run out of memory makes similar
+    plans less likely to fit. A run that loses its node is repeated and tells nothing about its plan.
+
+    The answer is the fastest measured plan, and a bound: with 90% probability, no untried candidate is faster by more.
+    """
+    _check_page(html)
+    options["within"] = _share_of(options["within"])
+    if replay is not None:
+        _refuse_unplayed(ctx, replay)
+        _replay(replay, within=options["within"], least_plans=least_plans, as_json=as_json)
+        return
+    if least_plans is not None:
+        text = "--least-plans applies only to --replay"
+        raise InputError(text, hint="leave it out", code="contradiction", field="least_plans")
+    missing = [name for name in ("model", "out") if (model if name == "model" else options[name]) is None]
+    if missing:
+        what = "JOB" if missing[0] == "model" else "--out"
+        raise InputError(
+            f"{what} is missing",
+            hint="knee tune llama2-7b --cluster dgx-h100 --gpus 64 --global-batch 128 --out tuned",
+            code="missing-argument",
+            field=missing[0],
+        )
+    from knee.commands.options.overrides import parse_sets
+    from knee.commands.tune.api import tune
+    from knee.commands.tune.text import print_step, print_tuned
+    from knee.training.sweeps.launchers import refuse_unread
+
+    refuse_unread(options["launcher"], {name for name, value in options.items() if value})
+    assert model is not None
+    site, program = take_site(options), program_words(options.pop("program"))
+    answer = tune(
+        model,
+        site=site,
+        program=program,
+        overrides=parse_sets(options.pop("sets")),
+        knobs=_knobs(options.pop("knobs")),
+        command=["knee", *sys.argv[1:]],
+        on_run=_print_run,
+        on_step=print_step,
+        say=_say,
+        progress=Patience(),
+        **options,
+    )
+    if as_json:
+        click.echo(json.dumps(answer.to_dict(), indent=1, allow_nan=False))
+    else:
+        print_tuned(answer)
+    _write_page(answer, html)
+    _finish(answer)
+
+
+@command.command("status")
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--html", metavar="FILE", help="Also write an HTML page with the search in pictures.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; the name of each key ends in its unit.")
+def show_status(folder: Path, html: str | None, as_json: bool) -> None:
+    """Show what a tuning knows, what runs now, and what is next."""
+    from knee.commands.tune.api import tune_status
+    from knee.commands.tune.text import print_tuned
+
+    _check_page(html)
+    answer = tune_status(folder)
+    if as_json:
+        click.echo(json.dumps(answer.to_dict(), indent=1, allow_nan=False))
+    else:
+        print_tuned(answer)
+    _write_page(answer, html)
+
+
+def _refuse_unplayed(ctx: click.Context, file: str) -> None:
+    """Refuse what a replay would not read."""
+    for one in ctx.command.params:
+        if one.name in REPLAY_OPTIONS or ctx.get_parameter_source(one.name or "") != ParameterSource.COMMANDLINE:
+            continue
+        word = "JOB" if isinstance(one, click.Argument) else one.opts[0]
+        if isinstance(one, click.Argument) and ctx.params[one.name or ""] is None:
+            continue
+        raise InputError(
+            f"--replay starts no run, so {word} cannot be used with it",
+            hint=f"knee tune --replay {shlex.quote(file)}",
+            code="contradiction",
+            field="replay",
+        )
+
+
+def _replay(file: str, *, within: float, least_plans: int | None, as_json: bool) -> None:
+    from knee.commands.tune.replay_api import replay_tuning
+    from knee.commands.tune.text import print_replay
+    from knee.show.terminal.progress_bar import Bars
+
+    more = {} if least_plans is None else {"least_plans": least_plans}
+    with Bars(least=0) as bars:
+        answer = replay_tuning(file, within=within, progress=bars, **more)
+    if as_json:
+        click.echo(json.dumps(answer.to_dict(), indent=1, allow_nan=False))
+    else:
+        print_replay(answer)
+
+
+def _share_of(text: str) -> float:
+    """A share, as 0.02 or 2%."""
+    try:
+        return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        hint = "use --within 2% or --within 0.02"
+        raise InputError(f"--within {text!r} is not a share", hint=hint, code="invalid-value", field="within") from None
+
+
+def _check_page(html: str | None) -> None:
+    if html is not None:
+        from knee.commands.options.budget_options import check_files
+
+        check_files(None, html)
+
+
+def _write_page(answer: Tuned, html: str | None) -> None:
+    if html is not None:
+        answer.write_page(html, command=shlex.join(["knee", *sys.argv[1:]]))
+        _say(f"wrote {html}")
+
+
+def _knobs(text: str) -> list[Any]:
+    """Names by commas."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if names == ["none"]:
+        return []
+    wrong = [name for name in names if name not in ALL_KNOBS]
+    if wrong or not names:
+        raise InputError(
+            f"--knobs {text!r}: {wrong[0] if wrong else ''!r} is not one of {', '.join(ALL_KNOBS)}",
+            hint="--knobs none varies no setting",
+            code="unknown-choice",
+            field="knobs",
+        )
+    return names
+
+
+def _say(sentence: str) -> None:
+    click.echo(sentence, err=True)
+
+
+def _print_run(entry: SweepRun, status: Status) -> None:
+    from knee.commands.tune.text import run_words
+
+    _say(run_words(entry, status))
+
+
+def _finish(answer: Tuned) -> None:
+    if answer.signal is not None:
+        _say("interrupted: the same command continues the tuning")
+        sys.exit(BY_SIGNAL + answer.signal)
+    answer.check_found()

@@ -1,0 +1,1 @@
+"""The weights of a run as a Hugging Face folder."""

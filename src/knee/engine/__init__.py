@@ -1,0 +1,1 @@
+"""How long a training step takes, and why: workload -> cost -> timeline -> simulator. It prints nothing."""

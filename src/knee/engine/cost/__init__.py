@@ -1,0 +1,1 @@
+"""How long each part takes alone: operation -> seconds; message, group and placement -> seconds."""

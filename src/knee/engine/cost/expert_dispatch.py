@@ -1,0 +1,229 @@
+"""Tokens to their experts and back -> seconds: NCCL's all-to-all, DeepEP and HybridEP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from knee.base.arrays import Floats, equal_rows
+from knee.engine.cost.collective_cost import Links
+from knee.engine.workload.shapes import BYTES
+from knee.specs.constants import constant
+from knee.specs.plan import Dispatcher
+
+Direction = Literal["dispatch", "combine"]
+WIRE_RATES = ("base_s", "link_ratio", "nic_ratio")
+SM_RATES: dict[Direction, tuple[str, ...]] = {
+    "dispatch": ("token_s", "copy_s", "copy_bytes_per_s", "domain_bytes_per_s"),
+    "combine": ("token_s", "copy_bytes_per_s", "sum_bytes_per_s", "domain_bytes_per_s"),
+}
+"""Constants of DeepEP's kernels; the others of ``ExchangeRates`` were found to be zero."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """What the ranks of an expert-parallel group send each other; columns over plans."""
+
+    tokens: Floats
+    """Tokens of one rank."""
+    hidden: Floats
+    """Elements of one token."""
+    top_k: Floats
+    """Experts of one token."""
+    experts: Floats
+    """Experts of the layer."""
+    ranks: Floats
+    """Ranks of the group (ep)."""
+    per_domain: Floats
+    """Ranks of the group in one NVLink domain."""
+    groups: Floats | float = 1.0
+    """Groups of experts, if a token's experts are limited to a few groups."""
+    chosen_groups: Floats | float = 1.0
+    """Groups that one token may choose."""
+    imbalance: Floats | float = 1.0
+    """Tokens of the slowest rank divided by the mean of all ranks."""
+
+    @property
+    def domains(self) -> Floats:
+        """NVLink domains of the group."""
+        return np.asarray(np.ceil(self.ranks / self.per_domain - 1e-9))
+
+    def reached(self, parts: Floats) -> Floats:
+        """Parts of the group (ranks, or domains) that have at least one expert of a token, in the mean.
+
+        Formula: parts * (1 - P(no expert in a part)); without groups P = C(E - E/parts, top_k) / C(E, top_k)
+        Where:   with groups a token first chooses ``chosen_groups`` of ``groups`` at random, then its experts among
+                 them; a part holds whole groups, or lies in one group
+        Valid:   routing that chooses all experts, or groups, equally often
+        """
+        sizes = (parts, self.experts, self.top_k, self.groups, self.chosen_groups)
+        # plans differ in few of these, and each costs a hundred NumPy calls
+        columns = np.broadcast_arrays(*sizes)
+        first, kind = equal_rows(*columns)
+        few = replace(
+            self,
+            experts=columns[1][first],
+            top_k=columns[2][first],
+            groups=columns[3][first],
+            chosen_groups=columns[4][first],
+        )
+        part = columns[0][first]
+        return np.asarray(part * (1.0 - few._missed(few.experts / part)))[kind]
+
+    def _missed(self, size: Floats) -> Floats:
+        """Chance that none of a token's experts is among ``size`` experts that lie side by side."""
+        per_group = self.experts / self.groups
+        pool = self.chosen_groups * per_group
+        whole = np.maximum(np.round(size / per_group), 1.0)
+        inside = np.minimum(size, per_group)
+        missed = np.zeros(np.broadcast(size, pool).shape)
+        for hit in range(int(np.max(self.chosen_groups)) + 1):
+            chance = _hypergeometric(self.groups, whole, self.chosen_groups, hit)
+            missed = missed + chance * _ratio(pool - hit * inside, pool, self.top_k)
+        return missed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeRates:
+    """What one dispatcher reaches in one direction."""
+
+    base_s: float
+    """Latency of the operation inside one NVLink domain."""
+    link_ratio: float
+    """Rate over NVLink, divided by the rate of the cluster's collectives."""
+    nic_ratio: float
+    """Rate over the network, divided by the rate of the cluster's collectives."""
+    token_s: float = 0.0
+    """Time of one SM per token, whatever its size."""
+    copy_s: float = 0.0
+    """Time of one SM per copy of a token, whatever its size."""
+    copy_bytes_per_s: float = np.inf
+    """Rate of one SM for the bytes of copies: one per rank that a token reaches."""
+    sum_bytes_per_s: float = np.inf
+    """Rate of one SM for the token itself: read once, or summed and written once."""
+    domain_bytes_per_s: float = np.inf
+    """Rate of one SM for the copies between domains, if there are several."""
+
+    @classmethod
+    def of(cls, dispatcher: Dispatcher, direction: Direction) -> ExchangeRates:
+        """The catalogue's."""
+        names = WIRE_RATES + (SM_RATES[direction] if dispatcher == "deepep" else ())
+        return cls(**{name: constant(f"{dispatcher}_{direction}", name) for name in names})
+
+    def sm_s(self, exchange: Exchange, token_bytes: Floats) -> Floats:
+        """Seconds of one SM per token: SMs copy, forward and sum tokens."""
+        copies = exchange.reached(exchange.ranks)
+        seconds = self.token_s + token_bytes / self.sum_bytes_per_s
+        seconds = seconds + copies * (self.copy_s + token_bytes / self.copy_bytes_per_s)
+        forwarded = exchange.reached(exchange.domains) * token_bytes / self.domain_bytes_per_s
+        return seconds + np.where(exchange.domains > 1, forwarded, 0.0)
+
+
+def exchange_s(
+    links: Links,
+    dispatcher: Dispatcher,
+    rates: ExchangeRates,
+    exchange: Exchange,
+    *,
+    element_bytes: Floats | float,
+    sms: Floats | float,
+) -> Floats:
+    """Seconds of one dispatch or combine, on idle GPUs or beside a training step as ``links`` say.
+
+    Formula: base + (domains - 1) hop + max( NVLink bytes / link , network bytes / nic , SM seconds / sms )
+    Where:   alltoall sends top_k copies of a token: top_k (1 - per_domain / ranks) leave the domain;
+             deepep and hybridep send it once to each domain and forward it there to each rank that has one of its
+             experts: network copies = domains reached * (1 - 1 / domains), NVLink copies = ranks reached *
+             (1 - 1 / per_domain); link and nic are the cluster's, times a ratio per dispatcher;
+             SM seconds (deepep) = tokens * (token + ranks reached * (copy + bytes / copy rate) + bytes / sum rate +
+             domains reached * bytes / domain rate)
+    Source:  catalog/constants.toml, tools/fit_moe.py on data/moe; errors in data/moe/errors.csv
+    Valid:   DeepEP's kernels for training and prefill, 256 tokens per rank and more, 1 to 4 nodes, 4 to 24 SMs;
+             HybridEP and alltoall: one published table each, 1 to 8 nodes of H100
+    """
+    token_bytes = exchange.hidden * element_bytes
+    tokens = exchange.tokens * exchange.imbalance
+    network, inside = _copies(dispatcher, exchange)
+    node, fabric = links.cluster.node, links.cluster.fabric
+    link = node.link_bytes_per_s * node.link_frac * rates.link_ratio
+    nic = fabric.nic_bytes_per_s * fabric.nic_frac * links.bandwidth_scale * rates.nic_ratio
+    wire = np.maximum(tokens * token_bytes * inside / link, tokens * token_bytes * network / nic)
+    busy = np.maximum(wire, tokens * rates.sm_s(exchange, token_bytes) / sms)
+    latency = rates.base_s + (exchange.domains - 1.0) * fabric.hop_s
+    return np.where(exchange.ranks > 1, links.hop_scale * latency + busy, 0.0)
+
+
+def dispatch_s(
+    links: Links,
+    dispatcher: Dispatcher,
+    exchange: Exchange,
+    *,
+    element_bytes: Floats | float = 2.0,
+    sms: float | None = None,
+) -> Floats:
+    """Seconds of sending tokens to their experts; ``element_bytes`` is 2 for bf16 and 1.03125 for fp8 with scales."""
+    rates, used = ExchangeRates.of(dispatcher, "dispatch"), _sms(dispatcher, sms)
+    return exchange_s(links, dispatcher, rates, exchange, element_bytes=element_bytes, sms=used)
+
+
+def combine_s(links: Links, dispatcher: Dispatcher, exchange: Exchange, *, sms: float | None = None) -> Floats:
+    """Seconds of returning and summing the experts' results, which are bf16."""
+    rates, used = ExchangeRates.of(dispatcher, "combine"), _sms(dispatcher, sms)
+    return exchange_s(links, dispatcher, rates, exchange, element_bytes=2.0, sms=used)
+
+
+def permutation_bytes(dispatcher: Dispatcher, exchange: Exchange, rows: Floats) -> Floats:
+    """Memory traffic of sorting a rank's tokens by expert and of undoing it, in one direction of a layer.
+
+    Formula: deepep   2 (received + rows) token_bytes : the received tokens are copied once per local expert
+             alltoall 2 (tokens + rows) token_bytes, and 4 rows token_bytes more where a rank has several experts,
+                      because what arrives is sorted by sender
+             hybridep 0 : its kernels sort while they send
+    Where:   rows are the token-expert pairs of the rank; each copy is read and written, there and back
+    Source:  Megatron-LM megatron/core/transformer/moe/token_dispatcher.py and fused_a2a.py
+    """
+    tokens = exchange.tokens * exchange.imbalance
+    token_bytes = BYTES * exchange.hidden
+    local = 2.0 * (tokens * exchange.reached(exchange.ranks) + rows) * token_bytes
+    if dispatcher == "deepep":
+        return local
+    if dispatcher == "hybridep":
+        return np.where(exchange.ranks > 1, 0.0, local)
+    again = np.where(exchange.experts > exchange.ranks, 4.0 * rows * token_bytes, 0.0)
+    return np.where(exchange.ranks > 1, 2.0 * (exchange.tokens + rows) * token_bytes + again, local)
+
+
+def _sms(dispatcher: Dispatcher, sms: float | None) -> float:
+    return constant("dispatch_sms", dispatcher) if sms is None else sms
+
+
+def _copies(dispatcher: Dispatcher, exchange: Exchange) -> tuple[Floats, Floats]:
+    """Copies of a token that cross the network, and that cross NVLink, per token of one rank."""
+    ranks, per_domain = exchange.ranks, exchange.per_domain
+    if dispatcher == "alltoall":
+        return exchange.top_k * (1.0 - per_domain / ranks), exchange.top_k * (per_domain - 1.0) / ranks
+    network = exchange.reached(exchange.domains) * (1.0 - 1.0 / exchange.domains)
+    return network, exchange.reached(ranks) * (1.0 - 1.0 / per_domain)
+
+
+def _ratio(outside: Floats, pool: Floats, top_k: Floats) -> Floats:
+    """C(outside, top_k) / C(pool, top_k): chance that top_k draws from a pool all fall outside a part of it."""
+    chance = np.ones(np.broadcast(outside, pool, top_k).shape)
+    for drawn in range(int(np.max(top_k))):
+        one = np.maximum(outside - drawn, 0.0) / np.maximum(pool - drawn, 1.0)
+        chance = np.where(drawn < top_k, chance * one, chance)
+    return chance
+
+
+def _hypergeometric(groups: Floats | float, whole: Floats, chosen: Floats | float, hit: int) -> Floats:
+    """Chance that ``hit`` of the chosen groups are among ``whole`` groups."""
+    chance = np.ones(np.broadcast(groups, whole, chosen).shape)
+    # hit draws inside, the others outside, in any order
+    for drawn in range(int(np.max(chosen))):
+        inside = np.maximum(whole - drawn, 0.0) * (chosen - drawn) / (drawn + 1.0)
+        outside = np.maximum(groups - whole - (drawn - hit), 0.0)
+        one = (inside if drawn < hit else outside) / np.maximum(groups - drawn, 1.0)
+        chance = np.where(drawn < chosen, chance * one, chance)
+    return np.where(hit <= np.asarray(chosen), chance, 0.0)

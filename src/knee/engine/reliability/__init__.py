@@ -1,0 +1,1 @@
+"""What failures, restarts and checkpoints leave of a long run."""

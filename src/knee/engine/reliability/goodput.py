@@ -1,0 +1,363 @@
+"""Goodput: the share of a run's time that trains, what takes the rest, and which cause is to blame."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from knee.base.errors import SpecError
+from knee.base.units import DAY_S, HOUR_S, duration
+from knee.engine.reliability.defaults import Conditions, conditions_of, default_of, initialisation_time_s
+from knee.specs.hardware import Cluster
+from knee.specs.reliability import Cause
+
+# What a checkpoint costs: how long training waits, when it is safe, and how long a restart reads.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """One checkpoint of a run."""
+
+    total_bytes: float
+    wait_s: float
+    """Training waits."""
+    write_s: float
+    """Time after that until the checkpoint can be used, while training goes on."""
+    read_s: float
+    """Time that a restart takes to read it."""
+
+
+def checkpoint_of(params: float, cluster: Cluster, gpus: int, conditions: Conditions) -> Checkpoint:
+    """A checkpoint by bytes, rates and method.
+
+    Formula: wait = bytes / (GPUs * rate), with the storage's rate if it blocks, and that of the copy to the host if not
+    Where:   bytes = 14 per parameter; all GPUs write equal parts at the same time
+    Source:  ``run.checkpoint_bytes_per_param`` in catalog/reliability.toml; in-memory replicas as in Gemini (SOSP 2023)
+    Valid:   the rate of the storage grows with the GPUs of the run
+    """
+    total = default_of("run", "checkpoint_bytes_per_param")[0] * params
+    part = total / gpus
+    stored_s, copied_s = part / conditions.storage_bytes_per_s, part / conditions.host_copy_bytes_per_s
+    # a replica goes to another node, and comes back from there
+    sent_s = part / (cluster.fabric.nic_bytes_per_s * cluster.fabric.nic_frac)
+    waits = {"blocking": stored_s, "async": copied_s, "memory": copied_s}
+    writes = {"blocking": 0.0, "async": stored_s, "memory": sent_s}
+    reads = {"blocking": stored_s, "async": stored_s, "memory": sent_s + copied_s}
+    method = conditions.checkpoint
+    return Checkpoint(total_bytes=total, wait_s=waits[method], write_s=writes[method], read_s=reads[method])
+
+
+# What a restart consists of: new processes, a replaced node, initialisation, reading of the checkpoint, warm-up.
+
+NODE_CAUSES: tuple[Cause, ...] = ("gpu", "gpu_memory", "host")
+"""Causes that take a node out until it is repaired."""
+FEWEST_NODES = 1e-12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """The parts of a restart, one after the other."""
+
+    scheduling_s: float
+    node_wait_s: float
+    """For a spare or a repaired node, mean over all failures."""
+    initialisation_s: float
+    read_s: float
+    """Of the checkpoint."""
+    warmup_s: float
+
+    @property
+    def planned_s(self) -> float:
+        """After a planned stop, which waits for no node."""
+        return self.scheduling_s + self.initialisation_s + self.read_s + self.warmup_s
+
+    @property
+    def failed_s(self) -> float:
+        """After a failure."""
+        return self.planned_s + self.node_wait_s
+
+
+def restart_of(given: Conditions, gpus: int, per_s: Mapping[Cause, float], read_s: float) -> Restart:
+    """A restart on so many GPUs, which fail so often."""
+    started = given.initialisation_s
+    if started is None:
+        started = initialisation_time_s(given.startup, gpus) if gpus > 1 else 0.0
+    rate, broken = sum(per_s.values()), sum(per_s[cause] for cause in NODE_CAUSES)
+    # only failures that take a node out wait for a repair
+    share = broken / rate if rate else 0.0
+    wait_s = spare_wait_s(given.spare_nodes, broken * given.repair_s, given.repair_s)
+    return Restart(
+        scheduling_s=given.scheduling_s,
+        node_wait_s=share * wait_s,
+        initialisation_s=started,
+        read_s=read_s,
+        warmup_s=given.warmup_s,
+    )
+
+
+def spare_wait_s(spares: int | None, in_repair: float, repair_s: float) -> float:
+    """Mean time until a failed node is replaced.
+
+    Formula: P(n > spares) repair / (spares + 1), n Poisson with mean a
+    Where:   a nodes in repair on average; without a spare left, at least spares + 1 nodes are in repair, and the first
+             of them is ready after repair / (spares + 1)
+    Valid:   independent repairs with an exponential distribution; an upper bound, as more nodes may be in repair; a
+             replacement is always there if spares is None
+    """
+    if spares is None or in_repair < FEWEST_NODES:
+        return 0.0
+    log_a = math.log(in_repair)
+    # far above the mean, nothing is left to add
+    most = min(spares, int(in_repair + 40.0 * math.sqrt(in_repair) + 100.0))
+    enough = sum(math.exp(n * log_a - in_repair - math.lgamma(n + 1.0)) for n in range(most + 1))
+    return max(1.0 - enough, 0.0) * repair_s / (spares + 1.0)
+
+
+# How often to save a checkpoint, and what a run with failures takes: formulas of Young and Daly, and the exact ones.
+# All of them take the failures of a run to be independent, with a constant rate.
+
+
+def young_interval_s(wait_s: float, mean_s: float) -> float:
+    """Young's best time between checkpoints.
+
+    Formula: sqrt(2 C M)
+    Where:   C time that training waits for a checkpoint, M mean time between failures
+    Source:  Young, Communications of the ACM 17(9), 1974
+    Valid:   C much smaller than M
+    """
+    return math.sqrt(2.0 * wait_s * mean_s)
+
+
+def daly_interval_s(wait_s: float, mean_s: float) -> float:
+    """Daly's best time between checkpoints.
+
+    Formula: sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + (C / 2M) / 9) - C for C < 2M, else M
+    Source:  Daly, Future Generation Computer Systems 22(3), 2006
+    """
+    if wait_s >= 2.0 * mean_s:
+        return mean_s
+    ratio = wait_s / (2.0 * mean_s)
+    return young_interval_s(wait_s, mean_s) * (1.0 + math.sqrt(ratio) / 3.0 + ratio / 9.0) - wait_s
+
+
+def best_interval_s(wait_s: float, mean_s: float) -> float:
+    """The time between checkpoints with the shortest expected run.
+
+    Formula: the root x of 1 - x = exp(-(x + C / M)), times M
+    Where:   the derivative of ``time_per_work`` is zero there; it depends neither on detection nor on the restart
+    Source:  Daly 2006, solved by bisection
+    """
+    cost, low, high = wait_s / mean_s, 0.0, 1.0
+    for _ in range(100):
+        middle = 0.5 * (low + high)
+        if -math.expm1(-(middle + cost)) > middle:
+            low = middle
+        else:
+            high = middle
+    return 0.5 * (low + high) * mean_s
+
+
+def time_per_work(interval_s: float, wait_s: float, down_s: float, again_s: float, mean_s: float) -> float:
+    """Expected seconds per second of training.
+
+    Formula: (M + D) exp(R / M) (exp((t + C) / M) - 1) / t
+    Where:   t training between checkpoints, C wait for one, M mean time between failures, D time after a failure in
+             which no other can happen (detection), R time in which one can (restart; writing of the last checkpoint)
+    Source:  Daly 2006, with the downtime of Bougeret et al., SC 2011. It is exact: a run is a renewal process with
+             cycles of M + D, each of which saves t as often as failures leave time for
+    """
+    exponent = again_s / mean_s + (interval_s + wait_s) / mean_s
+    if exponent > 500.0:
+        return math.inf
+    return (mean_s + down_s) / interval_s * math.exp(again_s / mean_s) * math.expm1((interval_s + wait_s) / mean_s)
+
+
+Part = Literal[
+    "training", "checkpoints", "lost_work", "detection", "restart", "planned_stops", "evaluation", "slow_nodes"
+]
+NO_PROGRESS = "no-progress"
+SHORTEST_S = 1e-9
+"""Between checkpoints that cost nothing."""
+MOST_SLOWDOWN = 100.0
+"""Wall clock over the time of steps; a run that takes longer is said to make no progress."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goodput:
+    """A run on so many GPUs, per second of its wall clock."""
+
+    gpus: int
+    paid_gpus: int
+    """With those of the spare nodes."""
+    goodput_frac: float
+    """Share of the wall clock in which training makes progress that is kept."""
+    parts: dict[Part, float]
+    """Shares of the wall clock; they sum to 1."""
+    causes: dict[str, float]
+    """Cause of interruptions -> share of the wall clock that it takes."""
+    interruptions_per_day: dict[str, float]
+    """By cause, planned stops included."""
+    mean_s: float | None
+    """Mean time between failures; None without failures."""
+    interval_s: float | None
+    """Training time between checkpoints; None if none is needed."""
+    young_s: float | None
+    daly_s: float | None
+    checkpoint: Checkpoint
+    restart: Restart
+    planned_per_s: float
+    """Planned stops per second of the run between them."""
+    conditions: Conditions
+
+    @property
+    def slowdown(self) -> float:
+        """Wall clock divided by the time of the steps alone."""
+        return 1.0 / self.goodput_frac
+
+    @property
+    def cost_factor(self) -> float:
+        """Rent with failures and spare nodes, divided by that of the steps alone."""
+        return self.slowdown * self.paid_gpus / self.gpus
+
+    @property
+    def all_interruptions_per_day(self) -> float:
+        """Of all causes."""
+        return sum(self.interruptions_per_day.values())
+
+    def energy_factor(self, power_w: float, idle_w: float) -> float:
+        """Energy of the GPUs with failures, divided by that of the steps alone.
+
+        Formula: (training + lost work + slow nodes + evaluation) * power + the rest * idle power, over training * power
+        """
+        busy = sum(self.parts[name] for name in ("training", "lost_work", "slow_nodes", "evaluation"))
+        return (busy + (1.0 - busy) * idle_w / power_w) / self.goodput_frac
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data; every key carries its unit."""
+        return {
+            "goodput_frac": self.goodput_frac,
+            "parts_frac": dict(self.parts),
+            "causes_frac": dict(self.causes),
+            "interruptions_per_day": dict(self.interruptions_per_day),
+            "mean_time_between_failures_s": self.mean_s,
+            "checkpoint_interval_s": self.interval_s,
+            "young_interval_s": self.young_s,
+            "daly_interval_s": self.daly_s,
+            "checkpoint_bytes": self.checkpoint.total_bytes,
+            "checkpoint_wait_s": self.checkpoint.wait_s,
+            "checkpoint_write_s": self.checkpoint.write_s,
+            "restart_s": self.restart.failed_s,
+            "initialisation_s": self.restart.initialisation_s,
+            "detection_s": self.conditions.detection_s,
+            "spare_nodes": self.conditions.spare_nodes,
+            "defaults": list(self.conditions.defaults),
+        }
+
+
+def goodput_of(params: float, cluster: Cluster, gpus: int, *, step_s: float = 0.0) -> Goodput:
+    """What failures leave of a run's time.
+
+    Formula: training = 1 / ((1 + evaluation + slow nodes) * ``time_per_work`` * (1 + planned stops))
+    Where:   params are all parameters of the model; every failure stops the whole run, which restarts from its last
+             checkpoint
+    Valid:   independent failures with constant rates
+    """
+    given = conditions_of(cluster)
+    saved = checkpoint_of(params, cluster, gpus, given)
+    per_s = {cause: rate * gpus / HOUR_S for cause, rate in given.failures_per_gpu_h.items()}
+    rate = sum(per_s.values())
+    mean = 1.0 / rate if rate else None
+    restart = restart_of(given, gpus, per_s, saved.read_s)
+    interval = _interval_s(given, saved, mean, gpus, step_s)
+    planned_per_s = given.planned_stops_per_gpu_h * gpus / HOUR_S
+    planned = planned_per_s * (saved.wait_s + restart.planned_s)
+    parts = _parts(given, saved, restart, gpus=gpus, mean_s=mean, interval_s=interval, planned=planned)
+    lost = parts["lost_work"] + parts["detection"] + parts["restart"]
+    up = 1.0 - parts["detection"] - parts["planned_stops"]
+    return Goodput(
+        gpus=gpus,
+        paid_gpus=gpus + cluster.node.gpus * (given.spare_nodes or 0),
+        goodput_frac=parts["training"],
+        parts=parts,
+        causes={cause: lost * one / rate if rate else 0.0 for cause, one in per_s.items()}
+        | {"planned": parts["planned_stops"]},
+        interruptions_per_day={cause: one * up * DAY_S for cause, one in per_s.items()}
+        | {"planned": planned_per_s * DAY_S / (1.0 + planned)},
+        mean_s=mean,
+        interval_s=interval,
+        young_s=young_interval_s(saved.wait_s, mean) if mean else None,
+        daly_s=daly_interval_s(saved.wait_s, mean) if mean else None,
+        checkpoint=saved,
+        restart=restart,
+        planned_per_s=planned_per_s,
+        conditions=given,
+    )
+
+
+def _parts(
+    given: Conditions,
+    saved: Checkpoint,
+    restart: Restart,
+    *,
+    gpus: int,
+    mean_s: float | None,
+    interval_s: float | None,
+    planned: float,
+) -> dict[Part, float]:
+    """What a second of the wall clock consists of. ``planned`` are seconds of planned stops per second between them."""
+    evaluation = given.evaluation_s / given.evaluation_interval_s
+    slow = given.slow_frac * -math.expm1(-given.slow_nodes_per_gpu_h * gpus / HOUR_S * given.slow_detection_s)
+    base, waits = 1.0 + evaluation + slow, 0.0 if interval_s is None else saved.wait_s / interval_s
+    stretched, down, again = 1.0 + waits, 0.0, 0.0
+    if mean_s is not None and interval_s is not None:
+        begins = restart.failed_s
+        stretched = time_per_work(interval_s, saved.wait_s, given.detection_s, begins + saved.write_s, mean_s)
+        if stretched > MOST_SLOWDOWN:
+            long = {"a restart": begins, "a checkpoint interval": interval_s}
+            what = max(long, key=lambda name: long[name])
+            raise _no_progress(gpus, mean_s, f"{what} of {duration(long[what])}")
+        count = stretched / (mean_s + given.detection_s)
+        down, again = count * given.detection_s, count * mean_s * -math.expm1(-begins / mean_s)
+    total = base * stretched * (1.0 + planned)
+    return {
+        "training": 1.0 / total,
+        "checkpoints": base * waits / total,
+        "lost_work": base * (stretched - 1.0 - waits - down - again) / total,
+        "detection": base * down / total,
+        "restart": base * again / total,
+        "planned_stops": base * stretched * planned / total,
+        "evaluation": evaluation / total,
+        "slow_nodes": slow / total,
+    }
+
+
+def _interval_s(given: Conditions, saved: Checkpoint, mean_s: float | None, gpus: int, step_s: float) -> float | None:
+    """Given or best; at least a step and the time to write a checkpoint, and no checkpoints without failures."""
+    if mean_s is None:
+        return given.checkpoint_interval_s
+    takes = saved.wait_s + saved.write_s
+    if takes >= mean_s:
+        raise _no_progress(gpus, mean_s, f"a checkpoint of {duration(takes)}")
+    if given.checkpoint_interval_s is not None:
+        if given.checkpoint_interval_s < saved.write_s - saved.wait_s:
+            raise SpecError(
+                f"checkpoint_interval_s is {duration(given.checkpoint_interval_s)}, but writing a checkpoint takes "
+                f"{duration(saved.write_s)}",
+                hint="use a longer interval or faster storage",
+                code="contradiction",
+                field="reliability.checkpoint_interval_s",
+            )
+        return given.checkpoint_interval_s
+    return max(best_interval_s(saved.wait_s, mean_s), saved.write_s - saved.wait_s, step_s, SHORTEST_S)
+
+
+def _no_progress(gpus: int, mean_s: float, what: str) -> SpecError:
+    return SpecError(
+        f"{what} is too long for the {duration(mean_s)} between failures of {gpus:,} GPUs: the run makes no progress",
+        hint="use fewer GPUs, lower failure rates, faster storage, a shorter checkpoint_interval_s, or checkpoint "
+        "'async' or 'memory' in [reliability]",
+        code=NO_PROGRESS,
+        field="reliability",
+    )

@@ -1,0 +1,1 @@
+"""What runs at the same time: seconds -> passes -> pipeline -> step."""

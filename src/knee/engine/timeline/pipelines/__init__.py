@@ -1,0 +1,1 @@
+"""The order in which the stages of a pipeline work."""

@@ -1,0 +1,188 @@
+"""How long pipelines take: plans that are cut alike are walked together, and microbatches that repeat are counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from knee.base.arrays import Bools, Floats, Ints, distinct, equal_rows, fingerprint
+from knee.engine.timeline.local_comm import StepParts
+from knee.engine.timeline.pipelines import recurrence as pipeline
+from knee.engine.timeline.pipelines.chunks import rank_chunks
+from knee.engine.timeline.step_actions import Actions
+from knee.specs.plan import SCHEDULES, SPLIT_BACKWARD, Schedule
+
+
+def transfers(parts: StepParts) -> Floats:
+    """Time a rank waits for an input from its neighbour, every time; the rest hides beside the chunk's layers."""
+    return (1.0 - parts.profile.p2p_overlap_frac) * parts.comm.pp_send
+
+
+def fill_spans(parts: StepParts, a: Actions, span: Floats, fold: bool) -> None:
+    """Fill in the span of plans with a pipeline, grouped by the shape of their schedule."""
+    table = parts.table
+    piped = np.flatnonzero(table.pp > 1)
+    if not len(piped):
+        return
+    key = table.schedule[piped] * len(a.cuts.ways) + a.cuts.of_plan[piped]
+    # plans that are walked whole share a walk only with their equals; the others are told apart by what is counted
+    micro, wait = table.microbatches, transfers(parts)
+    walked = np.minimum(micro[piped], 3 * table.pp[piped]) if fold else micro[piped]
+    # rows with equal keys have the same durations
+    row_key = fingerprint(a.filling_gather_s, *(w.kind for w in a.walked.values()))
+    for plans in _groups(piped, key * 2**24 + walked):
+        row_keys = [row_key[a.row_of[kind, plans]] for kind in np.flatnonzero(a.row_of[:, plans[0]] >= 0)]
+        first, kind = equal_rows(micro[plans], wait[plans], a.late_gather_s[plans], *row_keys)
+        few = plans[first]
+        span[plans] = _spans(parts, a, few, micro[few], wait[few], fold)[kind]
+
+
+def _groups(rows: Ints, key: Ints) -> list[Ints]:
+    """Rows with equal keys."""
+    order = np.argsort(key, kind="stable")
+    return np.split(rows[order], np.flatnonzero(np.diff(key[order])) + 1)
+
+
+FOLD_ERROR = 3e-3
+"""Folding is accepted when its two bounds lie this close, over the span; their middle is then within half of it."""
+
+
+def _spans(parts: StepParts, a: Actions, plans: Ints, micro: Ints, wait_s: Floats, fold: bool) -> Floats:
+    """Spans of plans cut alike: walk, and count the microbatches that only repeat.
+
+    The span is convex in the number of microbatches: each one adds at least what the last one walked added, and at
+    most the schedule's cycle. Where the two differ too much, more is walked.
+    """
+    table = parts.table
+    schedule = SCHEDULES[table.schedule[plans[0]]]
+    p, v = int(table.pp[plans[0]]), pipeline.chunks_per_rank(schedule, int(table.virtual_stages[plans[0]]))
+    micro = micro // pipeline.directions(schedule)
+    times = pipeline_times(parts, a, plans, wait_s)
+    spans = np.empty(len(plans))
+    open_ = np.arange(len(plans))
+    walk = pipeline.first_walk(schedule, p, int(micro.max())) if fold else int(micro.max())
+    while len(open_):
+        whole = open_[micro[open_] <= walk]
+        for count in distinct(micro[whole]):
+            at = whole[micro[whole] == count]
+            spans[at], _, _ = _walk_pipeline(schedule, p, v, int(count), times.rows(at))
+        open_ = open_[micro[open_] > walk]
+        if len(open_):
+            spans[open_], good = _count_on(schedule, p, v, walk, micro[open_], times.rows(open_))
+            open_ = open_[~good]
+            walk = 2 * walk - walk % pipeline.period(schedule, p)
+    return spans
+
+
+def _count_on(
+    schedule: Schedule, ranks: int, chunks: int, walk: int, micro: Ints, times: PipelineTimes
+) -> tuple[Floats, Bools]:
+    """Spans from a walk of fewer microbatches, and which of them are good enough."""
+    end, distance, before = _walk_pipeline(schedule, ranks, chunks, walk, times)
+    beyond = micro - walk
+    # a rank that is not the busiest may run ahead for a while: only the cycle itself counts, and it must be seen twice
+    settled = np.maximum(np.abs(distance - times.cycle), np.abs(before - times.cycle)) <= 1e-9 * times.cycle
+    spans = end + beyond * times.cycle
+    rest = np.flatnonzero(~settled)
+    if len(rest):
+        some, step = times.rows(rest), pipeline.period(schedule, ranks)
+        shorter, _, _ = _walk_pipeline(schedule, ranks, chunks, walk - step, some)
+        least = (end[rest] - shorter) / step
+        low = end[rest] + beyond[rest] * least
+        high = end[rest] + beyond[rest] * np.maximum(some.cycle, least)
+        spans[rest] = 0.5 * (low + high)
+        settled[rest] = high - low <= FOLD_ERROR * low
+    return spans, settled
+
+
+def _walk_pipeline(
+    schedule: Schedule, ranks: int, chunks: int, microbatches: int, times: PipelineTimes
+) -> tuple[Floats, Floats, Floats]:
+    """When the last rank is done, and what a microbatch added late in the walk and a period before."""
+    graph = pipeline.graph(schedule, ranks, chunks, microbatches)
+    sent, done = pipeline.run(graph, times.durations, times.drains, times.ready, row_of=times.row_of)
+    # GPipe's halves add up; of a schedule's ranks the one that runs ahead is the one to look at
+    halves = schedule == "gpipe" and bool(graph.repeats)
+    add = np.add if halves else np.minimum
+    late, early = (np.full(sent.shape[1], 0.0 if halves else np.inf) for _ in range(2))
+    for repeat in graph.repeats:
+        first, last = (repeat.earlier, repeat.before) if repeat.earlier != repeat.before else repeat[1::-1]
+        late = add(late, (sent[repeat.now] - sent[repeat.before]) / pipeline.period(schedule, ranks))
+        early = add(early, (sent[last] - sent[first]) / pipeline.period(schedule, ranks))
+    return np.asarray(done.max(axis=0), dtype=np.float64), late, early
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineTimes:
+    """What ``pipeline.run`` needs of plans that are cut alike."""
+
+    row_of: Ints
+    """Row of each rank, chunk and kind of action (``pipeline.duration_row``): chunks of a kind share theirs."""
+    durations: Floats
+    drains: Floats
+    ready: Floats
+    cycle: Floats
+    """What a microbatch adds once the pipeline has settled: the busiest rank's time."""
+
+    def rows(self, index: Ints) -> PipelineTimes:
+        """Some of the plans."""
+        if len(index) == len(self.cycle):
+            return self
+        # np.take keeps rows together; indexing would put columns first, and a walk over rows takes seven times as long
+        return PipelineTimes(
+            row_of=self.row_of,
+            durations=np.take(self.durations, index, axis=1),
+            drains=np.take(self.drains, index, axis=1),
+            ready=np.take(self.ready, index, axis=1),
+            cycle=self.cycle[index],
+        )
+
+
+def pipeline_times(parts: StepParts, a: Actions, plans: Ints, wait_s: Floats) -> PipelineTimes:
+    """Durations of every rank, chunk and kind of action."""
+    table = parts.table
+    p, v = int(table.pp[plans[0]]), int(table.virtual_stages[plans[0]])
+    layout = a.layout(int(plans[0]))
+    schedule = SCHEDULES[table.schedule[plans[0]]]
+    names = [n for n in pipeline.KINDS if n in a.walked and (n[0] != "W" or schedule in SPLIT_BACKWARD)]
+    kinds = sorted(set(layout.kinds))
+    per_kind = len(pipeline.KINDS)
+    durations, drains = (np.zeros((len(kinds) * per_kind, len(plans))) for _ in range(2))
+    rows = {kind: a.row_of[kind, plans] for kind in kinds}
+    for i, kind in enumerate(kinds):
+        has_embedding, has_head = kind == layout.kinds[0], kind == layout.kinds[-1]
+        for name in names:
+            row, w = i * per_kind + pipeline.KINDS.index(name), a.walked[name]
+            at = w.kind[rows[kind]]
+            durations[row] = w.sums.duration_s[at]
+            if name in a.draining:
+                drains[row] = w.sums.drain_s[at]
+            if (name[0] == "F" and not has_embedding) or (name[0] == "B" and not has_head):
+                durations[row] += wait_s
+    held = rank_chunks(schedule, layout, p, v)
+    own = [tuple(map(kinds.index, chunks)) for chunks in held]
+    row_of = (np.array(own)[:, :, None] * per_kind + np.arange(per_kind)).ravel()
+    ready = np.tile(a.late_gather_s[plans], (p, 1))
+    for rank in range(p):
+        # upper chunks of an interleaved rank gather beside the lowest one
+        for kind in held[rank] if schedule == "dualpipe" else held[rank][:1]:
+            ready[rank] += a.filling_gather_s[rows[kind]]
+    return PipelineTimes(
+        row_of=row_of, durations=durations, drains=drains, ready=ready, cycle=_cycle(schedule, own, durations)
+    )
+
+
+def _cycle(schedule: Schedule, own: list[tuple[int, ...]], durations: Floats) -> Floats:
+    """What a microbatch adds once the pipeline has settled, ``own`` being the kinds of each rank's chunks."""
+    of_kind = durations.reshape(-1, len(pipeline.KINDS), durations.shape[1])
+    forward, back, weight = (of_kind[:, pipeline.KINDS.index(name)] for name in ("F", "B", "W"))
+
+    def busiest(per_chunk: Floats) -> Floats:
+        ranks = [per_chunk[list(chunks)].sum(axis=0) for chunks in set(own)]
+        return np.asarray(np.max(ranks, axis=0), dtype=np.float64)
+
+    # GPipe's two halves have a busiest rank each
+    if schedule == "gpipe":
+        return busiest(forward) + busiest(back + weight)
+    return busiest(forward + back + weight)

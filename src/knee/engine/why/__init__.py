@@ -1,0 +1,1 @@
+"""A number as a chain of formulas, constants and sources."""

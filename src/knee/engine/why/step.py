@@ -1,0 +1,305 @@
+"""Why a number is what it is: the chain of formulas, constants and sources behind one simulated step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from knee.base.arrays import Floats
+from knee.base.units import dimension, show
+from knee.engine.cost.collective_cost import Links, gather_s, ring_bandwidth, ring_turn_s
+from knee.engine.cost.kernel_cost import GEMM_TYPES, operation_s
+from knee.engine.cost.step_parts import product_column, shapes_of
+from knee.engine.simulator import EvaluatedStep, evaluate
+from knee.engine.why.chain import Chain, WhyLine
+from knee.engine.workload import operations as op
+from knee.engine.workload.flop import model_flop_per_token
+from knee.engine.workload.parameters import parameter_count
+from knee.engine.workload.tp_messages import layer_backward, layer_forward
+from knee.engine.workload.traffic import PARAMETER_BYTES
+from knee.specs.catalog import Source
+from knee.specs.constants import constant_rows
+from knee.specs.defaults import DEFAULT_CONVENTION
+from knee.specs.job import Job
+from knee.specs.kernel_traffic import pass_rows
+from knee.specs.model import Model
+from knee.specs.plan_table import table_of
+
+SPELLED = ("no", "one", "two", "three", "four", "five", "six")
+
+
+def explain(
+    job: Job,
+    sources: Mapping[str, Source],
+    *,
+    convention: str = DEFAULT_CONVENTION,
+    step: EvaluatedStep | None = None,
+) -> list[WhyLine]:
+    """The whole chain, from tokens per second down to constants, of a step that may have been evaluated already."""
+    w = step or evaluate(job.model, job.cluster, job.profile, table_of([job]), convention=convention)
+    chain = Chain(sources)
+    _throughput(chain, job, w, convention)
+    _compute(chain, job, w)
+    _communication(chain, job, w)
+    _timeline(chain, job, w)
+    _memory(chain, job, w)
+    _power(chain, job, w)
+    chain.add(0, "constants", f"{len(constant_rows())} that do not belong to a GPU, fabric or software stack")
+    for name, value, kind, source in constant_rows():
+        chain.add(1, name, value, source=f"{kind}: {source}")
+    return chain.lines
+
+
+def _throughput(c: Chain, job: Job, w: EvaluatedStep, convention: str) -> None:
+    r = w.results
+    c.add(
+        0,
+        "tokens_per_s",
+        f"{r.tokens_per_s[0]:,.0f}",
+        f"global_batch({job.global_batch:,}) * seq_len({job.seq_len:,}) / step_s",
+    )
+    c.add(0, "step_s", show(r.step_s[0], "s", 4), "compute + exposed communication + bubble + idle, mean over GPUs")
+    for name in ("compute_s", "exposed_comm_s", "bubble_s", "idle_s"):
+        value = float(getattr(r, name)[0])
+        c.add(1, name, f"{show(value, 's')} ({value / r.step_s[0]:.1%})")
+    flop = float(model_flop_per_token(job.model, np.array([job.seq_len]), convention)[0])
+    peak = job.cluster.gpu.peak_flop_per_s(job.plan.precision)
+    c.add(
+        0,
+        "mfu_frac",
+        f"{r.mfu_frac[0]:.2%}",
+        f"{flop / 1e9:.2f} GFLOP/token ({convention}) * tokens/s/GPU / {show(peak, 'flop_per_s')}",
+    )
+    c.add(1, "parameters", f"{parameter_count(job.model):,}", "embeddings included")
+
+
+_EVERY_MODEL = ("residual", "loss", "clip", "adamw")
+_FP8 = ("fp8_shared_casts", "fp8_gathers", "fp8_smallest", "fp8_forward_scale")
+_FP8_KERNELS = ("fp8_cast", "fp8_largest", "fp8_largest_columns", "fp8_weights", "fp8_shards", "fp8_shards_largest")
+
+
+def _compute(c: Chain, job: Job, w: EvaluatedStep) -> None:
+    one, gpu = w.table, job.cluster.gpu
+    s, types, kernels = (
+        shapes_of(job.model, one, job.profile),
+        product_column(one),
+        job.profile.kernels,
+    )
+    c.add(
+        0,
+        "compute of one layer",
+        show(float(w.compute.layer_forward.time_s[0]), "s")
+        + " forward, "
+        + show(float(w.compute.layer_backward_input.time_s[0] + w.compute.layer_backward_weight.time_s[0]), "s")
+        + " backward",
+        "sum of its kernels for one microbatch, without overlapping communication",
+    )
+    clock = float(w.compute.clock_frac[0])
+    limit = f"clock of matrix products and attention under the power limit of {show(gpu.tdp_w, 'w')}"
+    c.add(
+        1,
+        "clock",
+        f"{clock:.1%}",
+        limit if clock < 1 else "the highest clock, or the clock at which gemm_frac was measured",
+    )
+    for o in op.layer_forward(job.model, s, kernels):
+        seconds = float(operation_s(gpu, job.profile, types, o, clock)[0])
+        c.add(1, o.name, show(seconds, "s"), _formula(job.model, o, seconds))
+    kernel = f"gpu.attention.{job.profile.attention}"
+    kind = GEMM_TYPES[types[0]]
+    product = f"gpu.gemm.{kind if kind in gpu.gemm else 'bf16'}"
+    _constants(
+        c,
+        job,
+        f"{product}.peak_frac {product}.sustained_frac {product}.half_k {product}.library gpu.gemm_clock_frac "
+        f"gpu.gemm_cap_w gpu.kernel_s gpu.hbm_bytes_per_s gpu.hbm_frac {kernel}.forward_frac "
+        f"{kernel}.backward_frac {kernel}.half_seq_len {kernel}.half_rows gemm_scale attention_scale launch_s "
+        "node.launch_scale step_overhead_s copy_frac reduce_copy_frac",
+    )
+    if job.plan.precision == "fp4":
+        c.constant(1, "bf16_layers_frac", f"{job.profile.bf16_layers_frac:g}")
+    for name in _FP8 if job.plan.precision == "fp8" else ():
+        c.constant(1, name, f"{getattr(job.profile, name)}")
+    for name, passes, kind, source in pass_rows(kernels):
+        some = ("outer",) * (job.plan.sync_every > 1) + ("soft_cap",) * (job.model.final_soft_cap > 0)
+        some += _FP8_KERNELS * (job.plan.precision == "fp8" and job.profile.fp8_shared_casts)
+        if name in (job.model.norm, job.model.positions, job.model.mlp, *_EVERY_MODEL, *some):
+            c.add(1, f"{kernels}.{name}", passes, source=f"{kind}: {source}")
+
+
+def _window(model: Model) -> str:
+    """What the mean layer's attention is the mean of, where layers have a sliding window."""
+    if not model.window:
+        return ""
+    return f"; {model.sliding_layers} of {model.layers} layers have a window of {model.window:,}"
+
+
+def _spelled(count: float) -> str:
+    """A number of messages in words; with a fraction where only some layers have one."""
+    return SPELLED[int(count)] if count == int(count) else f"{count:.2f}"
+
+
+def _formula(model: Model, o: op.Operation, seconds: float) -> str:
+    if isinstance(o, op.Gemm):
+        m, n, k = (float(np.ravel(x)[0]) for x in (o.m, o.n, o.k))
+        return f"GEMM {m:,.0f} x {n:,.0f} x {k:,.0f}: {2 * m * n * k / seconds / 1e12:,.0f} TFLOP/s (tiles, waves, HBM)"
+    if isinstance(o, op.GroupedGemm):
+        count, m, n, k = (float(np.ravel(x)[0]) for x in (o.experts, o.tokens, o.n, o.k))
+        rate = float(o.flop[0]) / seconds / 1e12
+        return f"{count:,.0f} GEMMs {m:,.0f} x {n:,.0f} x {k:,.0f} in one kernel: {rate:,.0f} TFLOP/s"
+    if isinstance(o, op.Attention):
+        return f"{o.flop[0] / 1e9:,.1f} GFLOP at {o.flop[0] / seconds / 1e12:,.0f} TFLOP/s, causal{_window(model)}"
+    return f"{show(float(o.moved_bytes[0]), 'bytes')} moved in {int(np.max(o.kernels))} kernels"
+
+
+def _communication(c: Chain, job: Job, w: EvaluatedStep) -> None:
+    links, shard, plan = Links.in_training(job.cluster, job.profile), w.groups.shard, job.plan
+    exposed = show(float(w.results.exposed_comm_s[0]), "s")
+    total = f"{show(float(w.results.comm_s[0]), 's')} of the step, {exposed} exposed"
+    c.add(0, "communication", total, "ring: base + hops + S (N-1)/N / B")
+    ranks = f"{shard.ranks[0]:.0f} ranks on {shard.nodes[0]:.0f} nodes"
+    c.add(1, "shard group", ranks, f"dp_shard({plan.dp_shard}) * cp({plan.cp}), {shard.per_node[0]:g} per node")
+    turn = show(float(ring_turn_s(links, shard)[0]), "s")
+    c.add(1, "ring turn", turn, "hop_scale * ((N - n) node.hop_s + (n - 1) fabric.hop_s + tiers)")
+    bandwidth = show(float(ring_bandwidth(links, shard)[0]), "bytes_per_s")
+    c.add(1, "ring bandwidth", bandwidth, "min(link, ranks per node * NIC) * bandwidth_scale")
+    if job.profile.pat != "off":
+        _logarithmic(c, job, w, links)
+    _messages(c, job, w)
+    _constants(
+        c,
+        job,
+        "hop_scale bandwidth_scale_frac node.hop_s node.link_bytes_per_s node.link_frac fabric.hop_s "
+        "fabric.nic_bytes_per_s fabric.nic_frac fabric.tree_level_s fabric.p2p_frac "
+        "fabric.p2p_bytes_per_s cp_overlap_frac p2p_overlap_frac",
+    )
+    for i, tier in enumerate(job.cluster.fabric.tiers):
+        c.constant(1, f"fabric.tiers.{i}.hop_s", f"{show(tier.hop_s, 's')} above {tier.nodes} nodes")
+    if plan.tp_overlap_frac is not None:
+        c.add(1, "tp_overlap_frac", f"{plan.tp_overlap_frac:g}", source="user: the plan's own")
+    else:
+        c.constant(1, "tp_overlap_frac", f"{job.profile.tp_overlap_frac:g}")
+
+
+def _logarithmic(c: Chain, job: Job, w: EvaluatedStep, links: Links) -> None:
+    """What serves the gather of a layer, where it need not be a ring."""
+    message = PARAMETER_BYTES * w.traffic.layer.moved - w.traffic.fp8.saved_bytes
+    ring = gather_s(replace(links, pat="off"), w.groups.shard, message)[0]
+    chosen = "PAT" if w.comm.gather_layer[0] < ring else "ring"
+    formula = "8 us + log2(n) hop / 3.5 + 2.8 us n + (ranks per node - 1) node.hop_s + S (N-1)/N / (0.75 B), if faster"
+    c.add(1, "algorithm", chosen, f"{formula}; the ring takes {show(float(ring), 's')}")
+    c.constant(1, "pat", job.profile.pat)
+
+
+def _messages(c: Chain, job: Job, w: EvaluatedStep) -> None:
+    """What each message takes alone on the wire, and how large it is."""
+    plan, comm, t = job.plan, w.comm, w.traffic
+    layer, ring, sp = float(t.layer.moved[0]), plan.cp_method == "ring", plan.sequence_parallel
+
+    def message(name: str, seconds: Floats, size: float, note: str) -> None:
+        c.add(1, name, show(float(seconds[0]), "s"), f"{show(size, 'bytes')} {note}")
+
+    reduced, gathered = float(t.reduce_bytes[0]) * layer, PARAMETER_BYTES * layer - float(t.fp8.saved_bytes[0])
+    message("gather of a layer", comm.gather_layer, gathered, "with FSDP2's padding")
+    message("reduction of a layer", comm.reduce_layer + comm.replicate_layer, reduced, f"in {plan.reduce_dtype}")
+    if plan.tp > 1:
+        both = layer_forward(job.model), layer_backward(job.model, job.profile)
+        there, back = (of.collectives if sp else of.all_reduces for of in both)
+        often = f"{_spelled(there)}{'' if sp else ' all-reduces'} per layer"
+        often += " and direction" if back == there else f", {_spelled(back)} backward"
+        note = f"over tp {plan.tp}; {often}"
+        message("tp communication", comm.tp_gather if sp else comm.tp_all_reduce, float(t.tp_bytes[0]), note)
+    if job.model.experts is not None and plan.ep > 1:
+        note = f"by {plan.dispatcher} over ep {plan.ep}, on the busiest rank"
+        message("tokens to their experts", comm.dispatch, float(t.routed_bytes[0]), note)
+        message("tokens back", comm.combine, float(t.routed_bytes[0]), note)
+    if plan.cp > 1:
+        note = f"of keys and values, {plan.cp_method} over cp {plan.cp}"
+        message("cp transfer", comm.cp_send if ring else comm.cp_gather, float(t.cp_bytes[0]), note)
+    if plan.sync_every > 1:
+        note = f"in {plan.reduce_dtype}, parameters' difference over {plan.dp_replicate:,} replicas, blocking"
+        message("outer sync of replicas", w.outer_sync.all_reduce_s, float(w.outer_sync.message_bytes[0]), note)
+    if plan.pp > 1:
+        message("pp transfer", comm.pp_send, float(t.pp_bytes[0]), "to the next stage")
+
+
+def _constants(c: Chain, job: Job, keys: str) -> None:
+    """Catalogue values by their dotted names, shown in the unit that the name carries."""
+    for key in keys.split():
+        holder: Any = job.cluster if key.partition(".")[0] in ("gpu", "node", "fabric") else job.profile
+        for part in key.split("."):
+            holder = holder[part] if isinstance(holder, dict) else getattr(holder, part)
+        if holder is None:  # no such limit
+            continue
+        unit = dimension(key.rpartition(".")[2])
+        if isinstance(holder, str):
+            c.constant(1, key, holder or "not stated")
+            continue
+        c.constant(1, key, f"{holder:g}" if unit in (None, "frac") else show(float(holder), unit or ""))
+
+
+def _timeline(c: Chain, job: Job, w: EvaluatedStep) -> None:
+    c.add(
+        0,
+        "overlap",
+        show(float(w.results.overlapped_comm_s[0]), "s"),
+        "compute c while a communication backlog q runs: o = min(c (1 + kappa), q gamma), elapsed o + c - o / "
+        "(1 + kappa)",
+    )
+    c.constant(1, "compute_slowdown_frac", f"{job.profile.compute_slowdown_frac:g}")
+    c.constant(1, "comm_slowdown", f"{job.profile.comm_slowdown:g}")
+    c.add(
+        1, "straggler", show(float(w.results.straggler_s[0]), "s"), "straggler_frac * E[max of N normals] * compute_s"
+    )
+    c.constant(1, "straggler_frac", f"{job.profile.straggler_frac:g}")
+    if job.plan.sync_every > 1:
+        e, often = w.outer_sync, f"1 / sync_every({job.plan.sync_every:,})"
+        c.add(1, "outer sync, share per step", show(float(e.comm_s[0]), "s"), f"all-reduce over the replicas * {often}")
+        c.add(1, "outer optimizer, share per step", show(float(e.compute_s[0]), "s"), f"Nesterov's momentum * {often}")
+    if job.plan.pp > 1:
+        c.add(
+            1,
+            "pipeline",
+            show(float(w.step.pipeline_s[0]), "s"),
+            f"{job.plan.schedule}, {job.plan.pp} stages x {job.plan.virtual_stages}, {job.microbatches} microbatches; "
+            "an action starts when its rank is free and its input has arrived",
+        )
+
+
+def _memory(c: Chain, job: Job, w: EvaluatedStep) -> None:
+    verdict = "fits" if w.results.fits[0] else "does not fit"
+    limit = show(job.cluster.gpu.hbm_bytes, "bytes")
+    needs = show(float(w.results.memory_bytes[0]), "bytes")
+    c.add(0, "memory_bytes", needs, f"of {limit} on the GPU that needs the most: {verdict}")
+    notes = {"gradients": "at the memory peak: allocated as activations are freed, unless they are kept"}
+    if job.plan.sync_every > 1:
+        notes["optimizer"] = (
+            "includes the outer optimizer's momentum and the parameters of the last outer sync, both in fp32"
+        )
+    for part in ("weights", "gradients", "optimizer", "activations", "logits", "comm_buffers", "context"):
+        c.add(1, part, show(float(getattr(w.memory, part + "_bytes")[0]), "bytes"), notes.get(part, ""))
+    _constants(c, job, "context_bytes allocator_frac reduces_in_flight")
+
+
+def _power(c: Chain, job: Job, w: EvaluatedStep) -> None:
+    gpu = job.cluster.gpu
+    c.add(
+        0,
+        "power_w_per_gpu",
+        show(float(w.results.power_w_per_gpu[0]), "w"),
+        "idle + (flop J/FLOP + bytes J/B + comm_s W) / step_s, smoothly limited by the power limit",
+    )
+    c.add(1, "tensor-core work", f"{w.flop[0] / 1e12:,.1f} TFLOP per GPU and step")
+    c.add(1, "HBM traffic", show(float(w.moved_bytes[0]), "bytes") + " per GPU and step")
+    for key, value in (
+        ("gpu.idle_w", show(gpu.idle_w, "w")),
+        ("gpu.gemm_j_per_flop", show(gpu.gemm_j_per_flop, "j_per_flop")),
+        ("gpu.hbm_j_per_byte", show(gpu.hbm_j_per_byte, "j_per_byte")),
+        ("gpu.comm_w", show(gpu.comm_w, "w")),
+        ("gpu.tdp_w", show(gpu.tdp_w, "w")),
+        ("gpu.cap_sharpness", f"{gpu.cap_sharpness:g}"),
+    ):
+        c.constant(1, key, value)

@@ -1,0 +1,1 @@
+"""What has to be done: model and plan -> operations, messages, bytes of memory."""

@@ -1,0 +1,1 @@
+"""What real hardware did: probes of this machine and traces of PyTorch jobs. It predicts nothing."""

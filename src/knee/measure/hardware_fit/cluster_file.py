@@ -1,0 +1,221 @@
+"""All readings of a machine -> one cluster file: what was measured, laid over a catalogue entry."""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from knee.base.errors import InputError, KneeError, argument
+from knee.base.files import scratch_folder, write_text
+from knee.base.units import show
+from knee.measure.hardware_fit.gemms import FEWEST, kind_of
+from knee.measure.hardware_fit.kernel_constants import FitPart, KernelFit, fit_kernels
+from knee.measure.hardware_fit.link_constants import link_values
+from knee.measure.hardware_fit.measured_steps import PLAIN_LAUNCH_S
+from knee.measure.hardware_fit.power_constants import power_values
+from knee.measure.machine.readings import Machine, Probe, Readings, read_readings
+from knee.specs.catalog import is_path
+from knee.specs.hardware import Cluster
+from knee.specs.load import load_cluster, load_profile
+from knee.specs.write import Value, cluster_toml, four_digits
+
+BASES = {
+    "GH200": "gh200-nvl32",
+    "H200": "dgx-h200",
+    "H20": "h20-8",
+    "H100": "dgx-h100",
+    "A100": "dgx-a100",
+    "V100": "dgx-v100",
+    "GB300": "gb300-nvl72",
+    "B300": "dgx-b300",
+    "GB200": "gb200-nvl72",
+    "B200": "dgx-b200",
+    "MI300X": "mi300x-8",
+    "MI325X": "mi325x-8",
+    "MI355X": "mi355x-8",
+    "L40S": "l40s-8",
+    "6000": "rtx-pro-6000-8",
+}
+"""A word of a device's name -> the catalogue cluster that has it."""
+MEMORY_FRAC = 0.05
+"""Drivers keep some of the memory for themselves."""
+
+Values = dict[str, Value]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineFile:
+    """What was written."""
+
+    path: Path
+    base: str
+    values: Values
+    """Dotted field path -> what was measured."""
+    probes: tuple[Probe, ...]
+    """Readings that it was made from."""
+    left_out: dict[Probe, str]
+    """Readings beside it that say nothing yet, and why."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for the JSON of a probe."""
+        return {
+            "cluster_file": str(self.path),
+            "base": self.base,
+            "left_out": self.left_out,
+            "values": {path: asdict(value) for path, value in self.values.items()},
+        }
+
+
+def readings_path(out: Path, probe: Probe) -> Path:
+    """mine.toml -> mine.kernels.jsonl."""
+    return out.with_name(f"{out.stem}.{probe}.jsonl")
+
+
+def others_beside(out: Path, probe: Probe) -> list[tuple[Path, Machine]]:
+    """Other probes' readings of the same cluster file."""
+    paths = [readings_path(out, other) for other in get_args(Probe) if other != probe]
+    return [(path, read_readings(path).machine) for path in paths if path.exists()]
+
+
+def base_of(machine: Machine, wanted: str | None) -> str:
+    """The cluster that says what was not measured: a name or path that was given, or the catalogue's with this GPU."""
+    if wanted is not None:
+        load_cluster(wanted)  # refuses a name or file that does not exist
+        return wanted
+    if machine.kind == "cpu":
+        return "cpu"
+    for word in machine.device.replace("-", " ").split():
+        if word in BASES:
+            gpu = load_cluster(BASES[word]).spec.gpu
+            # a name alone does not tell a PCIe card from the SXM module
+            if gpu.sms == machine.sms and abs(machine.memory_bytes / gpu.hbm_bytes - 1.0) < MEMORY_FRAC:
+                return BASES[word]
+    memory = show(machine.memory_bytes, "bytes")
+    raise InputError(
+        f"the catalogue has no cluster with a {machine.device} of {machine.sms} SMs and {memory}",
+        hint=f"give {argument('base')} with the most similar cluster; `knee catalog` lists them",
+        code="unknown-gpu",
+        field="base",
+    )
+
+
+def write_machine_file(out: Path, base: str | None, known: Mapping[Probe, Values] | None = None) -> MachineFile:
+    """Derive the cluster file anew from all readings that lie beside it; ``known`` is what was derived already."""
+    found: dict[Probe, Readings] = {
+        probe: read_readings(path) for probe in get_args(Probe) if (path := readings_path(out, probe)).exists()
+    }
+    first = next(iter(found.values())).machine
+    name = base_of(first, base)
+    cluster = load_cluster(name).spec
+    values: Values = {}
+    used: list[Probe] = []
+    left_out: dict[Probe, str] = {}
+    for probe, readings in found.items():
+        if probe not in DERIVE:
+            continue
+        try:
+            values |= known[probe] if known and probe in known else DERIVE[probe](readings, cluster)
+            used.append(probe)
+        except KneeError as error:  # one probe's beginning does not hold up another's result
+            left_out[probe] = error.message
+
+    def text(ref: str) -> str:
+        return cluster_toml(
+            ref,
+            values,
+            comments=(
+                f"{first.device}, measured by knee probe {', '.join(used)} on {first.date} with {first.software}.",
+                f"Values that are missing here come from {_described(ref)}. This file is generated from the readings "
+                "next to it; do not edit it.",
+            ),
+        )
+
+    with scratch_folder() as folder:
+        checked = folder / "new.toml"
+        checked.write_text(text(_ref_from(folder, name)), encoding="utf-8")
+        load_cluster(str(checked))  # what is written can be read
+    write_text(out, text(_ref_from(out.parent, name)))
+    return MachineFile(path=out, base=name, values=values, probes=tuple(used), left_out=left_out)
+
+
+def _ref_from(folder: Path, base: str) -> str:
+    """The base as a file in ``folder`` names it: paths in a cluster file are relative to the file."""
+    return os.path.relpath(base, folder) if is_path(base) else base
+
+
+def _described(ref: str) -> str:
+    return ref if is_path(ref) else f"{ref} of knee's catalogue"
+
+
+def kernel_values(readings: Readings, cluster: Cluster) -> Values:
+    """Fields of the GPU that kernels tell, and the host's launch time."""
+    return values_of_fit(readings.machine, fit_kernels(readings, cluster.gpu, load_profile("eager").spec), cluster)
+
+
+def values_of_fit(machine: Machine, fit: KernelFit, cluster: Cluster) -> Values:
+    """A fit as values with their sources."""
+    taken = f"knee probe kernels, {machine.date}, {machine.device}, {machine.software}, spread {fit.spread_frac:.1%}"
+
+    def fitted(value: float | str, part: FitPart) -> Value:
+        return Value(value=value, kind="fitted", source=f"{taken}: {fit.residuals[part].words}")
+
+    def read(value: float | str, what: str) -> Value:
+        return Value(value=value, kind="measured", source=f"{taken}: {what}")
+
+    gpu, main = fit.gpu, next(part for part in fit.residuals if part.kind == "products")
+    kind = kind_of(gpu, main.of)
+    gemm = gpu.gemm[kind]
+    values = {
+        "gpu.sms": read(gpu.sms, "as torch reports it"),
+        "gpu.hbm_bytes": read(f"{gpu.hbm_bytes / 2**20:.0f} MiB", "as torch reports it"),
+        f"gpu.gemm.{kind}.peak_frac": fitted(four_digits(gemm.peak_frac), main),
+        f"gpu.gemm.{kind}.half_k": fitted(four_digits(gemm.half_k), main),
+        f"gpu.gemm.{kind}.half_intensity": fitted(four_digits(gemm.half_intensity), main),
+        f"gpu.gemm.{kind}.library": read(machine.software, "the software of the measurement"),
+        "gpu.kernel_s": fitted(f"{four_digits(gpu.kernel_s * 1e6)} us", main),
+        "gpu.hbm_frac": read(four_digits(gpu.hbm_frac), "the median over kernels with exactly known memory traffic"),
+    }
+    if machine.power_limit_w is not None:
+        values["gpu.gemm_cap_w"] = read(f"{machine.power_limit_w:g} W", "the enforced limit")
+        if machine.power_limit_w != gpu.gemm_cap_w:
+            # a known clock is that of another limit
+            values["gpu.gemm_clock_frac"] = read(1.0, "the clock under this limit is assumed to be the highest clock")
+    if gpu.hbm_bytes_per_s != cluster.gpu.hbm_bytes_per_s:
+        streamed = f"{four_digits(gpu.hbm_bytes_per_s / 1e9)} GB/s"
+        values["gpu.hbm_bytes_per_s"] = read(
+            streamed, "the rate that streaming kernels reach, because no rate is published"
+        )
+    if machine.kind == "cpu":
+        best = f"{four_digits((gpu.bf16_flop_per_s or gpu.fp16_flop_per_s) / 1e9)} GFLOP/s"
+        for field in ("gpu.bf16_flop_per_s", "gpu.fp16_flop_per_s"):
+            values[field] = read(best, "the fastest fp32 matrix product, used instead of a peak")
+    fp8 = FitPart("products", "fp8")
+    eight = fit.residuals.get(fp8)
+    if gpu.fp8_flop_per_s is not None and eight is not None and eight.points >= FEWEST:
+        values["gpu.gemm.fp8.peak_frac"] = fitted(four_digits(gpu.gemm["fp8"].peak_frac), fp8)
+    for kernel, rate in gpu.attention.items():
+        if FitPart("attention", kernel, "forward") in fit.residuals:
+            for field, value in asdict(rate).items():
+                # `knee probe power` tells energy and clock; rows that did not vary tell nothing of themselves
+                if field in ("j_per_flop", "clock_frac") or (field == "half_rows" and not fit.rows_vary[kernel]):
+                    continue
+                part = FitPart("attention", kernel, "backward" if "backward" in field else "forward")
+                values[f"gpu.attention.{kernel}.{field}"] = fitted(four_digits(value), part)
+    if fit.launch_s is not None:
+        what = (
+            f"{show(fit.launch_s, 's')} a kernel in an eager step too small to keep the device busy, over the "
+            f"{show(PLAIN_LAUNCH_S, 's')} of the same loop on an H200's host"
+        )
+        values["node.launch_scale"] = read(four_digits(fit.launch_s / PLAIN_LAUNCH_S), what)
+    return values
+
+
+DERIVE: dict[Probe, Callable[[Readings, Cluster], Values]] = {
+    "kernels": kernel_values,
+    "power": power_values,
+    "collectives": link_values,
+}
+"""Which probes tell something of the cluster, and how."""

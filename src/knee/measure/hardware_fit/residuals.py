@@ -1,0 +1,61 @@
+"""How far a prediction is from what was measured, and what is held back from a fit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from knee.base.arrays import Bools, Floats
+
+HELD_FRAC = 0.3
+SEED = 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residuals:
+    """Relative errors, predicted over measured less one."""
+
+    points: int
+    median_frac: float
+    """Of the absolute errors, as the next two."""
+    p90_frac: float
+    worst_frac: float
+    bias_frac: float
+    """Median of the signed errors."""
+
+    @classmethod
+    def of(cls, predicted: Floats, measured: Floats) -> Self:
+        """Errors of pairs."""
+        signed = np.asarray(predicted / measured - 1.0)
+        size = np.abs(signed)
+        return cls(
+            points=len(signed),
+            median_frac=float(np.median(size)),
+            p90_frac=float(np.quantile(size, 0.9)),
+            worst_frac=float(np.max(size)),
+            bias_frac=float(np.median(signed)),
+        )
+
+    @classmethod
+    def of_measured(cls, predicted: Sequence[float] | Floats, measured: Sequence[float | None] | Floats) -> Self | None:
+        """Errors where something was measured (neither None nor NaN) and predicted; None where that is nowhere."""
+        # None becomes NaN
+        answer, truth = np.array(predicted, dtype=np.float64), np.array(measured, dtype=np.float64)
+        known = np.isfinite(answer) & np.isfinite(truth)
+        return cls.of(answer[known], truth[known]) if known.any() else None
+
+    @property
+    def words(self) -> str:
+        """In one phrase, for sources."""
+        return f"{self.points} points, error median {self.median_frac:.1%}, p90 {self.p90_frac:.1%}"
+
+
+def held_back(settings: Sequence[Hashable], *, seed: int = SEED) -> Bools:
+    """True for points whose whole setting is kept from the fit: about three in ten of the distinct ones."""
+    distinct = sorted(set(settings), key=repr)
+    chosen = set(random.Random(seed).sample(distinct, round(HELD_FRAC * len(distinct))))
+    return np.array([setting in chosen for setting in settings], dtype=np.bool_)

@@ -1,0 +1,485 @@
+"""A trace's columns beside the user's other caches, so that a second look is instant.
+
+An entry holds only for a file of the same size, times of change, and first and last bytes, read by this very reader;
+one that is damaged, or does not hold, is read anew and replaced. Nothing fails for want of a cache. What is no plain
+file (a pipe, the standard input) can be read once only: it is copied first, and has no entry.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+from array import array
+from collections.abc import Iterable
+from dataclasses import asdict, fields, replace
+from functools import cache
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from knee.base.errors import InputError, KneeError
+from knee.base.limits import LONGEST_TRACE_NS
+from knee.measure.kineto.decode import KEYS, NO_ARGS, Args, nanoseconds
+from knee.measure.kineto.event_columns import (
+    DEVICE_KINDS,
+    FURTHEST_NS,
+    Counts,
+    Int64,
+    LaunchCall,
+    RankTrace,
+    Step,
+    check_kernels,
+    of_gpu,
+    rank_of,
+    whole,
+)
+from knee.measure.kineto.event_stream import HINT, EventStream, ReportBytes
+from knee.measure.kineto.number_columns import NumberText, nanosecond_column
+
+# Events as they are decoded -> columns of one rank's trace. Times stay text until there are thousands of them:
+# reading a column digit by digit costs the same few dozen calls of NumPy for a hundred numbers as for ten thousand,
+# and text that was copied out of a block holds no block in memory.
+
+COLUMNS = ("start", "end", "kind", "stream", "device", "correlation", "name")
+LAUNCHES = ("launch", "launched")
+STEP = re.compile(r"ProfilerStep#(\d{1,18})")
+MISSING = -(1 << 63)
+"""In a column: no number."""
+FAR = MISSING + 1
+"""In a column: a time beyond ``FURTHEST_NS``."""
+TOGETHER = 1 << 14
+"""Kernels and launches whose numbers are read together: enough that it costs little, few enough for the cache."""
+
+
+def read_columns(path: Path, *, copy: Path | None = None, report_bytes: ReportBytes | None = None) -> RankTrace:
+    """Read a trace of a GPU; one of a processor comes back without a row. ``copy`` gets what was read of ``path``."""
+    stream, collect = EventStream(path=path, copy=copy, report_bytes=report_bytes), _Collector()
+    for events in stream.events():
+        collect.take(events)
+    return collect.finish(path, stream)
+
+
+class _Waiting:
+    """Kernels, copies, launches and steps whose numbers are not read yet."""
+
+    def __init__(self) -> None:
+        self.start, self.duration, self.launched = NumberText(), NumberText(), NumberText()
+        self.stream, self.device, self.correlation, self.launch = (array("q") for _ in range(4))
+        self.kinds: list[int] = []
+        self.names: list[int] = []
+        self.args: list[tuple[int, Args]] = []
+        self.steps: list[Any] = []
+
+    def __len__(self) -> int:
+        return len(self.start) + len(self.launch)
+
+
+class _Numbered(dict[str, int]):
+    """Names by the order in which they are first asked for."""
+
+    def __missing__(self, name: str) -> int:
+        self[name] = number = len(self)
+        return number
+
+
+class _Collector:
+    """Takes events as they are decoded, and keeps what is asked of them."""
+
+    def __init__(self) -> None:
+        self.base: int | None = None
+        self.columns: dict[str, list[Int64]] = {name: [] for name in (*COLUMNS, *LAUNCHES)}
+        self.rows = self.launches = 0
+        self.waiting = _Waiting()
+        self.names = _Numbered()
+        self.texts: dict[Any, Any] = {}
+        self.args: dict[int, Args] = {}
+        self.steps: dict[tuple[int, int], Step] = {}
+        self.events = self.without_duration = self.anomalies = 0
+
+    def take(self, events: list[Any]) -> None:
+        """Take the events of one decoded block."""
+        self.events += len(events)
+        device: list[Any] = []
+        launches: list[Any] = []
+        annotations: list[Any] = []
+        keep = {"launch": launches.append, "annotation": annotations.append} | dict.fromkeys(
+            DEVICE_KINDS, device.append
+        )
+        for event in events:
+            if (role := event.role) is not None:
+                keep[role](event)
+        self._take_device([event for event in device if event.ph == "X"])
+        self._take_launches(launches)
+        self.waiting.steps += [event for event in annotations if _step_number(event) is not None]
+        if len(self.waiting) >= TOGETHER:
+            self._flush()
+
+    def _take_device(self, events: list[Any]) -> None:
+        if not events:
+            return
+        w, args = self.waiting, [event.args or NO_ARGS for event in events]
+        for i, some in enumerate(args, len(w.start)):
+            if some.collective is not None:
+                w.args.append((i, Args(*(self._shared(getattr(some, field)) for field in KEYS))))
+        w.start.add([event.ts for event in events])
+        w.duration.add([event.dur for event in events])
+        w.stream += _wholes([some.stream for some in args], (event.tid for event in events))
+        w.device += _wholes([some.device for some in args], (event.pid for event in events))
+        w.correlation += _wholes([some.correlation for some in args])
+        w.kinds += [DEVICE_KINDS[event.role] for event in events]
+        named = [event.name for event in events]
+        if set(map(type, named)) != {str}:
+            named = list(map(str, named))
+        w.names += map(self.names.__getitem__, named)
+
+    def _take_launches(self, events: list[Any]) -> None:
+        if events:
+            self.waiting.launch += _wholes([(event.args or NO_ARGS).correlation for event in events])
+            self.waiting.launched.add([event.ts for event in events])
+
+    def _flush(self) -> None:
+        waiting, self.waiting = self.waiting, _Waiting()
+        check_kernels(self.rows + self.launches)
+        if len(waiting.start):
+            self._device(waiting)
+        if len(waiting.launch):
+            self._launches(waiting)
+        for event in waiting.steps:
+            self._step(event)
+
+    def _since_base(self, times: NumberText) -> Int64:
+        """Nanoseconds since the middle of the first times that were seen, as one of them may be broken."""
+        if self.base is None:
+            known = _known(times)
+            self.base = known[len(known) // 2] if known else None
+        return _times(times, self.base or 0)
+
+    def _launches(self, waiting: _Waiting) -> None:
+        launch, at = _column(waiting.launch), self._since_base(waiting.launched)
+        good = (launch != MISSING) & (at > FAR)
+        self.columns["launch"].append(launch[good])
+        self.columns["launched"].append(at[good])
+        self.launches += int(good.sum())
+
+    def _step(self, event: Any) -> None:
+        number, duration = _step_number(event), nanoseconds(event.dur)
+        start = int(self._since_base(NumberText([event.ts]))[0])
+        if number is None or start <= FAR or duration is None or not 0 <= duration < LONGEST_TRACE_NS:
+            return
+        self.steps[number, start] = Step(number=number, start_ns=start, end_ns=start + duration)
+
+    def _device(self, waiting: _Waiting) -> None:
+        start, duration = self._since_base(waiting.start), _times(waiting.duration, 0)
+        timed = (start != MISSING) & (duration != MISSING)
+        good = timed & (start != FAR) & (duration >= 0) & (duration < LONGEST_TRACE_NS)
+        self.without_duration += len(start) - int(timed.sum())
+        self.anomalies += int(timed.sum()) - int(good.sum())
+        found = {
+            "start": start,
+            "end": start + duration,
+            "kind": waiting.kinds,
+            "stream": _column(waiting.stream, -1),
+            "device": _column(waiting.device, -1),
+            "correlation": _column(waiting.correlation, -1),
+            "name": waiting.names,
+        }
+        for name, values in found.items():
+            self.columns[name].append(np.asarray(values, dtype=np.int64)[good])
+        row = self.rows + np.cumsum(good) - 1
+        self.args |= {int(row[i]): args for i, args in waiting.args if good[i]}
+        self.rows += int(good.sum())
+
+    def _shared(self, value: Any) -> Any:
+        """The same text as before, where it is one: groups of a thousand ranks are listed in every call."""
+        return self.texts.setdefault(value, value) if isinstance(value, str) else value
+
+    def finish(self, path: Path, stream: EventStream) -> RankTrace:
+        """All of it as arrays, sorted, from the first event on."""
+        self._flush()
+        if not self.events:
+            text = f"{path} has no events" + (f": {stream.cut}" if stream.cut else "")
+            raise InputError(text, hint=HINT, code="empty")
+        none = np.array([], dtype=np.int64)
+        column = {name: np.concatenate((none, *self.columns.pop(name))) for name in (*COLUMNS, *LAUNCHES)}
+        starts = (column["start"], column["launched"], [step.start_ns for step in self.steps.values()])
+        first = min((int(np.min(some)) for some in starts if len(some)), default=0)
+        order = np.lexsort((column["end"], column["start"]))
+        place = np.empty(len(order), dtype=np.int64)
+        place[order] = np.arange(len(order))
+        by_correlation = np.argsort(column["launch"], kind="stable")
+        column["name"], names = self._used_names(column["name"])
+        info = stream.head.get("distributedInfo")
+        info = info if isinstance(info, dict) else {}
+        made = stream.head.get("knee")
+        rank = rank_of(path, info)
+        return RankTrace(
+            path=path,
+            rank=rank or 0,
+            rank_known=rank is not None,
+            world_size=whole(info.get("world_size")),
+            device_name=_device_name(stream.head),
+            info=info,
+            knee=made if isinstance(made, dict) else {},
+            start_ns=column["start"][order] - first,
+            end_ns=column["end"][order] - first,
+            kind=column["kind"][order],
+            stream=column["stream"][order],
+            device=column["device"][order],
+            correlation=column["correlation"][order],
+            name_id=column["name"][order],
+            names=names,
+            args={int(place[row]): args for row, args in self.args.items()},
+            launch_correlation=column["launch"][by_correlation],
+            launch_ns=column["launched"][by_correlation] - first,
+            steps=_steps(self.steps.values(), first),
+            first_ns=(self.base or 0) + first,
+            counts=Counts(
+                events=self.events,
+                without_duration=self.without_duration,
+                clock_anomalies=self.anomalies,
+                repairs=stream.repairs,
+            ),
+            cut=stream.cut,
+        )
+
+    def _used_names(self, name_id: Int64) -> tuple[Int64, tuple[str, ...]]:
+        """Without names of events that were left out, in the order of their first events."""
+        names = tuple(self.names)
+        if not self.without_duration and not self.anomalies:
+            return name_id, names
+        used, first = np.unique(name_id, return_index=True)
+        used = used[np.argsort(first)]
+        new = np.zeros(len(names), dtype=np.int64)
+        new[used] = np.arange(len(used))
+        return new[name_id], tuple(names[i] for i in used.tolist())
+
+
+def _step_number(event: Any) -> int | None:
+    found = STEP.fullmatch(event.name) if isinstance(event.name, str) else None
+    return int(found.group(1)) if found is not None and event.ph == "X" else None
+
+
+def _times(times: NumberText, base: int) -> Int64:
+    """Nanoseconds since ``base``, or MISSING, or FAR."""
+    if not 0 <= base < FURTHEST_NS * 4:
+        return np.array([_since(time, base) for time in times.values()], dtype=np.int64)
+    found, others = nanosecond_column(times)
+    since = found - base
+    since[np.abs(since) >= FURTHEST_NS] = FAR
+    if len(others):
+        values = times.values()
+        since[others] = [_since(values[row], base) for row in others.tolist()]
+    return since
+
+
+def _known(times: NumberText) -> list[int]:
+    """Return the times that are numbers, sorted."""
+    found, others = nanosecond_column(times)
+    if len(others):
+        read = map(nanoseconds, times.values())
+        return sorted(at for at in read if at is not None)
+    known: list[int] = np.sort(found).tolist()
+    return known
+
+
+def _since(time: Any, base: int) -> int:
+    at = nanoseconds(time)
+    return MISSING if at is None else at - base if abs(at - base) < FURTHEST_NS else FAR
+
+
+def _wholes(numbers: list[Any], tracks: Iterable[Any] = ()) -> array[int]:
+    """Whole numbers, or in their place those of the events' tracks (thread for stream, process for device); MISSING
+    where there is neither."""
+    try:
+        return array("q", numbers)  # refuses all that is not a whole number, unlike NumPy
+    except (TypeError, OverflowError):
+        read = ((whole(number), whole(track)) for number, track in zip_longest(numbers, tracks))
+        return array("q", [next((one for one in both if one is not None), MISSING) for both in read])
+
+
+def _column(numbers: array[int], missing: int = MISSING) -> Int64:
+    """Return the numbers with ``missing`` for those that are beyond reason or MISSING."""
+    found = np.frombuffer(numbers, dtype=np.int64)
+    return np.where((found >= FURTHEST_NS) | (found <= -FURTHEST_NS), missing, found)
+
+
+def _steps(annotated: Iterable[Step], first: int) -> tuple[Step, ...]:
+    """Return the steps in order; one that several threads annotate counts once."""
+    steps: list[Step] = []
+    for step in sorted(annotated, key=lambda s: (s.start_ns, -s.end_ns)):
+        start, end = step.start_ns - first, step.end_ns - first
+        if steps:
+            last = steps[-1]
+            # times in whole microseconds let a step begin just before the last one ends
+            inside = start < (last.start_ns + last.end_ns) // 2 or end <= last.end_ns
+            if step.number == last.number or (start < last.end_ns and inside):
+                continue
+        steps.append(Step(number=step.number, start_ns=start, end_ns=end))
+    return tuple(steps)
+
+
+def _device_name(head: dict[str, Any]) -> str | None:
+    devices = head.get("deviceProperties")
+    first = devices[0] if isinstance(devices, list) and devices else None
+    name = first.get("name") if isinstance(first, dict) else None
+    return str(name) if name else None
+
+
+EDGE_BYTES = 4096
+END = b"\n\0"
+"""Behind the text of an entry, which JSON escapes: the columns follow."""
+DIGEST_BYTES = ALIGNED_BYTES = 16
+LARGEST_BYTES = 256 << 20
+"""Of all entries together; the ones not looked at for longest go first."""
+ARRAYS = ("start_ns", "end_ns", "kind", "stream", "device", "correlation", "name_id", "launch_correlation", "launch_ns")
+READERS = (
+    "blocks",
+    "collect",
+    "number_columns",
+    "event_columns",
+    "decode",
+    "gloo",
+    "cpu_trace",
+    "nested_spans",
+    "event_stream",
+)
+"""Modules whose text decides what an entry says."""
+
+
+def cached_columns(path: Path, *, use: bool, report_bytes: ReportBytes | None) -> RankTrace:
+    """Return the columns of a trace, from the cache where it has them and ``use`` allows it."""
+    if not path.is_file():
+        return _read_pipe(path, report_bytes)
+    if not use:
+        return _read(path, report_bytes)
+    try:
+        entry, seal = _entry(path), _seal(path)
+    except (OSError, RuntimeError):  # there may be no home to have a cache in
+        return _read(path, report_bytes)
+    trace = _load(entry, seal, path)
+    if trace is None:
+        trace = _read(path, report_bytes)
+        _save(entry, seal, trace)
+    return trace
+
+
+def _read(path: Path, report_bytes: ReportBytes | None) -> RankTrace:
+    trace = read_columns(path, report_bytes=report_bytes)
+    if len(trace) or of_gpu(trace):
+        return trace
+    from knee.measure.kineto.cpu_trace import host_columns  # traces of GPUs need none of it
+
+    return host_columns(trace)
+
+
+def _read_pipe(path: Path, report_bytes: ReportBytes | None) -> RankTrace:
+    """Read the trace of a processor twice: the second time from a copy, which ends where the first gave up."""
+    from knee.base.files import scratch_folder  # which takes longer to import than the cache to read
+
+    with scratch_folder() as made:
+        copy = made / "trace"
+        trace = read_columns(path, copy=copy, report_bytes=report_bytes)
+        if not len(trace) and not of_gpu(trace):
+            from knee.measure.kineto.cpu_trace import host_columns
+
+            trace = replace(host_columns(replace(trace, path=copy)), path=path)
+    return trace
+
+
+def folder() -> Path:
+    """Return the folder that has the entries."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "knee" / "traces"
+
+
+def _entry(path: Path) -> Path:
+    return folder() / f"{hashlib.blake2b(str(path.resolve()).encode(), digest_size=16).hexdigest()}.columns"
+
+
+def _seal(path: Path) -> dict[str, Any]:
+    """What must be the same for an entry to hold."""
+    status = path.stat()
+    with path.open("rb") as file:
+        edges = file.read(EDGE_BYTES)
+        file.seek(max(0, status.st_size - EDGE_BYTES))
+        edges += file.read(EDGE_BYTES)
+    return {
+        "size": status.st_size,
+        "changed_ns": [status.st_mtime_ns, status.st_ctime_ns],
+        "edges": hashlib.blake2b(edges).hexdigest(),
+        "reader": _reader(),
+    }
+
+
+@cache
+def _reader() -> str:
+    """The reader's own text: an entry of another one means nothing."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in READERS:
+        digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
+    return digest.hexdigest()
+
+
+def _save(entry: Path, seal: dict[str, Any], trace: RankTrace) -> None:
+    from knee.base.files import replacing
+
+    others = {f.name: getattr(trace, f.name) for f in fields(trace) if f.name not in (*ARRAYS, "path")}
+    others |= {
+        "args": [[row, list(args)] for row, args in trace.args.items()],
+        "issued": [[row, list(call)] for row, call in trace.issued.items()],
+        "steps": [asdict(step) for step in trace.steps],
+        "counts": asdict(trace.counts),
+    }
+    # no room, no right to write, or what no JSON holds
+    with contextlib.suppress(KneeError, OSError, TypeError, ValueError, RecursionError):
+        lengths = [len(getattr(trace, name)) for name in ARRAYS]
+        text = json.dumps({"seal": seal, "others": others, "lengths": lengths}).encode() + END
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        columns = b"".join(np.asarray(getattr(trace, name), dtype="<i8").tobytes() for name in ARRAYS)
+        content = text.ljust(-(-len(text) // ALIGNED_BYTES) * ALIGNED_BYTES) + columns
+        with replacing(entry) as partial:
+            partial.write_bytes(_digest(content) + content)
+        _prune(entry.parent)
+
+
+def _load(entry: Path, seal: dict[str, Any], path: Path) -> RankTrace | None:
+    try:
+        stored = entry.read_bytes()  # one read
+        content = memoryview(stored)[DIGEST_BYTES:]
+        end = stored.index(END)
+        text = json.loads(stored[DIGEST_BYTES:end])
+        if text["seal"] != seal or stored[:DIGEST_BYTES] != _digest(content):
+            return None
+        at = -(-(end + len(END) - DIGEST_BYTES) // ALIGNED_BYTES) * ALIGNED_BYTES
+        arrays: dict[str, Any] = {}
+        for name, length in zip(ARRAYS, text["lengths"], strict=True):
+            arrays[name] = np.frombuffer(content, dtype="<i8", count=length, offset=at)
+            at += arrays[name].nbytes
+        others = text["others"]
+        others["args"] = {int(row): Args(*values) for row, values in others["args"]}
+        others["issued"] = {int(row): LaunchCall(*values) for row, values in others["issued"]}
+        others["steps"] = tuple(Step(**step) for step in others["steps"])
+        others["counts"] = Counts(**others["counts"])
+        others["names"], others["notes"] = tuple(others["names"]), tuple(others["notes"])
+        os.utime(entry)
+        return RankTrace(path=path, **arrays, **others)
+    except Exception:  # a damaged entry fails in as many ways as NumPy and JSON know
+        return None
+
+
+def _digest(content: bytes | memoryview) -> bytes:
+    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
+
+
+def _prune(where: Path) -> None:
+    entries = sorted(((e.stat().st_mtime, e.stat().st_size, e) for e in where.iterdir()), reverse=True)
+    total = 0
+    for _, size, entry in entries:
+        total += size
+        if total > LARGEST_BYTES:
+            entry.unlink(missing_ok=True)

@@ -1,0 +1,208 @@
+"""Runs one point on the device: products, attention, memory-bound kernels. Needs torch and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from knee.measure.machine.probe_points import AttentionPoint, GemmPoint, GroupedPoint, StreamPoint
+from knee.measure.machine.timing import Timing, Work, time_device
+
+CACHE_BYTES = 200e6
+"""Data is rotated over more than this, so that no kernel finds it in the last-level cache."""
+MOST_COPIES = 16
+TYPES = {"cuda": ("bf16", "fp16", "fp8"), "cpu": ("fp32",)}
+OLDEST = {"bf16": (8, 0), "fp8": (8, 9)}
+"""Compute capability from which a chip has the type."""
+
+
+def types_of(device: str) -> tuple[str, ...]:
+    """The types that a device has; the first is the one that the grid is measured in."""
+    if device == "cpu":
+        return TYPES["cpu"]
+    import torch
+
+    chip = torch.cuda.get_device_capability(0)
+    return tuple(name for name in TYPES["cuda"] if chip >= OLDEST.get(name, (0, 0)))
+
+
+def measure(point: GemmPoint | GroupedPoint | AttentionPoint | StreamPoint, device: str) -> Timing:
+    """Time one point; torch's own errors (out of memory, unsupported) go to the caller."""
+    if isinstance(point, GemmPoint):
+        return time_device(lambda: _gemm(point, device), device)
+    if isinstance(point, GroupedPoint):
+        return time_device(lambda: _grouped(point, device), device)
+    if isinstance(point, AttentionPoint):
+        return time_device(lambda: _attention(point, device), device)
+    return time_device(lambda: _stream(point, device), device)
+
+
+def dtype_of(name: str) -> Any:
+    """torch's name of a type."""
+    import torch
+
+    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp8": torch.float8_e4m3fn}[name]
+
+
+def backend_of(kernel: str) -> Any:
+    """torch's name of an attention kernel."""
+    from torch.nn.attention import SDPBackend
+
+    return {
+        "flash2": SDPBackend.FLASH_ATTENTION,
+        "cudnn": SDPBackend.CUDNN_ATTENTION,
+        "cutlass": SDPBackend.EFFICIENT_ATTENTION,
+        "unfused": SDPBackend.MATH,
+    }[kernel]
+
+
+def _copies(bytes_each: float) -> int:
+    return max(2, min(MOST_COPIES, int(CACHE_BYTES / bytes_each) + 1))
+
+
+def _gemm(p: GemmPoint, device: str) -> Work:
+    import torch
+
+    made = torch.bfloat16 if p.dtype == "fp8" else dtype_of(p.dtype)
+    n = _copies(2.0 * (p.m * p.k + p.k * p.n))
+
+    def normal(rows: int, cols: int) -> Any:
+        return torch.randn(rows, cols, device=device, dtype=torch.float32).to(made)
+
+    # operands lie as a linear map's autograd leaves them
+    if p.layout == "forward":
+        pairs = [(normal(p.m, p.k), normal(p.n, p.k).t()) for _ in range(n)]
+    elif p.layout == "dgrad":
+        pairs = [(normal(p.m, p.k), normal(p.k, p.n)) for _ in range(n)]
+    else:
+        pairs = [(normal(p.k, p.m).t(), normal(p.k, p.n)) for _ in range(n)]
+    if p.dtype == "fp8":
+        one = torch.tensor(1.0, device=device)
+        eighths = [(a.to(torch.float8_e4m3fn), b.t().to(torch.float8_e4m3fn).t()) for a, b in pairs]
+        return Work(
+            run=lambda i: torch._scaled_mm(*eighths[i], scale_a=one, scale_b=one, out_dtype=torch.bfloat16), copies=n
+        )
+    return Work(run=lambda i: torch.mm(*pairs[i]), copies=n)
+
+
+def _grouped(p: GroupedPoint, device: str) -> Work:
+    """Operands lie as the trainer's experts have them (``knee.training.parallelism.experts``)."""
+    import torch
+    from torch.nn.functional import grouped_mm
+
+    n = _copies(2.0 * (p.rows * (p.k + p.n) + p.experts * p.k * p.n))
+    offsets = torch.tensor(p.counts, device=device).cumsum(0).to(torch.int32)
+
+    def normal(*shape: int) -> Any:
+        return torch.randn(shape, device=device, dtype=torch.float32).to(dtype_of(p.dtype))
+
+    if p.layout == "forward":
+        pairs = [(normal(p.rows, p.k), normal(p.experts, p.n, p.k).transpose(1, 2)) for _ in range(n)]
+    elif p.layout == "dgrad":
+        pairs = [(normal(p.rows, p.n), normal(p.experts, p.n, p.k)) for _ in range(n)]
+    else:
+        pairs = [(normal(p.rows, p.n).t(), normal(p.rows, p.k)) for _ in range(n)]
+    return Work(run=lambda i: grouped_mm(*pairs[i], offs=offsets), copies=n)
+
+
+def _attention(p: AttentionPoint, device: str) -> Work:
+    import torch
+    from torch.nn.attention import sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    backend = backend_of(p.kernel)
+    shape = (p.batch, p.heads, p.seq_len, p.head_dim)
+    n = _copies(2.0 * 3 * p.batch * p.heads * p.seq_len * p.head_dim)
+    inputs = [
+        tuple(torch.randn(shape, device=device, dtype=dtype_of(p.dtype), requires_grad=not p.forward) for _ in range(3))
+        for _ in range(n)
+    ]
+
+    def forward(i: int) -> Any:
+        with sdpa_kernel(backend):
+            q, k, v = inputs[i]
+            return scaled_dot_product_attention(q, k, v, is_causal=p.causal)
+
+    if p.forward:
+        return Work(run=forward, copies=n)
+    outputs = [forward(i) for i in range(n)]
+    gradient = torch.randn_like(outputs[0])
+    return Work(run=lambda i: torch.autograd.grad(outputs[i], inputs[i], gradient, retain_graph=True), copies=n)
+
+
+def rmsnorm(x: Any, weight: Any) -> Any:
+    """As Llama's reference writes it."""
+    import torch
+
+    y = x.float()
+    return (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-5)).type_as(x) * weight
+
+
+def rope(x: Any, turn: Any) -> Any:
+    """As Llama's reference writes it: pairs of features are complex numbers. x is (batch, seq, heads, head_dim)."""
+    import torch
+
+    pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * turn).flatten(-2).type_as(x)
+
+
+def swiglu(gate: Any, up: Any) -> Any:
+    """The gated activation."""
+    import torch
+
+    return torch.nn.functional.silu(gate) * up
+
+
+def loss(logits: Any, target: Any) -> Any:
+    """Cross entropy in fp32, as trainers compute it."""
+    import torch
+
+    return torch.nn.functional.cross_entropy(logits.float(), target)
+
+
+def _operation(p: StreamPoint, device: str) -> tuple[Callable[..., Any], list[Any], list[Any]]:
+    """The function, its differentiable inputs and its others."""
+    import torch
+
+    def normal(*shape: int) -> Any:
+        dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        return torch.randn(*shape, device=device, dtype=dtype, requires_grad=True)
+
+    x = normal(p.tokens, p.width)
+    if p.operation == "rmsnorm":
+        return rmsnorm, [x, normal(p.width)], []
+    if p.operation == "rope":
+        heads = p.width // 128
+        angles = torch.rand(p.tokens, 1, 64, device=device)
+        return rope, [normal(1, p.tokens, heads, 128)], [torch.polar(torch.ones_like(angles), angles)]
+    if p.operation == "swiglu":
+        return swiglu, [x, normal(p.tokens, p.width)], []
+    if p.operation == "residual":
+        return torch.add, [x, normal(p.tokens, p.width)], []
+    if p.operation == "loss":
+        return loss, [x], [torch.randint(p.width, (p.tokens,), device=device)]
+    raise ValueError(f"no memory-bound operation named {p.operation}")
+
+
+def _stream(p: StreamPoint, device: str) -> Work:
+    import torch
+
+    if p.operation == "copy":
+        source = torch.empty(p.tokens * p.width * 16, device=device, dtype=torch.int16)
+        target = torch.empty_like(source)
+        # by a kernel, as training's memory-bound work is; a copy in a graph takes another path
+        return Work(run=lambda _: torch.add(source, 1, out=target))
+    if p.operation == "adamw":
+        weights = [torch.randn(p.tokens * p.width, device=device, requires_grad=True) for _ in range(4)]
+        for w in weights:
+            w.grad = torch.randn_like(w)
+        optimizer = torch.optim.AdamW(weights, lr=1e-3, fused=True, capturable=device == "cuda")
+        return Work(run=lambda _: optimizer.step())
+    function, inputs, others = _operation(p, device)
+    run = torch.compile(function, dynamic=False) if p.compiled else function
+    if p.forward:
+        # with gradients on, so that what backward needs is kept as in training
+        return Work(run=lambda _: run(*inputs, *others))
+    output = run(*inputs, *others)
+    gradient = torch.ones_like(output)
+    return Work(run=lambda _: torch.autograd.grad(output, inputs, gradient, retain_graph=True))

@@ -1,0 +1,106 @@
+"""This machine, as the first line of a file of readings says it; and whether it can be measured at all."""
+
+from __future__ import annotations
+
+import os
+import platform
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+
+import knee
+from knee.base.errors import InputError, KneeError, MissingExtra, argument
+from knee.measure.machine.listener import SILENT, ProbeListener
+from knee.measure.machine.nvml import Nvml, refuse_if_shared
+from knee.measure.machine.readings import Machine, Probe
+
+TRAIN = "pip install 'knee[train]'"
+
+
+def need_torch(what: str) -> None:
+    """Refuse in words where torch is not installed."""
+    if find_spec("torch") is None:
+        raise MissingExtra(f"{what} needs torch", hint=TRAIN)
+
+
+def ready(probe: Probe, wanted: str | None, *, anyway: bool = False, listener: ProbeListener = SILENT) -> Machine:
+    """The device that will be measured, once it is there and nobody else uses it."""
+    need_torch(f"knee probe {probe}")
+    # before a context exists: in a container one's own process cannot be told from others
+    nvml, why = open_nvml()
+    device = choose_device(wanted)
+    if device == "cuda" and nvml is None:
+        listener.sharing_unknown(why)
+    if device == "cuda" and nvml is not None and not anyway:
+        refuse_if_shared(nvml)
+    return describe(probe, device, nvml=nvml)
+
+
+def choose_device(wanted: str | None) -> str:
+    """The device that was asked for, or the GPU where there is one."""
+    import torch
+
+    there = torch.cuda.is_available()
+    if wanted == "cuda" and not there:
+        built = torch.version.cuda or torch.version.hip
+        why = "torch finds no GPU" if built else f"torch {torch.__version__} was built without CUDA"
+        hint = f"`knee doctor` shows the devices of this machine; {argument('device')} cpu measures the CPU"
+        raise InputError(f"{argument('device')} cuda: {why}", hint=hint, code="no-gpu", field="device")
+    return wanted or ("cuda" if there else "cpu")
+
+
+def open_nvml() -> tuple[Nvml | None, str]:
+    """NVML of the GPU that CUDA will take for its first, or why there is none; no CUDA context is made."""
+    try:
+        return Nvml(), ""
+    except KneeError as error:
+        return None, error.message
+
+
+def same_gpu(nvml: Nvml) -> Nvml:
+    """NVML of the GPU that CUDA did take: on a machine of different GPUs, CUDA may count the fastest first."""
+    import torch
+
+    uuid = str(torch.cuda.get_device_properties(0).uuid).removeprefix("GPU-")
+    return nvml if nvml.uuid.removeprefix("GPU-") == uuid else Nvml(uuid)
+
+
+def describe(probe: Probe, device: str, *, nvml: Nvml | None = None, devices: int | None = None) -> Machine:
+    """Device, host and versions."""
+    import torch
+
+    cuda = device == "cuda"
+    limits = nvml.limits() if nvml is not None and cuda else None
+    properties = torch.cuda.get_device_properties(0) if cuda else None
+    cores = len(os.sched_getaffinity(0))
+    return Machine(
+        probe=probe,
+        date=datetime.now(UTC).date().isoformat(),
+        device=properties.name if properties is not None else processor(),
+        kind="cuda" if cuda else "cpu",
+        devices=devices or (torch.cuda.device_count() if cuda else 1),
+        sms=properties.multi_processor_count if properties is not None else cores,
+        memory_bytes=float(properties.total_memory) if properties is not None else _host_memory_bytes(),
+        power_limit_w=limits.power_limit_w if limits is not None else None,
+        host=f"{processor()}, {cores} cores",
+        knee=knee.__version__,
+        python=platform.python_version(),
+        torch=str(torch.__version__),
+        cuda=torch.version.cuda if cuda else None,
+        driver=limits.driver if limits is not None else None,
+        nccl=".".join(map(str, torch.cuda.nccl.version())) if cuda and torch.version.cuda else None,
+    )
+
+
+def processor() -> str:
+    """The processor's name, or its architecture where it does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _host_memory_bytes() -> float:
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

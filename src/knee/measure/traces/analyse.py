@@ -1,0 +1,366 @@
+"""``analyse(paths)``: where the time of a job went, from the traces of one or more of its ranks."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import count, pairwise
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, NoReturn
+
+from knee.base.errors import InputError, RunFailed, argument
+from knee.base.limits import MOST_TRACE_BYTES
+from knee.base.progress import Progress
+from knee.base.signals import clean_up
+from knee.base.units import counted
+from knee.measure.kineto.blocks import too_large
+from knee.measure.kineto.event_columns import check_kernels
+from knee.measure.kineto.trace_files import SkippedTrace, find_files
+from knee.measure.traces.audit import Audit, audit
+from knee.measure.traces.device_time import Times, Window, mean_times, times_in
+from knee.measure.traces.kernel_classes import Classes, classes_of
+from knee.measure.traces.loads import CollectiveLoad, KernelLoad, collective_loads, kernel_loads
+from knee.measure.traces.rank_waits import AcrossRanks, across_ranks, check_one_job
+from knee.measure.traces.read_trace import Trace, read_trace
+
+# Several traces read at the same time, by processes that import nothing of the caller's program. multiprocessing
+# would run the caller's main module again, or fork its threads; a library may do neither.
+
+WORKER = "from knee.measure.traces.analyse import serve; serve()"
+
+
+def read_parallel(
+    files: Sequence[Path],
+    classes: Classes,
+    *,
+    axes: Any,
+    cache: bool,
+    workers: int,
+    done: Callable[[Trace | InputError], None],
+) -> list[Trace | InputError]:
+    """Read all, the largest first, each with its trace or why there is none; ``done`` is called after each."""
+    order = sorted(range(len(files)), key=lambda i: -files[i].stat().st_size)
+    found: dict[int, Trace | InputError] = {}
+    processes = [_start() for _ in range(workers)]
+    todo = iter(order)  # next() of a list's iterator is atomic
+
+    def feed(process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for i in todo:
+            try:
+                pickle.dump((files[i], classes, axes, cache), process.stdin)
+                process.stdin.flush()
+                answer = pickle.load(process.stdout)
+            except (EOFError, OSError, pickle.UnpicklingError):
+                raise RunFailed(
+                    f"{files[i]}: the process that read it was killed", hint="the machine may have run out of memory"
+                ) from None
+            if isinstance(answer, Exception) and not isinstance(answer, InputError):
+                raise answer
+            found[i] = answer
+            done(answer)
+
+    pool = ThreadPoolExecutor(workers)
+    try:
+        for future in [pool.submit(feed, process) for process in processes]:
+            future.result()
+    finally:
+        # the pool's threads wait for the processes: those end first, or Ctrl-C would wait for whole traces
+        for process in processes:
+            process.terminate()
+        pool.shutdown(cancel_futures=True)
+        for process in processes:
+            process.communicate()
+    return [found[i] for i in range(len(files))]
+
+
+def _start() -> subprocess.Popen[bytes]:
+    """A worker. It imports what this process would and nothing of the current folder (-P), and Ctrl-C on the terminal
+    is not for it: it ends with its pipe."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", WORKER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+        start_new_session=True,
+    )
+
+
+def serve() -> None:
+    """Read what is asked for. Ends with whoever asks, in the middle of a trace too, and leaves no half of a file."""
+    asked: SimpleQueue[Any] = SimpleQueue()
+    answers = sys.stdout.buffer
+
+    def hear() -> None:
+        try:
+            while True:
+                asked.put(pickle.load(sys.stdin.buffer))
+        except (EOFError, pickle.UnpicklingError):
+            _leave()
+
+    signal.signal(signal.SIGTERM, lambda *_: _leave())
+    threading.Thread(target=hear, daemon=True).start()
+    while True:
+        path, classes, axes, cache = asked.get()
+        try:
+            answer: Trace | Exception = read_trace(path, classes, axes=axes, cache=cache)
+        except Exception as error:  # raised again where it was asked for
+            answer = error
+        try:
+            pickle.dump(answer, answers)
+            answers.flush()
+        except BrokenPipeError:
+            _leave()
+
+
+def _leave() -> NoReturn:
+    clean_up()
+    os._exit(0)
+
+
+TRACES_READ = "traces read"
+BYTES_READ = "bytes read"
+"""What progress is reported of; bytes only of files that this process reads itself."""
+PARALLEL_BYTES = 1 << 25
+"""From so many bytes on ranks are read at the same time; starting a process is dearer than reading less."""
+DEVICES = ("/dev/", "/proc/")
+PACKED = 12
+"""How much smaller a trace is under gzip."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedStep:
+    """A stretch of one rank's trace: a step, or what lies before the first."""
+
+    step: int | None
+    """The profiler's number; None before the first step."""
+    window: Window
+    times: Times
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankAnalysis:
+    """What was measured in one rank's trace."""
+
+    rank: int
+    path: Path
+    trace: Trace
+    window: Window
+    times: Times
+    """Of the whole window."""
+    steps: tuple[TracedStep, ...]
+    step_s: float
+    """Mean time of a step, by the host's or the device's clock, whichever is longer."""
+    step_times: Times
+    """Mean over its steps; of the whole window where it has none."""
+    collectives: tuple[CollectiveLoad, ...]
+    kernels: tuple[KernelLoad, ...]
+    audit: Audit
+
+    @property
+    def step_window(self) -> tuple[Window, int]:
+        """All of its steps together and their number; the whole window as one where it has none."""
+        parts = [part for part in self.steps if part.step is not None]
+        if not parts:
+            return self.window, 1
+        return Window(start_ns=parts[0].window.start_ns, end_ns=parts[-1].window.end_ns), len(parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysis:
+    """What was measured in the traces of one job."""
+
+    ranks: tuple[RankAnalysis, ...]
+    """By rank."""
+    times: Times
+    """Mean over ranks of their whole windows."""
+    steps: int
+    """Profiler steps in the window; 0 where the trace has none."""
+    across: AcrossRanks
+    left_out: tuple[SkippedTrace, ...] = ()
+    """Files that were given, or lie in a folder that was, and are not read."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every trace could be read to its end."""
+        return all(rank.audit.cut is None for rank in self.ranks) and not any(one.is_trace for one in self.left_out)
+
+
+def analyse(
+    paths: str | Path | Iterable[str | Path],
+    *,
+    skip: int = 0,
+    steps: int | None = None,
+    classes: Classes | None = None,
+    axes: Mapping[str, str] | None = None,
+    cache: bool = True,
+    progress: Progress | None = None,
+) -> Analysis:
+    """Read traces (files, folders of them, pipes, ``-`` for the standard input) and measure them.
+
+    ``skip`` leaves out that many profiler steps, ``steps`` then takes that many; without either all of it counts. Of
+    several ranks those steps count that all of them have.
+    """
+    given = find_files([paths] if isinstance(paths, (str, Path)) else paths)
+    if skip < 0 or (steps is not None and steps < 1):
+        raise InputError(
+            f"skip {skip} and steps {steps} leave no step to analyse",
+            hint="skip must be at least 0 and steps at least 1",
+            code="out-of-range",
+            field="skip" if skip < 0 else "steps",
+        )
+    found = _read_all(given.files, classes or classes_of(), axes, cache, progress)
+    traces = _numbered([trace for trace in found if isinstance(trace, Trace)])
+    failed = [(path, why) for path, why in zip(given.files, found, strict=True) if isinstance(why, InputError)]
+    if not traces:
+        raise failed[0][1]
+    traces.sort(key=lambda trace: trace.columns.rank)
+    check_one_job(traces)
+    chosen = _chosen(traces, skip, steps)
+    ranks = tuple(_rank(trace, which) for trace, which in zip(traces, chosen, strict=True))
+    return Analysis(
+        ranks=ranks,
+        times=mean_times([rank.times for rank in ranks]),
+        steps=min(sum(step.step is not None for step in rank.steps) for rank in ranks),
+        across=across_ranks(traces, [rank.window for rank in ranks]),
+        left_out=(*(SkippedTrace(path=path, why=why.message, is_trace=True) for path, why in failed), *given.left_out),
+    )
+
+
+def _read_all(
+    files: Sequence[Path], classes: Classes, axes: Mapping[str, str] | None, cache: bool, progress: Progress | None
+) -> list[Trace | InputError]:
+    """Each file's trace, or why there is none."""
+    finished = kept = read_bytes = 0
+    if progress:
+        progress(TRACES_READ, 0, len(files))
+
+    def report_bytes(count: int) -> None:
+        nonlocal read_bytes
+        read_bytes += count
+        if progress:
+            progress(BYTES_READ, read_bytes, 0)
+
+    def done(found: Trace | InputError) -> None:
+        nonlocal finished, kept
+        finished += 1
+        if isinstance(found, Trace):
+            kept += len(found.columns) + len(found.columns.launch_ns)
+            check_kernels(kept)
+        if progress:
+            progress(TRACES_READ, finished, len(files))
+
+    # a pipe of this process is none of another one's
+    apart = [path for path in files if path.is_file() and not str(path).startswith(DEVICES)]
+    total = sum(path.stat().st_size * (PACKED if path.suffix == ".gz" else 1) for path in apart)
+    if total > MOST_TRACE_BYTES:
+        raise too_large(apart[0] if len(apart) == 1 else apart[0].parent)
+    workers = min(len(apart), os.cpu_count() or 1)
+    found: dict[Path, Trace | InputError] = {}
+    if workers > 1 and total >= PARALLEL_BYTES:
+        traces = read_parallel(apart, classes, axes=axes, cache=cache, workers=workers, done=done)
+        found |= zip(apart, traces, strict=True)
+    for path in files:
+        if path not in found:
+            try:
+                found[path] = read_trace(path, classes, axes=axes, cache=cache, report_bytes=report_bytes)
+            except InputError as error:
+                found[path] = error
+            done(found[path])
+    return [found[path] for path in files]
+
+
+def _numbered(traces: list[Trace]) -> list[Trace]:
+    """The same; of several, those that say no rank get a free one, in their order."""
+    if len(traces) < 2:
+        return traces
+    taken = {trace.columns.rank for trace in traces if trace.columns.rank_known}
+    free = (number for number in count() if number not in taken)
+    found = []
+    for trace in traces:
+        c = trace.columns
+        if not c.rank_known:
+            rank = next(free)
+            note = f"{c.path.name} does not state its rank; it is counted as rank {rank}, by the order of the files"
+            trace = replace(trace, columns=replace(c, rank=rank, notes=(*c.notes, note)))
+        found.append(trace)
+    return found
+
+
+def _chosen(traces: Sequence[Trace], skip: int, steps: int | None) -> list[slice | None]:
+    """Of each trace the steps that were asked for; None for all of it."""
+    if not skip and steps is None:
+        return [None] * len(traces)
+    numbers = [[step.number for step in trace.steps] for trace in traces]
+    where = str(traces[0].columns.path)
+    if all(own == numbers[0] for own in numbers):
+        every = list(range(len(numbers[0])))
+    else:  # by number: ranks that began at different steps have those in common that were run at the same time
+        common = set(numbers[0]).intersection(*numbers[1:])
+        every = [i for i, number in enumerate(numbers[0]) if number in common]
+        where = "every rank"
+    wanted = every[skip:] if steps is None else every[skip : skip + steps]
+    if not wanted:
+        raise InputError(
+            f"{where} has {counted(len(every), 'profiler step')}; none is left after {argument('skip')} {skip}",
+            hint=f"skip fewer, or leave {argument('skip')} and {argument('steps')} out to analyse the whole trace",
+            code="no-steps",
+            field="skip",
+        )
+    if steps is not None and len(wanted) < steps:
+        raise InputError(
+            f"{where} has {counted(len(every), 'profiler step')}; {argument('skip')} {skip} and {argument('steps')} "
+            f"{steps} need more",
+            code="no-steps",
+            field="steps",
+        )
+    if where != "every rank":
+        return [slice(wanted[0], wanted[-1] + 1)] * len(traces)
+    first, last = numbers[0][wanted[0]], numbers[0][wanted[-1]]
+    return [slice(own.index(first), own.index(last) + 1) for own in numbers]
+
+
+def _rank(trace: Trace, which: slice | None) -> RankAnalysis:
+    c = trace.columns
+    skip, chosen = (which.start, trace.steps[which]) if which is not None else (0, trace.steps)
+    border = trace.border_ns
+    if which is not None:
+        window = Window(start_ns=int(border[skip]), end_ns=int(border[skip + len(chosen)]))
+    else:
+        # where launches are not known a step may begin before its first kernel
+        begin, end = int(c.start_ns.min()), int(c.end_ns.max())
+        window = Window(start_ns=min([begin, *border[:1].tolist()]), end_ns=max([end, *border[-1:].tolist()]))
+    windows = [Window(start_ns=a, end_ns=b) for a, b in pairwise(border[skip : skip + len(chosen) + 1].tolist())]
+    numbers: list[int | None] = [step.number for step in chosen]
+    if windows and window.start_ns < windows[0].start_ns:
+        windows.insert(0, Window(start_ns=window.start_ns, end_ns=windows[0].start_ns))
+        numbers.insert(0, None)
+    stepped = [w for number, w in zip(numbers, windows, strict=True) if number is not None] or [window]
+    together = Window(start_ns=stepped[0].start_ns, end_ns=stepped[-1].end_ns)
+    times, of_steps, *each = times_in(trace, [window, together, *windows])
+    parts = [TracedStep(step=number, window=w, times=t) for number, w, t in zip(numbers, windows, each, strict=True)]
+    device_s = sum(part.times.window_s for part in parts if part.step is not None)
+    host_s = sum(step.end_ns - step.start_ns for step in chosen) / 1e9
+    return RankAnalysis(
+        rank=c.rank,
+        path=c.path,
+        trace=trace,
+        window=window,
+        times=times,
+        steps=tuple(parts),
+        step_s=max(device_s, host_s) / len(chosen) if chosen else times.window_s,
+        step_times=of_steps.over(len(stepped)),
+        collectives=tuple(collective_loads(trace, window)),
+        kernels=tuple(kernel_loads(trace, window)),
+        audit=audit(trace),
+    )

@@ -1,1 +1,0 @@
-"""Records and figures -> one HTML file that needs no network. Writes, never computes."""

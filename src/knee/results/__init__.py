@@ -1,1 +1,0 @@
-"""What the functions of `import knee` return."""

@@ -1,1 +1,0 @@
-"""One plan of a search."""

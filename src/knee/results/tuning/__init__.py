@@ -1,1 +1,0 @@
-"""What tuning returns: on published sweeps, and on a real cluster."""

@@ -1,0 +1,1 @@
+"""Parts of an offline HTML page: document, tables, lanes, figures."""

@@ -1,0 +1,113 @@
+"""One self-contained HTML page: what was found, every chart with its table, what was assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from knee.show.figures.figure import Figure
+from knee.show.figures.svg import is_tall, svg_for_page
+from knee.show.figures.vega import Spec, to_svg
+from knee.show.page.html import render
+from knee.show.page.lanes import Lanes
+from knee.show.page.tables import Table, record_table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """One number of the summary."""
+
+    value: str
+    says: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fold:
+    """What is behind a line that opens it."""
+
+    block: ClassVar[str] = "fold"
+    summary: str
+    about: str = ""
+    """For those who hear the line alone."""
+    blocks: tuple[Table, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bullets:
+    """Sentences in a list."""
+
+    block: ClassVar[str] = "bullets"
+    title: str = ""
+    sentences: tuple[str, ...]
+
+
+Block = Table | Fold | Bullets | Lanes
+"""What a section may hold below its charts; a macro of the templates has the name of its ``block``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """A picture and the table behind it."""
+
+    id: str
+    title: str
+    caption: str
+    svg: str
+    """As Vega draws it; empty where there is nothing to draw."""
+    tables: tuple[Table, ...]
+    """Behind a line that opens them; none where the section shows its table in the open."""
+
+    @property
+    def picture(self) -> str:
+        """The SVG for the page, with a label for those who do not see it."""
+        words = [f"{self.title}.", self.caption, "Its values are in the table below."]
+        return svg_for_page(self.svg, " ".join(filter(None, words)))
+
+    @property
+    def is_tall(self) -> bool:
+        """Whether the picture takes the height of two."""
+        return is_tall(self.svg)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """Charts that belong together, below one sentence of what they show."""
+
+    id: str
+    title: str
+    says: str
+    charts: tuple[Chart, ...] = ()
+    blocks: tuple[Block, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """All that a page says, in its order."""
+
+    title: str
+    question: str
+    command: str
+    keys: tuple[Key, ...]
+    found: tuple[str, ...]
+    """Sentences of the summary."""
+    tables: tuple[Table, ...] = ()
+    """Tables of the summary."""
+    sections: tuple[Section, ...]
+    assumptions: tuple[str, ...]
+    sources: tuple[tuple[str, str], ...] = ()
+    """Words and address of each."""
+
+
+def render_page(page: Page) -> str:
+    """The whole file."""
+    has_timeline = any(isinstance(block, Lanes) for section in page.sections for block in section.blocks)
+    return render("page.html", page=page, title=page.title, command=page.command, has_timeline=has_timeline)
+
+
+def chart_of(figure: Figure, tables: Sequence[Table] | None = None, draw: Callable[[Spec], str] = to_svg) -> Chart:
+    """A figure as Vega draws it, with its own table behind it where no others are given."""
+    if tables is None:
+        tables = [record_table(figure.title, figure.columns, figure.rows)]
+    svg = draw(figure.spec) if figure.spec is not None else ""
+    return Chart(id=figure.id, title=figure.title, caption=figure.caption, svg=svg, tables=tuple(tables))

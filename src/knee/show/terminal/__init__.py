@@ -1,0 +1,1 @@
+"""Text in a terminal: tables, progress, delivery of an answer."""

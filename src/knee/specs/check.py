@@ -1,0 +1,321 @@
+"""From an unchecked tree of values to a spec, with every mistake reported at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, is_dataclass, replace
+from functools import cache
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
+
+from knee.base import units
+from knee.base.errors import FieldError, SpecError
+from knee.specs.catalog import SOURCE_KINDS, Leaf, Source, Tree, did_you_mean, walk
+from knee.specs.fields import SPECS, Field, field_at, fields_of, known_keys, optional_table, types_of, unit_of
+from knee.specs.plan import RENAMED
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+
+# Specs from values that already have the types of their fields, as all of the catalogue do. Importing pydantic and
+# preparing it for the specs takes longer than reading the catalogue. It is needed only for a value that has to be
+# converted, such as the text of an option, and for mistakes, which it reports all at once.
+
+
+def build_exact(spec: type, values: Mapping[str, Any]) -> Any:
+    """The spec that pydantic would build, or None if a value needs a conversion or is refused."""
+    try:
+        return _built(spec, values)
+    except (KeyError, OverflowError, TypeError, ValueError):  # an unknown or missing key, or a rule of the spec
+        return None
+
+
+def _built(spec: type, values: Mapping[str, Any]) -> Any:
+    types = types_of(spec)
+    return spec(**{name: _exact(types[name], value) for name, value in values.items()})
+
+
+def _exact(kind: Any, value: Any) -> Any:
+    origin, given = get_origin(kind), type(value)
+    if kind is float and given in (int, float):
+        return float(value)
+    if kind is str and given is str and value.isascii():  # half a letter is not, and is refused
+        return value
+    if kind in (bool, int) and given is kind:
+        return value
+    if origin is Literal and given is str and value in get_args(kind):
+        return value
+    if origin in (Union, UnionType):
+        return None if value is None else _exact(get_args(kind)[0], value)
+    if origin is tuple and given in (list, tuple):
+        return tuple(_exact(get_args(kind)[0], item) for item in value)
+    if origin is dict and given is dict:
+        of_key, of_value = get_args(kind)
+        return {_exact(of_key, key): _exact(of_value, item) for key, item in value.items()}
+    if isinstance(kind, type) and is_dataclass(kind) and given is dict:
+        return _built(kind, value)
+    raise TypeError(kind)
+
+
+SET = "--set"
+SMALLEST, LARGEST = 1e-30, 1e30
+"""Of a quantity with a unit, in base SI: products of what lies between are finite."""
+UNKNOWN_FIELD, MISSING_FIELD, UNKNOWN_CHOICE = "unknown-field", "missing-field", "unknown-choice"
+NO_NUMBER, OUT_OF_RANGE, WRONG_TYPE = "not-a-number", "out-of-range", "wrong-type"
+"""Codes of mistakes in files."""
+PLAUSIBLE = {
+    "bytes": (1e6, LARGEST),
+    "bytes_per_s": (1e6, LARGEST),
+    "flop_per_s": (1e9, LARGEST),
+    "s": (0.0, 1.0),
+    "j_per_flop": (0.0, 1e-6),
+    "j_per_byte": (0.0, 1e-6),
+}
+"""Bare numbers that can be in base SI only, so that they need no unit. Watts, dollars and fractions never need one."""
+PER_ELEMENT = ("rmsnorm_bytes", "logit_bytes")
+"""Bytes that are counted one by one."""
+_KERNELS = frozenset(("attention", "gemm"))  # tables of kernels: an entry need not have all of them
+_MAY_BE_ZERO = (
+    *("head_size", "window", "mtp_layers", "experts.shared_ffn", "experts.dense_layers", "latent_attention.q_rank"),
+    *("prefetch", "reduces_in_flight"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mistake:
+    """One thing wrong with a file, and where."""
+
+    code: str
+    place: str
+    text: str
+    hint: str | None = None
+    predicate: bool = False
+    """Whether the place is the subject of the text, as in ``is 0; it must be at least 1``."""
+    field: str | None = None
+    """Field that the text names, where it is not the place."""
+
+
+class SeveralMistakes(SpecError):
+    """More than one thing wrong with a file; ``mistakes`` are all of them."""
+
+    code = "several-mistakes"
+
+    def __init__(self, message: str, mistakes: Sequence[Mistake], *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.mistakes = tuple(mistakes)
+
+
+def missing_field(place: str) -> Mistake:
+    """What a file should say, and does not."""
+    return Mistake(code=MISSING_FIELD, place=place, text="is missing", predicate=True)
+
+
+def below(place: str, value: object, rule: str) -> Mistake:
+    """A number below any that its field takes."""
+    return Mistake(code=OUT_OF_RANGE, place=place, text=f"is {value}; {rule}", predicate=True)
+
+
+def raise_mistakes(label: str, mistakes: list[Mistake]) -> None:
+    """One error that names them all, if there are any."""
+    if not mistakes:
+        return
+    if len(mistakes) == 1:
+        only = mistakes[0]
+        label = "" if only.place.startswith((SET, label)) else label
+        text = f"{label}: {_sentence(only)}".removeprefix(": ")
+        field = only.field or only.place.removeprefix(f"{SET} ") or None
+        raise SpecError(text, hint=only.hint, code=only.code, field=field)
+    lines = [f"{m.place}: {m.text}".removeprefix(": ") + (f" ({m.hint})" if m.hint else "") for m in mistakes]
+    hint = None
+    if label.endswith(".toml") and any(mistake.code == MISSING_FIELD for mistake in mistakes):
+        hint = 'base = "NAME" in the file takes what it lacks from that entry of `knee catalog`'
+    raise SeveralMistakes("\n  ".join([f"{label} has {len(mistakes)} mistakes:", *lines]), mistakes, hint=hint)
+
+
+def _sentence(mistake: Mistake) -> str:
+    """ "plan.tp is 0; ...": the place is the subject, unless the text names it or has another."""
+    place, text = mistake.place, mistake.text
+    if not place or f".{place}." in f".{mistake.field}":
+        return text
+    return f"{place} {text}" if mistake.predicate else f"{place}: {text}"
+
+
+def build(kind: str, tree: Tree, mistakes: list[Mistake], prefix: str = "") -> Any:
+    """The spec that a tree describes, or None with its mistakes added to the list."""
+    before = len(mistakes)
+    bad: dict[str, Mistake] = {}
+    plain = _plain(tree, "", bad)
+    if not bad and (spec := build_exact(SPECS[kind], plain)) is not None:
+        return spec
+    # Imported here: it takes 0.15 s to import and to prepare, and few questions need it.
+    from pydantic import ValidationError
+
+    bad |= _flags_as_numbers(kind, tree)
+    mistakes += [_moved(mistake, tree, prefix) for mistake in bad.values()]
+    try:
+        spec = _adapter(kind).validate_python(plain)
+    except UnicodeEncodeError:  # bytes of an argument or of a file that are half of a letter
+        text = "contains text that is not valid UTF-8"
+        mistakes.append(Mistake(code="not-utf8", place=prefix.rstrip("."), text=text))
+        return None
+    except ValidationError as error:
+        for mistake in (*(_worded(kind, item) for item in error.errors(include_url=False)), *_negatives(kind, tree)):
+            if mistake.place not in bad:
+                bad[mistake.place] = mistake
+                mistakes.append(_moved(mistake, tree, prefix))
+        return None
+    return spec if len(mistakes) == before else None
+
+
+def sources_of(kind: str, tree: Tree) -> dict[str, Source]:
+    """Dotted path -> source of every value of an entry; what the entry leaves out has the field's default."""
+    sources = {path: leaf.source for path, leaf in walk(tree) if path.rpartition(".")[2] != "name"}
+    written = {known[:end] for known in sources for end in (*_dots(known), len(known))}
+    absent = {f"{path}." for path, field in fields_of(kind).items() if optional_table(field.type) and path not in tree}
+    for path, field in fields_of(kind).items():
+        if path.startswith(tuple(absent)):
+            continue
+        if path not in written and path.rpartition(".")[2] != "name" and _KERNELS.isdisjoint(path.split(".")):
+            sources[path] = Source(value=field.default, kind="assumed", text="default value of the field")
+    return sources
+
+
+def _dots(path: str) -> list[int]:
+    return [i for i, letter in enumerate(path) if letter == "."]
+
+
+@cache
+def _adapter(kind: str) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(SPECS[kind])
+
+
+def _plain(tree: Tree, prefix: str, bad: dict[str, Mistake]) -> dict[str, Any]:
+    """Values without their sources, in base SI; a value whose unit is wrong stays as written."""
+    plain: dict[str, Any] = {}
+    for key, node in tree.items():
+        path = prefix + key
+        if isinstance(node, Leaf):
+            plain[key] = _number(node.value, path, bad)
+        elif isinstance(node, list):
+            plain[key] = [_plain(item, f"{path}.{number}.", bad) for number, item in enumerate(node)]
+        else:
+            plain[key] = _plain(node, path + ".", bad)
+    return plain
+
+
+def _number(value: Any, path: str, bad: dict[str, Mistake]) -> Any:
+    unit = unit_of(path)
+    word = str(value).lower()
+    if unit is not None and word == "none":
+        # only a quantity can be left unset this way: among words, "none" is a choice (recompute)
+        return None
+    if word.lstrip("+-") in ("inf", "nan", "infinity"):
+        bad[path] = Mistake(code="not-finite", place=path, text=f"{word} is not a finite number")
+        return value
+    if unit is None:
+        return value
+    try:
+        number = units.parse(value, unit) if isinstance(value, str) else value
+    except ValueError as error:
+        bad[path] = Mistake(code="not-an-amount", place=path, text=str(error))
+        return value
+    if unit != "frac" and isinstance(number, (int, float)) and number and not SMALLEST < abs(number) < LARGEST:
+        text = f"{word} is out of range: it must be 0, or from {SMALLEST:g} to {LARGEST:g}"
+        bad[path] = Mistake(code=OUT_OF_RANGE, place=path, text=text)
+        return value
+    if isinstance(number, (int, float)) and units.is_bare(value) and _needs_unit(path, unit, number):
+        text = f"{word} has no unit; write {units.with_unit(word, unit)}"
+        bad[path] = Mistake(code="missing-unit", place=path, text=text)
+        return value
+    return number
+
+
+def _needs_unit(path: str, unit: str, number: float) -> bool:
+    """Whether a bare number is none that base SI would give: 48 may be GB, and 80e9 is bytes."""
+    if unit not in PLAUSIBLE or path.rpartition(".")[2] in PER_ELEMENT:
+        return False
+    low, high = PLAUSIBLE[unit]
+    return number > 0 and not low <= number <= high
+
+
+def _flags_as_numbers(kind: str, tree: Tree) -> dict[str, Mistake]:
+    """true and false where a number belongs: Python would take them for 1 and 0."""
+    return {
+        path: Mistake(code=WRONG_TYPE, place=path, text=f"should not be {str(leaf.value).lower()}")
+        for path, leaf in walk(tree)
+        if isinstance(leaf.value, bool) and (field := field_at(kind, path)) and not _takes_flags(field)
+    }
+
+
+def _takes_flags(field: Field) -> bool:
+    """Flags; and words, whose own complaint names those that there are."""
+    return field.type is bool or get_origin(field.type) is Literal
+
+
+def _negatives(kind: str, tree: Tree) -> list[Mistake]:
+    """Numbers below any that a spec takes: a spec whose shape is wrong does not get to check them itself."""
+    found = []
+    for path, leaf in walk(tree):
+        field = field_at(kind, path)
+        value = _number(leaf.value, path, {})
+        if field is None or field.type not in (int, float, float | None) or isinstance(value, bool):
+            continue
+        with suppress(TypeError, ValueError, OverflowError):
+            if field.type is int and path not in _MAY_BE_ZERO and float(value) < 1:
+                found.append(below(path, value, "it must be at least 1"))
+            elif float(value) < 0:
+                found.append(below(path, value, "it cannot be negative"))
+    return found
+
+
+def _moved(mistake: Mistake, tree: Tree, prefix: str) -> Mistake:
+    """The mistake at its place in the file, or at the option that caused it."""
+    leaf = dict(walk(tree)).get(mistake.place)
+    place = prefix + mistake.place
+    if leaf is not None and leaf.source.text == SET:
+        place = f"{SET} {place}"
+    return replace(mistake, place=place.rstrip("."))
+
+
+def _worded(kind: str, item: Any) -> Mistake:
+    """A pydantic error in our words."""
+    place = ".".join(str(part) for part in item["loc"])
+    table, _, key = place.rpartition(".")
+    error = item.get("ctx", {}).get("error")
+    if isinstance(error, SpecError):
+        return _in_place(place, error)
+    if item["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
+        return missing_field(place)
+    if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return Mistake(code=UNKNOWN_FIELD, place=place, text=_unknown_key(kind, table, key), predicate=True)
+    if item["type"] == "literal_error":
+        words = item["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
+        place = place.removesuffix(".[key]")
+        text, hint = f"{item['input']!r} is not one of {words}", RENAMED.get(str(item["input"]))
+        return Mistake(code=UNKNOWN_CHOICE, place=place, text=text, hint=hint)
+    if item["type"].startswith(("dataclass", "dict", "tuple")):
+        return Mistake(code=WRONG_TYPE, place=place, text=f"should be a table or a list, not {item['input']!r}")
+    expected = {"int": "a whole number", "float": "a number", "bool": "true or false", "string": "a word"}
+    type_ = item["type"].partition("_")[0]
+    text = f"should be {expected.get(type_, item['msg'])}, not {item['input']!r}"
+    return Mistake(code=NO_NUMBER if type_ in ("int", "float") else WRONG_TYPE, place=place, text=text)
+
+
+def _in_place(table: str, error: SpecError) -> Mistake:
+    """A spec's own complaint; one about a single field ("gpu.sms is 0; ...") moves to that field's place."""
+    if not isinstance(error, FieldError):
+        return Mistake(code=error.code, place=table, text=error.message, hint=error.hint, field=error.field)
+    name = str(error.field).rpartition(".")[2]
+    return Mistake(code=error.code, place=f"{table}.{name}".lstrip("."), text=error.predicate, predicate=True)
+
+
+def _unknown_key(kind: str, table: str, key: str) -> str:
+    if key == "kind":
+        return f"is neither a field nor a kind of source: {', '.join(SOURCE_KINDS)}"
+    known = known_keys(kind, table)
+    close = did_you_mean(key, known)
+    return "is not a field; " + (f"did you mean {close}?" if close else f"known fields: {', '.join(known)}")

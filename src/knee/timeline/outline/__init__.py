@@ -1,1 +1,0 @@
-"""A step drawn coarsely: every kind of action once, and where each of them runs."""

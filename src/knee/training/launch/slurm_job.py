@@ -1,0 +1,96 @@
+"""Inside a Slurm job: where its ranks meet, and what its supervisor knows of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from knee.base.errors import InputError
+from knee.training.launch.run_status import cancelled, read_status, write_status
+from knee.training.launch.supervisor import SupervisedRun
+from knee.training.launch.sweep_folder import is_cancel_requested, read_sweep
+from knee.training.launch.torchrun import HEAD, PORT, free_port
+
+ASK_S = 30.0
+DOWN = ("down", "drain", "fail", "unknown", "unk", "no_respond", "reboot", "power")
+
+
+def supervised_run(run: Path, command: Sequence[str]) -> SupervisedRun | None:
+    """What is to be supervised; None where the run has ended, was cancelled, or is another job's."""
+    sweep = read_sweep(run.parents[1])
+    entry = next((entry for entry in sweep.entries if entry.id == run.name), None)
+    if entry is None:
+        raise InputError(f"the sweep in {run.parents[1]} has no run {run.name}", code="unknown-run", field="run")
+    status, job = read_status(run), job_id()
+    cancel = is_cancel_requested(run)
+    if cancel and not status.over:
+        write_status(run, cancelled(status))
+        return None
+    if cancel or (status.over and not status.missing):
+        return None
+    if status.state == "running" and status.job not in ("", job) and is_queued(status.job):
+        return None
+    nodes = node_names()
+    found = SupervisedRun(
+        run=run,
+        entry=entry,
+        commands=[command],
+        timeout_s=float(sweep.options["timeout_s"]),
+        job=job,
+        nodes=nodes[: entry.nodes],
+        environment={HEAD: address_of(nodes[0]) if nodes else "127.0.0.1", PORT: str(free_port())},
+    )
+    found.signal_ranks = lambda number: slurm_output(
+        "scancel", f"--signal={number.name[3:]}", os.environ.get("SLURM_JOB_ID", "")
+    )
+    found.unreachable = lambda: unreachable_nodes(found.nodes)
+    return found
+
+
+def job_id() -> str:
+    """As squeue shows it."""
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
+
+
+def node_names() -> tuple[str, ...]:
+    """Of the allocation."""
+    listed = os.environ.get("SLURM_JOB_NODELIST", "")
+    return tuple(slurm_output("scontrol", "show", "hostnames", listed).split()) if listed else ()
+
+
+def address_of(node: str) -> str:
+    """Where Slurm reaches a node: its name, unless the site's configuration says otherwise."""
+    words = slurm_output("scontrol", "--oneliner", "show", "node", node).split()
+    return next((word.partition("=")[2] for word in words if word.startswith("NodeAddr=")), node)
+
+
+def unreachable_nodes(nodes: Sequence[str]) -> list[str]:
+    """Nodes that Slurm takes for lost, or that do not answer it now."""
+    text = (
+        slurm_output("sinfo", "--noheader", "--Node", "--format=%N %T", f"--nodes={','.join(nodes)}") if nodes else ""
+    )
+    pairs = (line.split() for line in text.splitlines())
+    return sorted(
+        {pair[0] for pair in pairs if len(pair) == 2 and (pair[1].endswith("*") or pair[1].lower().startswith(DOWN))}
+    )
+
+
+def is_queued(job: str) -> bool:
+    """Whether a job waits, runs or is about to end."""
+    return bool(slurm_output("squeue", "--noheader", f"--jobs={job}", "--format=%i").strip())
+
+
+def slurm_output(*words: str) -> str:
+    """What one of Slurm's commands prints; empty where it fails."""
+    return query_slurm(*words) or ""
+
+
+def query_slurm(*words: str) -> str | None:
+    """What one of Slurm's commands prints; None where it fails."""
+    try:
+        return subprocess.run(words, capture_output=True, text=True, timeout=ASK_S, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,218 @@
+"""A sweep's folder: what was asked, and a folder a run. There is no other state."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from knee.base.errors import InputError
+from knee.base.files import cannot_read, make_folder, read_text, write_text
+from knee.specs.choices import LAUNCHERS
+from knee.training.launch.run_status import Status, is_number, read_status
+from knee.training.run.run_record import HEARTBEATS, LOGS, PIECES, RECORD, TRACES
+
+SWEEP = "sweep.json"
+RUNS = "runs"
+LOCK = "lock"
+CANCEL = "cancel"
+JOB_FILE = "job.toml"
+ENVIRONMENT = "environment"
+ATTEMPTS = "attempts"
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRun:
+    """One run of the sweep, as it was planned."""
+
+    id: str
+    name: str
+    series: str
+    """Runs of one series differ in their GPUs, and in what follows from that."""
+    gpus: int
+    nodes: int
+    per_node: int
+    """Processes on each of its nodes."""
+    seconds: float | None = None
+    """Estimated wall clock; None where nothing can be estimated."""
+    gpu_h: float | None = None
+    energy_j: float | None = None
+    cost_usd: float | None = None
+    failed_s: float | None = None
+    """Estimated wall clock with failures, after which the run starts again; None where it would hardly ever end."""
+    tokens: int = 0
+    """A step's."""
+    refused: str = ""
+    """Why it is not started."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """What ``sweep.json`` says."""
+
+    folder: Path
+    name: str
+    entries: tuple[SweepRun, ...]
+    launcher: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """How runs are started: site, hosts, limits."""
+    made: str = ""
+    command: tuple[str, ...] = ()
+
+    def run(self, entry: SweepRun | str) -> Path:
+        """A run's folder."""
+        return self.folder / RUNS / (entry if isinstance(entry, str) else entry.id)
+
+    def statuses(self) -> dict[str, Status]:
+        """Of all runs, in order."""
+        return {entry.id: read_status(self.run(entry)) for entry in self.entries}
+
+    def write(self) -> None:
+        """Replace the file."""
+        plain = {"schema_version": SCHEMA, **{f.name: getattr(self, f.name) for f in fields(self)}}
+        plain |= {"entries": [asdict(entry) for entry in self.entries]}
+        del plain["folder"]
+        write_text(self.folder / SWEEP, json.dumps(plain, indent=1) + "\n")
+
+
+def read_sweep(folder: Path) -> Sweep:
+    """The sweep of a folder."""
+    path = folder / SWEEP
+    try:
+        plain = json.loads(read_text(path))
+    except (FileNotFoundError, NotADirectoryError):
+        text, hint = (
+            f"{folder} has no {SWEEP}: it is not the folder of a sweep",
+            "`knee sweep STUDY --out DIR` creates one",
+        )
+        raise InputError(text, hint=hint, code="no-file", field="folder") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise cannot_read(path, error, field="folder") from None
+    except InputError:
+        raise
+    except (ValueError, RecursionError):
+        raise InputError(f"{path} cannot be read: it is not JSON", code="not-json", field="folder") from None
+    version = plain.get("schema_version") if isinstance(plain, dict) else None
+    if isinstance(version, int) and version > SCHEMA:
+        raise InputError(
+            f"{path} has version {version}, but this knee reads versions up to {SCHEMA}",
+            hint="use the version of knee that wrote it, or a newer one",
+            code="other-version",
+            field="folder",
+        )
+    try:
+        return _sweep(folder, plain)
+    except (TypeError, KeyError, AttributeError, ValueError, OverflowError):
+        hint = "another version of knee may have written it"
+        raise InputError(
+            f"{path} is not a valid file of a sweep", hint=hint, code="other-document", field="folder"
+        ) from None
+
+
+def _sweep(folder: Path, plain: Any) -> Sweep:
+    """TypeError, KeyError, AttributeError or ValueError where it is not as ``Sweep.write`` writes it."""
+    known = {f.name for f in fields(Sweep)} - {"folder", "entries"}
+    entries = tuple(SweepRun(**entry) for entry in plain["entries"])
+    rest = {key: value for key, value in plain.items() if key in known}
+    found = Sweep(folder=folder, entries=entries, **{**rest, "command": tuple(rest.get("command", ()))})
+    options = found.options
+    sizes = [size for entry in entries for size in (entry.gpus, entry.nodes, entry.per_node, entry.tokens)]
+    costs = [cost for entry in entries for cost in (entry.seconds, entry.gpu_h, entry.energy_j, entry.cost_usd)]
+    texts = [text for entry in entries for text in (entry.id, entry.name, entry.series, entry.refused)]
+    right = (
+        all(isinstance(size, int) and abs(size) < 2**63 for size in (*sizes, options["pack"]))
+        and all(cost is None or is_number(cost) for cost in costs)
+        and all(isinstance(text, str) for text in (*texts, found.name, *found.command, *options["program"]))
+        and is_number(options["timeout_s"])
+        and isinstance(options["until_knee"], bool)
+        and isinstance(options.get("site", {}), dict)
+        and found.launcher in LAUNCHERS
+    )
+    if not right or not all(_is_folder_name(entry.id) for entry in entries):
+        raise ValueError(plain)
+    if any(min(entry.gpus, entry.nodes, entry.per_node) < 1 for entry in entries if not entry.refused):
+        raise ValueError(plain)
+    return found
+
+
+def _is_folder_name(name: str) -> bool:
+    return name.isprintable() and "/" not in name and name not in ("", ".", "..")
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """This process alone starts runs of the folder; the lock goes with the process, however it ends."""
+    make_folder(folder)
+    path = folder / LOCK
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise InputError(f"{path} cannot be opened: {error.strerror}", code="not-writable", field="folder") from None
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            other = os.read(handle, 200).decode(errors="replace").strip()
+            raise InputError(
+                f"another `knee sweep` is working on {folder}" + (f": {other}" if other else ""),
+                hint=f"`knee sweep status {folder}` shows it; `knee sweep cancel {folder}` stops it",
+                code="folder-in-use",
+                field="folder",
+            ) from None
+        except OSError:  # a file system without locks: what is written there is all that can be done
+            pass
+        os.ftruncate(handle, 0)
+        os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        yield
+    finally:
+        os.close(handle)
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether some process holds the folder's lock."""
+    try:
+        with (folder / LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+def new_attempt(run: Path, attempts: int) -> None:
+    """Move aside what an earlier attempt left."""
+    left = [name for name in (RECORD, LOGS, PIECES, HEARTBEATS, TRACES, ENVIRONMENT) if (run / name).exists()]
+    if left:
+        known = [int(path.name) for path in (run / ATTEMPTS).glob("*") if path.name.isdigit()]
+        aside = run / ATTEMPTS / str(max([attempts, *(number + 1 for number in known)]))
+        aside.mkdir(parents=True)
+        for name in left:
+            os.replace(run / name, aside / name)
+    (run / LOGS).mkdir(parents=True, exist_ok=True)
+
+
+def is_cancel_requested(run: Path) -> bool:
+    """Whether `knee sweep cancel` has been here."""
+    return (run / CANCEL).exists()
+
+
+def read_record(run: Path) -> dict[str, Any]:
+    """What the trainer left; empty where it left nothing that can be read."""
+    return read_object(run / RECORD)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object of a file; empty where there is none."""
+    try:
+        plain = json.loads(read_text(path))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return plain if isinstance(plain, dict) else {}

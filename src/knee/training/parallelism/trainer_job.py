@@ -1,0 +1,296 @@
+"""One real run as a value: what a worker is handed as JSON. Needs nothing but the standard library."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from itertools import chain
+from typing import Any, Literal, get_args
+
+from knee.base.errors import SpecError, argument, out_of_range
+from knee.specs.choices import Device
+from knee.specs.defaults import FP8_SMALLEST, LEARNING_RATE, TIMEOUT_S
+from knee.specs.model import Experts, LatentAttention, Model
+from knee.specs.model.split_rules import (
+    check_divided,
+    check_experts,
+    check_fills,
+    check_microbatches,
+    check_reduce_dtype,
+    check_sequence,
+    check_stages,
+    splits_tokens,
+)
+from knee.specs.plan import Plan
+from knee.training.parallelism import trainable
+from knee.training.parallelism.trainable import NotTrained
+
+Dtype = Literal["fp32", "bf16", "fp16"]
+AttentionChoice = Literal["auto", "flash", "cudnn", "math"]
+Routing = Literal["learned", "balanced"]
+LrSchedule = Literal["constant", "linear", "cosine", "wsd"]
+AUTO = "auto"
+"""Resume from the newest checkpoint of the run's own folder, if there is one."""
+
+MOST_STEPS = 10**9
+"""More than anybody trains; what is beyond it no longer multiplies with a time."""
+LONGEST_TIMEOUT_S = 1e6
+WIDTHS = 8
+"""Rows of torch's grouped products start at multiples of 16 bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainJob:
+    """Everything a worker needs to know; valid or refused, like every spec."""
+
+    model: Model
+    plan: Plan
+    gpus: int
+    """Processes of the run: GPUs, or CPU processes."""
+    global_batch: int
+    """Sequences per optimizer step, over all processes."""
+    seq_len: int
+    steps: int = 60
+    """Optimizer steps in all, those of the warm-up included."""
+    warmup: int = 10
+    """First steps that are run and not reported."""
+    seed: int = 0
+    device: Device = "cpu"
+    dtype: Dtype = "fp32"
+    """Type of the products. The plan's ``state_dtype`` says how parameters and moments are kept."""
+    compile: bool = False
+    """torch.compile of every block and of the loss."""
+    attention: AttentionChoice = "auto"
+    fp8_smallest: int = FP8_SMALLEST
+    """With fp8, weights that are narrower in either direction keep 16-bit products: casts would cost more than they
+    gain."""
+    deterministic: bool = False
+    """The same seed gives the same losses, bit by bit, on the same devices."""
+    lr: float = LEARNING_RATE
+    """Highest learning rate."""
+    lr_schedule: LrSchedule = "constant"
+    """How the learning rate falls after its warm-up."""
+    lr_warmup: int = 0
+    """First steps in which the learning rate rises."""
+    lr_min_frac: float = 0.0
+    """Learning rate at the end of a schedule, over the highest."""
+    lr_decay_frac: float = 0.2
+    """Share of the steps after the warm-up in which the schedule wsd falls."""
+    clip_norm: float = 1.0
+    """Largest norm of the gradient; 0 does not clip (the norm is reported all the same)."""
+    routing: Routing = "learned"
+    """``balanced`` sends tokens to experts in turn, whatever the router says."""
+    capacity_factor: float = 0.0
+    """Most tokens of a sequence that an expert takes, over those of balanced routing; 0 drops no token."""
+    balance_loss: float = 0.0
+    """Coefficient of the loss for unequal use of the experts; the reported loss is without it."""
+    balance_rate: float = 1e-3
+    """How far a router's bias moves per step, where the model has one that balances its experts."""
+    trace_steps: int = 0
+    """Steps after the last reported one that run under the profiler."""
+    data: dict[str, Any] = field(default_factory=dict)
+    """Where tokens come from; empty is synthetic tokens."""
+    valid_data: dict[str, Any] = field(default_factory=dict)
+    """Where held-out tokens come from; empty is synthetic tokens of another seed."""
+    valid_every: int = 0
+    """Steps between computations of the validation loss; 0 computes none."""
+    valid_batches: int = 10
+    """Global batches of held-out data for one validation loss."""
+    weights: str = ""
+    """Folder of the first weights: Hugging Face safetensors or a checkpoint; empty draws them from the seed."""
+    checkpoint_every: int = 0
+    """Steps between checkpoints, which are also written after the last step; 0 writes none."""
+    keep: int = 2
+    """Newest checkpoints that are kept; 0 keeps all."""
+    resume: str = ""
+    """Checkpoint to go on from, or "auto"; empty starts anew."""
+    log_to: tuple[str, ...] = ()
+    """Programs that are told the metrics of steps: tensorboard, wandb."""
+    out: str = ""
+    """Folder of the records; empty writes none."""
+    timeout_s: float = TIMEOUT_S
+    """A collective that waits longer ends the run."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Passed through into the record: names, sources, versions, what the command line was."""
+
+    def __post_init__(self) -> None:
+        self._check_numbers()
+        self._check_trainable()
+        check_fills(self.plan, self.gpus, unit="processes", shown=str(self.gpus))
+        self._check_split_of_model()
+        self._check_batch()
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches that each data-parallel rank runs in one step."""
+        return self.global_batch // (self.plan.dp * self.plan.micro_batch)
+
+    @property
+    def local_sequences(self) -> int:
+        """Sequences of one data-parallel rank and step."""
+        return self.global_batch // self.plan.dp
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one step, over all processes."""
+        return self.global_batch * self.seq_len
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data; ``from_json`` makes the same job of it."""
+        plain = asdict(self)
+        for name in ("placement", "recompute_modules"):
+            plain["plan"][name] = list(getattr(self.plan, name))
+        return plain | {"log_to": list(self.log_to)}
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> TrainJob:
+        """A job from plain data; unknown and missing keys are refused by name."""
+        rest = {k: v for k, v in plain.items() if k not in ("model", "plan")}
+        rest |= {"log_to": tuple(rest.get("log_to", ()))}
+        model_of = dict(plain.get("model", {}))
+        for name, kind in (("experts", Experts), ("latent_attention", LatentAttention)):
+            if model_of.get(name) is not None:
+                model_of[name] = _made(kind, f"model.{name}", model_of[name])
+        model = _made(Model, "model", model_of)
+        plan_of = dict(plain.get("plan", {}))
+        for name in ("placement", "recompute_modules"):
+            if name in plan_of:
+                plan_of[name] = tuple(plan_of[name])
+        job: TrainJob = _made(cls, "job", {**rest, "model": model, "plan": _made(Plan, "plan", plan_of)})
+        return job
+
+    def _check_numbers(self) -> None:
+        for name, least in (("gpus", 1), ("global_batch", 1), ("seq_len", 1), ("steps", 1), ("warmup", 0)):
+            if getattr(self, name) < least:
+                raise out_of_range(name, getattr(self, name), f"it must be at least {least}")
+        for name in ("steps", "trace_steps"):
+            if getattr(self, name) > MOST_STEPS:
+                raise out_of_range(name, getattr(self, name), f"it must be at most {MOST_STEPS:,}")
+        whole = ("trace_steps", "seed", "lr_warmup", "valid_every", "checkpoint_every", "keep")
+        for name in ("lr", "clip_norm", "capacity_factor", "balance_loss", "balance_rate", *whole):
+            if getattr(self, name) < 0:
+                raise out_of_range(name, getattr(self, name), "it cannot be negative")
+        for name in ("lr", "clip_norm", "capacity_factor", "balance_loss", "balance_rate"):
+            if not math.isfinite(getattr(self, name)):
+                raise out_of_range(name, getattr(self, name), "it must be a finite number")
+        if not 0 <= self.lr_min_frac <= 1:
+            raise out_of_range("lr_min_frac", f"{self.lr_min_frac:g}", "it must be between 0 and 1")
+        if not 0 < self.lr_decay_frac <= 1:
+            raise out_of_range("lr_decay_frac", f"{self.lr_decay_frac:g}", "it must be more than 0 and at most 1")
+        if self.valid_every and self.valid_batches < 1:
+            raise out_of_range("valid_batches", self.valid_batches, "it must be at least 1")
+        if self.seed >= 1 << 31:
+            raise out_of_range("seed", self.seed, f"it must be less than {1 << 31:,}")
+        if not 0 < self.timeout_s <= LONGEST_TIMEOUT_S:
+            rule = f"it must be positive and at most {LONGEST_TIMEOUT_S:,.0f}"
+            raise out_of_range("timeout_s", f"{self.timeout_s:g}", rule)
+        if self.warmup >= self.steps:
+            raise SpecError(
+                f"warmup {self.warmup} leaves no step to measure, because the run has only {self.steps} steps",
+                hint=f"give {argument('steps')} more than {argument('warmup')}",
+                code="contradiction",
+                field="warmup",
+            )
+        choices = {"device": Device, "dtype": Dtype, "attention": AttentionChoice, "routing": Routing}
+        for name, known in (choices | {"lr_schedule": LrSchedule}).items():
+            if getattr(self, name) not in get_args(known):
+                text = f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(get_args(known))}"
+                raise SpecError(text, code="unknown-choice", field=name)
+
+    def _check_trainable(self) -> None:
+        model, plan = self.model, self.plan
+        reasons = chain(
+            trainable.of_model(model, self.seq_len),
+            trainable.of_precision(model, plan, self.dtype),
+            trainable.of_plan(plan),
+            trainable.of_pipeline(model, plan),
+        )
+        if reason := next(reasons, None):
+            raise reason.error()
+        if self.device == "cpu" and self.attention in ("flash", "cudnn"):
+            text, hint = (
+                f"attention {self.attention} is a kernel for GPUs",
+                f"use {argument('attention')} auto on a CPU",
+            )
+            raise NotTrained("attention", text, hint).error()
+        check_reduce_dtype(plan, self.dtype)
+
+    def _check_split_of_model(self) -> None:
+        model, plan = self.model, self.plan
+        for what, size in (
+            ("heads", model.heads),
+            ("key-value heads", model.kv_heads),
+            ("MLP columns", model.ffn),
+            ("columns of shared experts", model.experts.shared_ffn if model.experts else 0),
+            ("tokens in its vocabulary", model.vocab),
+        ):
+            check_divided(model, size, what, plan.tp)
+        check_experts(model, plan)
+        self._check_experts()
+        check_stages(model, plan, own_stages=0)
+        check_sequence(self.seq_len, plan.cp)
+        if not splits_tokens(self.seq_len, plan.cp, plan.tp):
+            raise SpecError(
+                f"a sequence of {self.seq_len // plan.cp} tokens is not divisible by tp {plan.tp}",
+                hint="use a sequence length that tp x cp divides",
+                code="does-not-divide",
+                field="plan.tp",
+            )
+
+    def _check_experts(self) -> None:
+        experts, plan = self.model.experts, self.plan
+        if experts is None:
+            return
+        if plan.ep * plan.etp % plan.tp:
+            raise NotTrained(
+                "plan.etp",
+                f"ep {plan.ep} * etp {plan.etp} is not a multiple of tp {plan.tp}: tensor-parallel ranks would hold "
+                "copies of the same experts",
+                f"use {argument('etp')} {plan.tp}, or an ep that is a multiple of {plan.tp}",
+            ).error()
+        for what, width in (("hidden", self.model.hidden), ("experts.ffn", experts.ffn)):
+            own = width // (plan.etp if what == "experts.ffn" else 1)
+            if own % WIDTHS:
+                raise NotTrained(
+                    f"model.{what}",
+                    f"grouped products need widths that are multiples of {WIDTHS}, but {what} is {own} on each rank",
+                    f"change {what} to a multiple of {WIDTHS * (plan.etp if what == 'experts.ffn' else 1)}",
+                ).error()
+        rows = plan.micro_batch * self.seq_len // (plan.cp * plan.tp) * experts.top_k
+        if self.routing == "balanced" and not self.capacity_factor and rows % experts.count:
+            raise SpecError(
+                f"balanced routing deals {rows:,} rows of a rank's microbatch (tokens * top_k) to {experts.count} "
+                "experts, which does not divide evenly",
+                hint="change the sequence length or the microbatch",
+                code="does-not-divide",
+                field="routing",
+            )
+
+    def _check_batch(self) -> None:
+        plan = self.plan
+        if self.global_batch % (plan.dp * plan.micro_batch):
+            raise SpecError(
+                f"global_batch {self.global_batch} is not a multiple of dp_replicate({plan.dp_replicate}) * "
+                f"dp_shard({plan.dp_shard}) * micro_batch({plan.micro_batch})",
+                hint=f"change {argument('micro_batch')} or the batch, or raise tp, pp or cp",
+                code="does-not-divide",
+                field="global_batch",
+            )
+        check_microbatches(plan, self.microbatches)
+
+
+def activation_dtype(precision: str, device: str) -> Dtype:
+    """What products read and write under a plan: fp8 ones read bf16, and CPUs compute in fp32."""
+    kinds: dict[str, Dtype] = {"fp16": "fp16"}
+    return "fp32" if device == "cpu" else kinds.get(precision, "bf16")
+
+
+def _made(cls: Any, where: str, plain: Mapping[str, Any]) -> Any:
+    unknown = sorted(set(plain) - {f.name for f in fields(cls)})
+    if unknown:
+        raise SpecError(f"{where} has no field {', '.join(unknown)}", code="unknown-field", field=unknown[0])
+    try:
+        return cls(**plain)
+    except TypeError as e:
+        raise SpecError(f"{where} is incomplete: {e}", code="missing-field", field=where) from None

@@ -1,0 +1,253 @@
+"""Measured bandwidths against predictions on idle links: errors by source, operation, nodes and message size."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+import numpy as np
+
+from knee.base.errors import InputError
+from knee.engine.cost.nccl_tests import OPERATIONS, Operation, idle_s, reduce_by
+from knee.engine.cost.placement import GroupPlacement
+from knee.measure.hardware_fit.links import bus_factor
+from knee.measure.hardware_fit.residuals import Residuals
+from knee.specs.hardware import Cluster
+from knee.specs.load import load_cluster
+from knee.trust.validation.published_bandwidths import FABRICS, BandwidthFile, BandwidthRow, BandwidthSetting, Reading
+from knee.trust.validation.run_errors import by_name
+from knee.trust.validation.run_to_job import GPUS, gpu_key, too_many_in_node, unknown_gpu
+from knee.trust.validation.skipped_rows import reason_of
+
+MIB = 2.0**20
+LARGE_BYTES = 16 * MIB
+"""Messages from here on make the headline: below, protocols that training does not use take over."""
+BANDS: tuple[tuple[str, float], ...] = (
+    ("below 1 MiB", 0.0),
+    ("1 to 16 MiB", MIB),
+    ("16 to 256 MiB", LARGE_BYTES),
+    ("256 MiB to 1 GiB", 256 * MIB),
+    ("1 GiB and more", 1024 * MIB),
+)
+"""Name -> its smallest message."""
+NO_ANSWER = "a size is so unrealistic that the prediction is not finite"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BandwidthPrediction:
+    """One reading, predicted."""
+
+    reading: Reading
+    cluster: str
+    nodes: int
+    bus_bytes_per_s: float
+
+    @property
+    def error_frac(self) -> float:
+        """Predicted over measured less one."""
+        return self.bus_bytes_per_s / self.reading.bus_bytes_per_s - 1.0
+
+    @property
+    def factor(self) -> float:
+        """Predicted over measured, or the reverse where that is more."""
+        ratio = self.bus_bytes_per_s / self.reading.bus_bytes_per_s
+        return max(ratio, 1.0 / ratio)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BandwidthScore:
+    """Some rows of a file."""
+
+    rows: int
+    rows_used: int
+    tests: int
+    """Rows used, repeats as one."""
+    skipped: dict[str, int]
+    """Reason -> rows."""
+    errors: Residuals | None
+    large: Residuals | None
+    """Of messages of 16 MiB and more."""
+    large_factor: float | None
+    """Of those the farthest: predicted over measured, or the reverse where that is more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BandwidthValidation:
+    """Everything that is said of a file."""
+
+    headline: dict[str, Residuals | None]
+    """Operation -> errors of messages of 16 MiB and more."""
+    all: BandwidthScore
+    sources: dict[str, BandwidthScore]
+    operations: dict[str, BandwidthScore]
+    nodes: dict[str, dict[str, Residuals]]
+    """Operation -> nodes -> errors of messages of 16 MiB and more."""
+    sizes: dict[str, dict[str, Residuals]]
+    """Operation -> band of message sizes -> errors."""
+    assumptions: dict[str, int]
+    """Sentence -> rows."""
+    predictions: dict[int, BandwidthPrediction] = field(repr=False)
+    """Line of the file -> its test."""
+    reasons: dict[int, str] = field(repr=False)
+    """Line of the file -> why it was skipped."""
+
+
+def validate_bandwidths(file: BandwidthFile) -> BandwidthValidation:
+    """Predict every row of a file and score it."""
+    found, refused = predict(file.readings)
+    predictions = {line: p for p in found for line in p.reading.lines}
+    reasons = {row.line: row.reason for row in file.rows if row.reason is not None}
+    reasons |= {line: reason for reading, reason in refused for line in reading.lines}
+    large = [p for p in found if p.reading.setting.message_bytes >= LARGE_BYTES]
+
+    def scores(name_of: Callable[[BandwidthRow], str]) -> dict[str, BandwidthScore]:
+        return {name: _score(rows, reasons, predictions) for name, rows in by_name(file.rows, name_of).items()}
+
+    return BandwidthValidation(
+        headline={name: _residuals(p for p in large if _operation(p) == name) for name in OPERATIONS},
+        all=_score(file.rows, reasons, predictions),
+        sources=scores(lambda row: row.source),
+        operations=scores(lambda row: row.operation),
+        nodes=_by(large, lambda p: (p.nodes, str(p.nodes))),
+        sizes=_by(found, _band),
+        assumptions=_assumptions(file, predictions),
+        predictions=predictions,
+        reasons=reasons,
+    )
+
+
+def _assumptions(file: BandwidthFile, predictions: Mapping[int, BandwidthPrediction]) -> dict[str, int]:
+    said = Counter(remark for row in file.rows if row.line in predictions for remark in row.remarks)
+    first = {file.defaults: len(predictions)} if file.defaults and predictions else {}
+    return first | dict(said.most_common())
+
+
+def predict(readings: Iterable[Reading]) -> tuple[list[BandwidthPrediction], list[tuple[Reading, str]]]:
+    """All tests, a column for each cluster, operation and algorithm; those that cannot be asked with the reason."""
+    columns: dict[tuple[str, str, str | None], list[tuple[Reading, int]]] = {}
+    clusters: dict[str, Cluster] = {}
+    refused: list[tuple[Reading, str]] = []
+    for reading in readings:
+        try:
+            cluster = cluster_of(reading.setting)
+            nodes = _nodes(reading.setting, cluster)
+        except InputError as error:
+            refused.append((reading, reason_of(error)))
+            continue
+        clusters[cluster.name] = cluster
+        key = (cluster.name, reading.setting.operation, reading.setting.algorithm)
+        columns.setdefault(key, []).append((reading, nodes))
+    found: list[BandwidthPrediction] = []
+    for (name, _, _), pairs in columns.items():
+        rates = _rates(clusters[name], pairs)
+        for (reading, nodes), rate in zip(pairs, rates, strict=True):
+            if 0 < rate < np.inf:
+                found.append(BandwidthPrediction(reading=reading, cluster=name, nodes=nodes, bus_bytes_per_s=rate))
+            else:
+                refused.append((reading, NO_ANSWER))
+    return sorted(found, key=lambda p: p.reading.lines), refused
+
+
+def _rates(cluster: Cluster, pairs: Sequence[tuple[Reading, int]]) -> list[float]:
+    """Bus bandwidths of one operation on one cluster."""
+    settings = [reading.setting for reading, _ in pairs]
+    ranks = np.array([setting.n_gpus for setting in settings], dtype=np.float64)
+    nodes = np.array([n for _, n in pairs], dtype=np.float64)
+    size = np.array([setting.message_bytes for setting in settings])
+    group = GroupPlacement(ranks=ranks, per_node=ranks / nodes, nodes=nodes, span=nodes)
+    operation, algorithm = settings[0].operation, settings[0].algorithm
+    with np.errstate(all="ignore"):
+        seconds = idle_s(cluster, group, operation, size)
+        if algorithm is not None:
+            told = reduce_by(cluster, group, size, algorithm)
+            # NCCL falls back where it has no such algorithm
+            seconds = np.where(np.isfinite(told), told, seconds)
+        factors = np.array([bus_factor(operation, setting.n_gpus) for setting in settings])
+        return [float(rate) for rate in size * factors / seconds]
+
+
+def cluster_of(setting: BandwidthSetting) -> Cluster:
+    """The catalogue's cluster with the row's own nodes and network."""
+    return _cluster(setting.gpu, setting.gpus_per_node, setting.node_bytes_per_s, setting.fabric)
+
+
+@lru_cache(maxsize=4096)
+def _cluster(gpu: str, gpus_per_node: int | None, node_bytes_per_s: float | None, word: str | None) -> Cluster:
+    begins = next((key for key in GPUS if key == gpu or key.startswith(f"{gpu}-")), None) if gpu else None
+    key = begins or gpu_key(gpu)
+    if key is None:
+        raise unknown_gpu(gpu)
+    cluster = load_cluster(GPUS[key]).spec
+    if word is not None:
+        other = load_cluster(FABRICS[word]).spec
+        # NICs and nodes go with the GPU; latency and efficiency are the network's own
+        same = other if other.gpu.name == cluster.gpu.name else cluster
+        fabric = replace(other.fabric, nic_bytes_per_s=same.fabric.nic_bytes_per_s, tiers=cluster.fabric.tiers)
+        cluster = replace(cluster, fabric=fabric, node=replace(cluster.node, gpus=same.node.gpus))
+    per_node = gpus_per_node or cluster.node.gpus
+    if per_node > max(cluster.node.gpus, load_cluster(GPUS[key]).spec.node.gpus):
+        raise too_many_in_node(per_node, cluster)
+    if node_bytes_per_s is not None:
+        cluster = replace(cluster, fabric=replace(cluster.fabric, nic_bytes_per_s=node_bytes_per_s / per_node))
+    fabric = cluster.fabric
+    return replace(
+        cluster,
+        name=f"{gpu}, {per_node} per node, {word or fabric.kind} at {fabric.nic_bytes_per_s * 8e-9:g} Gbit/s per GPU",
+        node=replace(cluster.node, gpus=per_node),
+    )
+
+
+def _nodes(setting: BandwidthSetting, cluster: Cluster) -> int:
+    """Nodes that were used; as few as hold the GPUs where the file does not say."""
+    nodes = setting.nodes or -(-setting.n_gpus // cluster.node.gpus)
+    if setting.n_gpus > nodes * cluster.node.gpus:
+        text = f"{setting.n_gpus} GPUs do not fit into {nodes} nodes of {cluster.node.gpus} GPUs"
+        raise InputError(text, code="contradiction", field="n_gpus")
+    return nodes
+
+
+def _score(
+    rows: Sequence[BandwidthRow], reasons: Mapping[int, str], predictions: Mapping[int, BandwidthPrediction]
+) -> BandwidthScore:
+    used = [row for row in rows if row.line in predictions]
+    found = {p.reading.lines: p for p in (predictions[row.line] for row in used)}
+    large = [p for p in found.values() if p.reading.setting.message_bytes >= LARGE_BYTES]
+    return BandwidthScore(
+        rows=len(rows),
+        rows_used=len(used),
+        tests=len(found),
+        skipped=dict(Counter(reasons[row.line] for row in rows if row.line in reasons).most_common()),
+        errors=_residuals(found.values()),
+        large=_residuals(large),
+        large_factor=max((p.factor for p in large), default=None),
+    )
+
+
+def _residuals(found: Iterable[BandwidthPrediction]) -> Residuals | None:
+    found = list(found)
+    return Residuals.of_measured([p.bus_bytes_per_s for p in found], [p.reading.bus_bytes_per_s for p in found])
+
+
+def _by(
+    found: Sequence[BandwidthPrediction], key_of: Callable[[BandwidthPrediction], tuple[int, str]]
+) -> dict[str, dict[str, Residuals]]:
+    """Operation -> name of what differs -> errors; ``key_of`` has its place and its name."""
+    cells: dict[str, dict[str, Residuals]] = {}
+    for operation in OPERATIONS:
+        mine: dict[tuple[int, str], list[BandwidthPrediction]] = {}
+        for p in found:
+            if _operation(p) == operation:
+                mine.setdefault(key_of(p), []).append(p)
+        if mine:
+            cells[operation] = {name: r for (_, name), ps in sorted(mine.items()) if (r := _residuals(ps)) is not None}
+    return cells
+
+
+def _operation(p: BandwidthPrediction) -> Operation:
+    return p.reading.setting.operation
+
+
+def _band(p: BandwidthPrediction) -> tuple[int, str]:
+    return [(i, name) for i, (name, least) in enumerate(BANDS) if p.reading.setting.message_bytes >= least][-1]

@@ -1,0 +1,218 @@
+"""Published runs against predictions: errors by source, memory, what fits, and the choice among plans."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from operator import attrgetter
+from typing import TypeVar
+
+import numpy as np
+
+from knee.measure.hardware_fit.residuals import Residuals
+from knee.trust.validation.published_runs import STATUSES, CsvRow, PublishedRun, RunFile, Status
+from knee.trust.validation.ranking import Cohort, Ranking, job_key, rank_group
+from knee.trust.validation.run_to_job import job_of
+from knee.trust.validation.simulated_runs import Ask, Refused, cases_of, predicted, unread_bytes
+
+T = TypeVar("T")
+Watch = Callable[[Sequence[PublishedRun]], Iterable[PublishedRun]]
+PIECE = 20_000
+"""Runs that are predicted together: their jobs take ten times the memory of their answers."""
+NO_ANSWER = "a size is so unrealistic that the step time is not finite"
+UNREAD = "memory was read from torch's allocator, so the CUDA context and NCCL buffers are not compared"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """One run, predicted."""
+
+    run: PublishedRun
+    stack: str
+    tokens_per_s_per_gpu: float
+    memory_bytes: float
+    """Of what the run's own reading counts; all of it where nothing was read."""
+    fits: bool
+    notes: tuple[str, ...]
+
+    @property
+    def error_frac(self) -> float | None:
+        """Of throughput: predicted over measured less one."""
+        measured = self.run.tokens_per_s_per_gpu
+        return None if measured is None else self.tokens_per_s_per_gpu / measured - 1.0
+
+    @property
+    def memory_error_frac(self) -> float | None:
+        """The same of memory."""
+        measured = self.run.memory_bytes
+        return None if measured is None else self.memory_bytes / measured - 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitting:
+    """Runs of one status: how many knee expects to fit."""
+
+    fits: int = 0
+    does_not: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """One source, or all rows together."""
+
+    rows: int
+    rows_used: int
+    runs: int
+    """Rows used, repeats as one."""
+    skipped: dict[str, int]
+    """Reason -> rows."""
+    throughput: Residuals | None
+    memory: Residuals | None
+    fitting: dict[Status, Fitting]
+    ranking: Ranking | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation:
+    """Everything that is said of a file."""
+
+    headline_frac: float | None
+    """Median over sources of the source's median error: each source counts once."""
+    all: Score
+    sources: dict[str, Score]
+    groups: tuple[Cohort, ...]
+    notes: dict[str, int]
+    """Assumption -> rows."""
+    stacks: dict[str, int]
+    """Software stack that rows were taken to be of -> rows."""
+    predictions: dict[int, Prediction] = field(repr=False)
+    """Line of the file -> its run."""
+    reasons: dict[int, str] = field(repr=False)
+    """Line of the file -> why it was skipped."""
+
+
+def validate(file: RunFile, ask: Ask = job_of, watch: Watch = iter) -> Validation:
+    """Predict every row of a file and score it; ``watch`` sees the runs pass that are predicted."""
+    found, refused = predict(file.runs, ask, watch)
+    predictions = {line: p for p in found for line in p.run.lines}
+    reasons = {row.line: row.reason for row in file.rows if row.reason is not None}
+    reasons |= {line: reason for run, reason in refused for line in run.lines}
+    groups = _groups(found)
+    rows_of = by_name(file.rows, attrgetter("source"))
+    found_of = by_name(found, lambda p: p.run.setting.source)
+    groups_of = by_name(groups, attrgetter("source"))
+    sources = {
+        name: _score(rows=rows, reasons=reasons, found=found_of.get(name, ()), groups=groups_of.get(name, ()))
+        for name, rows in rows_of.items()
+    }
+    medians = [score.throughput.median_frac for score in sources.values() if score.throughput is not None]
+    return Validation(
+        headline_frac=float(np.median(medians)) if medians else None,
+        all=_score(rows=file.rows, reasons=reasons, found=found, groups=groups),
+        sources=sources,
+        groups=groups,
+        notes=_notes(file, predictions),
+        stacks=dict(Counter(p.stack for p in predictions.values()).most_common()),
+        predictions=predictions,
+        reasons=reasons,
+    )
+
+
+def by_name(items: Iterable[T], name_of: Callable[[T], str]) -> dict[str, list[T]]:
+    """Items by a name that each has, in their order."""
+    found: dict[str, list[T]] = {}
+    for item in items:
+        found.setdefault(name_of(item), []).append(item)
+    return found
+
+
+def _notes(file: RunFile, predictions: Mapping[int, Prediction]) -> dict[str, int]:
+    """Columns that are missing first; then what was assumed of most rows."""
+    said = Counter(note for p in predictions.values() for note in p.notes)
+    said.update(remark for row in file.rows if row.line in predictions for remark in row.remarks)
+    first = {file.defaults: len(predictions)} if file.defaults and predictions else {}
+    return first | dict(said.most_common())
+
+
+def predict(
+    runs: Sequence[PublishedRun], ask: Ask = job_of, watch: Watch = iter
+) -> tuple[list[Prediction], list[Refused]]:
+    """All runs, some thousands together; those that cannot be asked, or have no finite answer, with the reason."""
+    found: list[Prediction] = []
+    refused: list[Refused] = []
+    said: dict[tuple[str, ...], tuple[str, ...]] = {}
+    passing = iter(watch(runs))
+    while piece := list(islice(passing, PIECE)):
+        good, bad = _predict(piece, ask, said)
+        found += good
+        refused += bad
+    return found, refused
+
+
+def _predict(
+    runs: Sequence[PublishedRun], ask: Ask, said: dict[tuple[str, ...], tuple[str, ...]]
+) -> tuple[list[Prediction], list[Refused]]:
+    """``said`` has the notes so far: most runs share theirs."""
+    cases, refused = cases_of(runs, ask)
+    answer = predicted(cases)
+    found: list[Prediction] = []
+    pairs = [(case, run, asked) for case in cases for run, asked in zip(case.runs, case.asked, strict=True)]
+    for i, (case, run, asked) in enumerate(pairs):
+        rate, memory = float(answer.tokens_per_s_per_gpu[i]), float(answer.memory_bytes[i])
+        if not (0 < rate < np.inf and np.isfinite(memory)):
+            refused.append((run, NO_ANSWER))
+            continue
+        unread = (UNREAD,) if unread_bytes(run, asked, case.job.profile) else ()
+        found.append(
+            Prediction(
+                run=run,
+                stack=asked.stack,
+                tokens_per_s_per_gpu=rate,
+                memory_bytes=memory,
+                fits=bool(answer.fits[i]),
+                notes=said.setdefault(notes := (*asked.notes, *unread), notes),
+            )
+        )
+    return found, refused
+
+
+def _score(
+    *, rows: Sequence[CsvRow], reasons: Mapping[int, str], found: Sequence[Prediction], groups: Sequence[Cohort]
+) -> Score:
+    return Score(
+        rows=len(rows),
+        rows_used=sum(len(p.run.lines) for p in found),
+        runs=len(found),
+        skipped=dict(Counter(reasons[row.line] for row in rows if row.line in reasons).most_common()),
+        throughput=Residuals.of_measured(
+            [p.tokens_per_s_per_gpu for p in found], [p.run.tokens_per_s_per_gpu for p in found]
+        ),
+        memory=Residuals.of_measured([p.memory_bytes for p in found], [p.run.memory_bytes for p in found]),
+        fitting={status: _fitting([p for p in found if p.run.status == status]) for status in STATUSES},
+        ranking=Ranking.of(groups),
+    )
+
+
+def _fitting(found: Sequence[Prediction]) -> Fitting:
+    fits = sum(p.fits for p in found)
+    return Fitting(fits=fits, does_not=len(found) - fits)
+
+
+def _groups(found: Sequence[Prediction]) -> tuple[Cohort, ...]:
+    """Jobs that were measured under more than one plan. Failed plans are left out: they may be crashes."""
+    jobs: dict[Hashable, list[tuple[Prediction, float]]] = {}
+    for p in found:
+        if p.run.tokens_per_s_per_gpu is not None:
+            jobs.setdefault(job_key(p.run.setting), []).append((p, p.run.tokens_per_s_per_gpu))
+    return tuple(
+        rank_group(
+            members[0][0].run.setting.source,
+            np.array([p.tokens_per_s_per_gpu for p, _ in members]),
+            np.array([measured for _, measured in members]),
+            np.array([p.fits for p, _ in members]),
+        )
+        for members in jobs.values()
+        if len(members) > 1
+    )

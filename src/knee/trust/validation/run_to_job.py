@@ -1,0 +1,446 @@
+"""A published run as a job: the file's words for model, cluster, plan and stack in knee's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, get_args
+
+from knee.base.errors import SpecError
+from knee.specs.catalog import did_you_mean
+from knee.specs.hardware import Cluster, Fabric
+from knee.specs.job import Job
+from knee.specs.load import load_cluster, make_job
+from knee.specs.model import Experts, LatentAttention, Mlp, Model
+from knee.specs.plan import DISPATCHERS, PRECISIONS, RECOMPUTE_MODULES, SHARDINGS, Recompute, Routing
+from knee.specs.profile import Profile
+from knee.trust.validation.csv_cells import unknown_choice
+from knee.trust.validation.published_runs import GIB, PublishedRun, Setting
+from knee.trust.validation.stacks import MemoryRead, profile_of, stack_of
+
+# The part of a published run that mixtures of experts have: the file's words in knee's.
+
+ROUTING_WORDS: dict[str, Routing] = {
+    "forced_balance": "balanced",
+    "balanced": "balanced",
+    "drop": "balanced",
+    "dropless": "dropless",
+}
+"""A file's word -> knee's. Tokens above the capacity are dropped, so that the load of each expert is its capacity."""
+
+
+def experts_of(setting: Setting) -> Experts | None:
+    """The experts of the row's model; None for a dense one."""
+    if not setting.experts:
+        return None
+    if setting.top_k is None or setting.expert_ffn is None:
+        name = "top_k" if setting.top_k is None else "expert_ffn"
+        raise SpecError(f"experts is {setting.experts}, but {name} is empty", code="missing-field", field=name)
+    return Experts(
+        count=setting.experts,
+        top_k=setting.top_k,
+        ffn=setting.expert_ffn,
+        shared_ffn=setting.shared_experts * setting.expert_ffn,
+        dense_layers=setting.dense_layers,
+        every=setting.moe_every,
+    )
+
+
+def latent_of(setting: Setting) -> LatentAttention | None:
+    """The latent attention of the row's model; None where it has full keys and values."""
+    if not setting.kv_lora_rank:
+        return None
+    sizes = {name: getattr(setting, name) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")}
+    for name, size in sizes.items():
+        if size is None:
+            text = f"kv_lora_rank is {setting.kv_lora_rank}, but {name} is empty"
+            raise SpecError(text, code="missing-field", field=name)
+    nope, rope, value = sizes.values()
+    return LatentAttention(
+        kv_rank=setting.kv_lora_rank, q_rank=setting.q_lora_rank or 0, nope_size=nope, rope_size=rope, value_size=value
+    )
+
+
+def expert_options(setting: Setting, notes: list[str]) -> Mapping[str, Any]:
+    """The plan's part: degrees, dispatcher, overlap and routing."""
+    if setting.dispatcher not in ("", *DISPATCHERS):
+        raise unknown_choice("dispatcher", setting.dispatcher, DISPATCHERS)
+    if setting.routing not in ("", *ROUTING_WORDS):
+        raise unknown_choice("routing", setting.routing, ROUTING_WORDS)
+    if not setting.dispatcher:
+        notes.append("dispatcher defaulted to alltoall: the source does not state it")
+    if not setting.routing:
+        notes.append("routing defaulted to balanced: the source does not state it")
+    return {
+        "ep": setting.ep,
+        "etp": setting.etp,
+        "dispatcher": setting.dispatcher or "alltoall",
+        "ep_overlap": setting.ep_overlap,
+        "routing": ROUTING_WORDS.get(setting.routing, "balanced"),
+    }
+
+
+GPUS = {
+    "h100-80gb": "dgx-h100",
+    "h200-141gb": "dgx-h200",
+    "a100-80gb": "dgx-a100",
+    "a100-40gb": "dgx-a100-40",
+    "v100-32gb": "dgx-v100",
+    "b200-180gb": "dgx-b200",
+    "b200-192gb": "dgx-b200",
+    "gb200-186gb": "gb200-nvl72",
+    "gb200-192gb": "gb200-nvl72",
+    "b300-270gb": "dgx-b300",
+    "b300-288gb": "dgx-b300",
+    "gb300-279gb": "gb300-nvl72",
+    "gb300-288gb": "gb300-nvl72",
+    "h20-96gb": "h20-8",
+    "gh200-96gb": "gh200-nvl32",
+    "gh200-480gb": "gh200-nvl32",
+    "mi300x-192gb": "mi300x-8",
+    "mi325x-256gb": "mi325x-8",
+    "mi355x-288gb": "mi355x-8",
+    "l40s-48gb": "l40s-8",
+    "rtx-pro-6000-96gb": "rtx-pro-6000-8",
+    "h100-sxm": "dgx-h100",
+    "h200-sxm": "dgx-h200",
+    "a100-sxm-80": "dgx-a100",
+    "a100-sxm-40": "dgx-a100-40",
+    "v100-sxm2-32": "dgx-v100",
+    "b200-sxm": "dgx-b200",
+    "b300-sxm": "dgx-b300",
+    "h100": "dgx-h100",
+    "h200": "dgx-h200",
+    "a100": "dgx-a100",
+    "v100": "dgx-v100",
+    "b200": "dgx-b200",
+    "gb200": "gb200-nvl72",
+    "b300": "dgx-b300",
+    "gb300": "gb300-nvl72",
+    "h20": "h20-8",
+    "gh200": "gh200-nvl32",
+    "mi300x": "mi300x-8",
+    "mi325x": "mi325x-8",
+    "mi355x": "mi355x-8",
+    "l40s": "l40s-8",
+    "rtx-pro-6000": "rtx-pro-6000-8",
+}
+"""A file's key of a GPU, the catalogue's own names and plain ones -> the catalogue cluster that has it."""
+MEMORIES = {"a100": "the 80 GB board", "v100": "the 32 GB board"}
+"""A plain name of a GPU that comes with several memories -> the one that is taken."""
+SHARDING_WORDS = {
+    "zero3": "fsdp",
+    "fsdp1": "fsdp",
+    "fsdp2": "fsdp",
+    "fullyshard": "fsdp",
+    "fullshard": "fsdp",
+    "hybridshard": "hsdp",
+    "distributedoptimizer": "zero1",
+    "noshard": "ddp",
+    "shardgradop": "fsdp_no_reshard",
+    "zero2": "fsdp_no_reshard",
+}
+"""Others' words, without their marks -> knee's nearest."""
+_MARKETING = {
+    "nvidia",
+    "amd",
+    "instinct",
+    "tesla",
+    "gpu",
+    "tensor",
+    "core",
+    "dgx",
+    "hgx",
+    "oam",
+    "sxm",
+    "sxm2",
+    "sxm3",
+    "sxm4",
+    "sxm5",
+    "sxm6",
+    "hbm2",
+    "hbm2e",
+    "hbm3",
+    "hbm3e",
+}
+"""Words of a GPU's full name that tell no two of the catalogue apart."""
+FABRICS = {"efa": "p5-h100-efa", "roce": "dgx-h100-roce"}
+"""A word of the fabric column, or of the note where that is empty -> the catalogue cluster whose fabric has that
+latency and efficiency."""
+RECOMPUTE: dict[str, tuple[Recompute, float, str | None]] = {
+    "none": ("none", 1.0, None),
+    "attention": ("attention", 1.0, None),
+    "selective": ("attention", 1.0, None),
+    "ops": ("ops", 1.0, None),
+    "op": ("ops", 1.0, None),
+    "full": ("full", 1.0, None),
+    "unknown": ("none", 1.0, "the source does not state it"),
+    "blocks": ("blocks", 0.5, "every second block, because nothing else is stated"),
+    "mlp": (
+        "blocks",
+        0.55,
+        "the matrix products into the MLP are recomputed, slightly more than half of a layer's forward pass",
+    ),
+}
+"""A file's word -> knee's nearest, the share that is run again, and why where it is not the same."""
+DEFAULT_VOCAB = 32_000
+MEMORY_FRAC = 0.05
+"""Two readings of one GPU's memory differ by less."""
+ROUNDED = 1.01
+"""A reading of all memory may be rounded up."""
+MOST_STAGES = 256
+"""Stages times chunks of a pipeline that is predicted; one row with many more would take minutes."""
+ASYNC_TP = 0.75
+"""Share of tensor-parallel communication that torch's async TP hides, taken as that of the fused profile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunJob:
+    """A job that stands for a run."""
+
+    job: Job
+    stack: str
+    notes: tuple[str, ...]
+    """What had to be assumed."""
+    memory_read: MemoryRead = "device"
+    """What its reading of memory counts."""
+
+
+def job_of(setting: Setting, *, profile: Profile | None = None, cluster: Cluster | None = None) -> RunJob:
+    """The run as knee would be asked for it, SpecError where it cannot be; a profile or a cluster that is given stands
+    in place of what the row says."""
+    if setting.pp * setting.virtual_pp > MOST_STAGES:
+        text = f"pp({setting.pp}) * virtual_pp({setting.virtual_pp}) is more than {MOST_STAGES:,} stages"
+        raise SpecError(text, code="too-many-stages", field="pp")
+    notes: list[str] = []
+    stack = stack_of(setting)
+    where = cluster_of(setting) if cluster is None else _given_cluster(setting, cluster, notes)
+    if setting.gpu in MEMORIES and cluster is None:
+        notes.append(f"gpu {setting.gpu} is treated as {MEMORIES[setting.gpu]}")
+    model = _model(setting, notes)
+    software = profile_of(setting, stack, where.gpu, notes, profile)
+    options = {
+        "tp": setting.tp,
+        "pp": setting.pp,
+        "cp": setting.cp,
+        "micro_batch": setting.micro_batch,
+        "virtual_stages": setting.virtual_pp,
+        "schedule": "interleaved" if setting.virtual_pp > 1 else "1f1b",
+        "sequence_parallel": setting.sequence_parallel,
+        **_recompute(setting, notes),
+        **_precision(setting),
+        "cp_method": stack.cp_method,
+        "reduce_dtype": setting.reduce_dtype or ("fp32" if setting.precision == "fp16" else stack.reduce_dtype),
+        "tp_overlap_frac": _tp_overlap(setting, software),
+        **_data_parallel(setting, where.node.gpus, notes),
+        **(expert_options(setting, notes) if setting.experts else {}),
+    }
+    job, filled = make_job(
+        model,
+        where,
+        software,
+        gpus=setting.n_gpus,
+        global_batch=setting.global_batch,
+        seq_len=setting.seq_len,
+        plan_options=options,
+    )
+    name = stack.name if profile is None else profile.name
+    return RunJob(job=job, stack=name, notes=(*notes, *filled), memory_read=stack.memory_read)
+
+
+def check_memory(run: PublishedRun, asked: RunJob) -> None:
+    """Refuse a reading of more memory than the GPU has."""
+    gpu = asked.job.cluster.gpu
+    if run.memory_bytes is not None and run.memory_bytes > ROUNDED * gpu.hbm_bytes:
+        text = f"memory_gib is {run.memory_bytes / GIB:.4g}, but {gpu.name} has {gpu.hbm_bytes / GIB:.4g}"
+        raise SpecError(text, code="out-of-range", field="memory_gib")
+
+
+def gpu_key(text: str) -> str | None:
+    """A key of ``GPUS`` for a name as vendors, drivers and clouds write it: NVIDIA H100 80GB HBM3 is h100-80gb."""
+    text = text.lower().strip()
+    if text in GPUS:
+        return text
+    words = re.sub(r"(\d) gb\b", r"\1gb", re.sub(r"[^a-z0-9]+", " ", text)).split()
+    key = "-".join(word for word in words if word not in _MARKETING)
+    return key if key in GPUS else None
+
+
+def unknown_gpu(text: str) -> SpecError:
+    """What is said of another."""
+    close = did_you_mean(text, GPUS)
+    guess = f"did you mean {close}?" if close else f"known: {', '.join(GPUS)}"
+    return SpecError(f"the GPU {text!r} is unknown; {guess}", code="unknown-choice", field="gpu")
+
+
+def too_many_in_node(per_node: int, cluster: Cluster) -> SpecError:
+    """What is said of more GPUs a node than a server with them has."""
+    text = f"gpus_per_node is {per_node}, but a server with {cluster.gpu.name} has {cluster.node.gpus}"
+    return SpecError(text, code="out-of-range", field="gpus_per_node")
+
+
+def cluster_of(setting: Setting) -> Cluster:
+    """The catalogue's cluster with the run's own nodes and injection bandwidth."""
+    words = [setting.fabric] if setting.fabric else re.findall(r"\w+", setting.note.lower())
+    fabric = next((word for word in FABRICS if word in words), None)
+    return _cluster(gpu_key(setting.gpu) or setting.gpu, setting.gpus_per_node, setting.node_bytes_per_s, fabric)
+
+
+@lru_cache(maxsize=4096)
+def _cluster(gpu: str, gpus_per_node: int | None, node_bytes_per_s: float | None, word: str | None) -> Cluster:
+    """One object for equal words; its name tells it from the others."""
+    if gpu not in GPUS:
+        raise unknown_gpu(gpu)
+    base = load_cluster(GPUS[gpu]).spec
+    if word is not None:
+        base = replace(base, fabric=_of_kind(base.fabric, load_cluster(FABRICS[word]).spec.fabric))
+    return _with_nodes(base, gpu, gpus_per_node, node_bytes_per_s)
+
+
+def _with_nodes(base: Cluster, gpu: str, gpus_per_node: int | None, node_bytes_per_s: float | None) -> Cluster:
+    per_node = gpus_per_node or base.node.gpus
+    if per_node > base.node.gpus:
+        raise too_many_in_node(per_node, base)
+    fabric = base.fabric
+    if node_bytes_per_s is not None:
+        fabric = replace(fabric, nic_bytes_per_s=node_bytes_per_s / per_node)
+    return replace(
+        base,
+        name=f"{base.name} ({gpu}, {per_node} per node, {fabric.kind} at {fabric.nic_bytes_per_s * 8e-9:g} "
+        "Gbit/s per GPU)",
+        node=replace(base.node, gpus=per_node),
+        fabric=fabric,
+    )
+
+
+def _given_cluster(setting: Setting, cluster: Cluster, notes: list[str]) -> Cluster:
+    """The cluster that was given, if it has the row's GPU, with the row's own nodes and injection bandwidth."""
+    key = gpu_key(setting.gpu)
+    if key is None:
+        notes.append(f"gpu {setting.gpu!r} is treated as the {cluster.gpu.name} of {cluster.name}")
+    else:
+        gpu = load_cluster(GPUS[key]).spec.gpu
+        # what a probe reads of the memory is a little less than what is sold
+        if gpu.name != cluster.gpu.name or abs(gpu.hbm_bytes / cluster.gpu.hbm_bytes - 1.0) > MEMORY_FRAC:
+            text = f"the GPU is {setting.gpu}, but {cluster.name} has the GPU {cluster.gpu.name}"
+            raise SpecError(text, code="other-gpu", field="gpu")
+    return _with_nodes(cluster, cluster.gpu.name, setting.gpus_per_node, setting.node_bytes_per_s)
+
+
+def _of_kind(fabric: Fabric, like: Fabric) -> Fabric:
+    """The fabric with the latency and efficiency of another kind, and its own switches and rate."""
+    return replace(
+        fabric,
+        kind=like.kind,
+        nic_frac=like.nic_frac,
+        hop_s=like.hop_s,
+        p2p_frac=like.p2p_frac,
+        p2p_bytes_per_s=like.p2p_bytes_per_s,
+        tree_level_s=like.tree_level_s,
+    )
+
+
+def _model(setting: Setting, notes: list[str]) -> Model:
+    """A Llama where the MLP is SwiGLU, a GPT otherwise; MPT and Nemotron by their names."""
+    mlp = next((word for word in get_args(Mlp) if word == setting.mlp), None)
+    if mlp is None:
+        raise unknown_choice("mlp", setting.mlp, get_args(Mlp))
+    llama, mpt = mlp == "swiglu", "mpt" in setting.model.lower()
+    if setting.vocab is None:
+        notes.append(f"vocab defaulted to {DEFAULT_VOCAB:,}")
+    if setting.ffn is None:
+        notes.append("ffn defaulted to 4 x hidden, or 8/3 x hidden for swiglu")
+    return Model(
+        name=setting.model,
+        layers=setting.layers,
+        hidden=setting.hidden,
+        ffn=setting.ffn or (256 * -(-8 * setting.hidden // 768) if llama else 4 * setting.hidden),
+        heads=setting.heads,
+        kv_heads=setting.kv_heads or setting.heads,
+        vocab=setting.vocab or DEFAULT_VOCAB,
+        mlp=mlp,
+        norm="rmsnorm" if llama else "layernorm",
+        positions="alibi" if mpt else "rope" if mlp != "gelu" else "learned",
+        tied_embeddings=setting.tied_embeddings,
+        biases=mlp == "gelu" and not mpt,
+        mlp_bias=setting.mlp_bias,
+        window=setting.window,
+        layer_pattern=setting.layer_pattern,
+        max_seq_len=setting.seq_len,
+        head_size=0 if setting.kv_lora_rank else setting.head_dim or 0,
+        experts=experts_of(setting),
+        latent_attention=latent_of(setting),
+        mtp_layers=setting.mtp_layers,
+    )
+
+
+def _recompute(setting: Setting, notes: list[str]) -> Mapping[str, Any]:
+    modules = setting.recompute.split("+")
+    if set(modules) <= set(RECOMPUTE_MODULES) and (setting.experts or "+" in setting.recompute):
+        return {"recompute": "modules", "recompute_modules": tuple(modules)}
+    if setting.recompute not in RECOMPUTE:
+        raise unknown_choice("recompute", setting.recompute, RECOMPUTE)
+    word, share, why = RECOMPUTE[setting.recompute]
+    if setting.recompute == "selective" and "torchtitan" in (setting.stack or "").lower():
+        word, why = "ops", "torchtitan's selective policy keeps attention and every second matrix product"
+    if why is not None:
+        part = "" if share == 1 else f" of {share:.0%}"
+        notes.append(f"recompute {setting.recompute} is treated as {word}{part}: {why}")
+    return {"recompute": word, "recompute_frac": share}
+
+
+def _tp_overlap(setting: Setting, profile: Profile) -> float | None:
+    """Share of tensor-parallel communication that hides, where the row states whether it does."""
+    if setting.async_tp or setting.tp_overlap:
+        return profile.tp_overlap_frac or ASYNC_TP
+    return 0.0 if setting.tp_overlap is False else None
+
+
+def _precision(setting: Setting) -> Mapping[str, Any]:
+    """What the row says; else bf16, or fp16 where the GPU has none."""
+    if setting.precision is None:
+        return {}
+    if setting.precision not in PRECISIONS:
+        raise unknown_choice("precision", setting.precision, PRECISIONS)
+    return {"precision": setting.precision}
+
+
+def _data_parallel(setting: Setting, per_node: int, notes: list[str]) -> Mapping[str, Any]:
+    """Sharding and its two degrees; ``shard_group`` is the sharded one, copies fill the rest."""
+    sharding = _sharding(setting.sharding or "fsdp", notes)
+    if setting.sharding is None:
+        notes.append("sharding defaulted to fsdp")
+    dp = setting.dp or max(1, setting.n_gpus // (setting.tp * setting.pp * setting.cp))
+    if sharding == "ddp" and (setting.shard_group or 1) > 1:
+        text = f"sharding is ddp, which shards nothing, but shard_group is {setting.shard_group}"
+        raise SpecError(text, code="contradiction", field="shard_group")
+    if sharding == "ddp":
+        return {"sharding": sharding, "dp_shard": 1, "dp_replicate": dp}
+    group = setting.shard_group
+    if group is None:
+        group = min(dp, per_node) if sharding == "hsdp" else dp
+        if sharding == "hsdp":
+            notes.append("shard_group defaulted to one node (hsdp)")
+    if dp % group:
+        raise SpecError(f"shard_group {group} does not divide dp {dp}", code="does-not-divide", field="shard_group")
+    copies = dp // group
+    if sharding == "hsdp" and (copies == 1 or group == 1):
+        notes.append("hsdp with one copy or one shard is treated as fsdp or ddp")
+        return {"sharding": "fsdp" if copies == 1 else "ddp", "dp_shard": group, "dp_replicate": copies}
+    if sharding == "fsdp" and copies > 1:
+        sharding = "hsdp"
+    return {"sharding": sharding, "dp_shard": group, "dp_replicate": copies}
+
+
+def _sharding(text: str, notes: list[str]) -> str:
+    """knee's word for it; others' words are told."""
+    bare = re.sub(r"[^a-z0-9]", "", text)
+    for word in SHARDINGS:
+        if text == word or bare == word.replace("_", ""):
+            return word
+    if bare in SHARDING_WORDS:
+        notes.append(f"sharding {text} is treated as {SHARDING_WORDS[bare]}")
+        return SHARDING_WORDS[bare]
+    raise unknown_choice("sharding", text, SHARDINGS)

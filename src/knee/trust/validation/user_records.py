@@ -1,0 +1,288 @@
+"""knee's own records as runs: measurements with their job, as ``knee simulate --json`` prints them; a probe's steps."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any, get_args
+
+from knee.base.errors import InputError, SpecError, argument
+from knee.base.files import json_values
+from knee.engine.measurement import Kind
+from knee.measure.hardware_fit.cluster_file import base_of
+from knee.measure.hardware_fit.measured_steps import job_of_step
+from knee.measure.machine.probe_points import Record, StepPoint, point_of
+from knee.measure.machine.readings import Readings, read_readings
+from knee.specs.hardware import Cluster
+from knee.specs.job import Job
+from knee.specs.kept_files import kept_for_a_question
+from knee.specs.load import load_cluster, load_model, make_job
+from knee.specs.model import Model
+from knee.specs.profile import Profile
+from knee.trust.validation.csv_cells import LEAST, unknown_choice
+from knee.trust.validation.published_runs import PublishedRun, Setting, Status
+from knee.trust.validation.run_to_job import MOST_STAGES, RunJob
+from knee.trust.validation.skipped_rows import reason_of
+from knee.trust.validation.stacks import catalog_profile
+
+Pair = tuple[PublishedRun, RunJob]
+RATES = ("step_s", "tokens_per_s", "tokens_per_s_per_gpu")
+AGREE = 0.01
+"""Rates of one record that differ by more contradict each other."""
+CUT_OFF = "it is incomplete: the writer was interrupted"
+_FORM = (
+    "a record needs model, cluster, profile, gpus, global_batch, seq_len, plan and measured values, as "
+    f"`knee simulate {argument('json')}` prints it"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedRun:
+    """One record: its run, or why there is none."""
+
+    number: int
+    pair: Pair | None = None
+    reason: str | None = None
+    simulated: bool = False
+    probed: bool = False
+
+
+def is_json(text: str) -> bool:
+    """Whether a file's text is not a table."""
+    return text.lstrip("\ufeff \t\r\n")[:1] in ("{", "[")
+
+
+def read_records(path: Path, text: str, profile: Profile | None, cluster: Cluster | None) -> list[RecordedRun]:
+    """All of a file: measurements one after another or in a list, or the readings of ``knee probe steps``."""
+    found = _values(path, text.lstrip("\ufeff"))
+    if found and isinstance(found[0], dict) and "probe" in found[0]:
+        return _steps(path, read_readings(path), profile, cluster)
+    if not found:
+        raise InputError(f"{path} has no records", hint=_FORM)
+    return [_recorded(number, path, value, profile, cluster) for number, value in enumerate(found, start=1)]
+
+
+def merged(pairs: Sequence[Pair]) -> list[Pair]:
+    """Records of one job as one run, by their median."""
+    repeats: dict[Hashable, list[Pair]] = {}
+    for run, asked in pairs:
+        job = asked.job
+        key = (
+            run.setting.source,
+            run.status,
+            job.model,
+            job.cluster.name,
+            job.profile,
+            job.plan,
+            job.gpus,
+            job.global_batch,
+            job.seq_len,
+        )
+        repeats.setdefault(key, []).append((run, asked))
+    return [(_one([run for run, _ in some]), some[0][1]) for some in repeats.values()]
+
+
+def _one(runs: Sequence[PublishedRun]) -> PublishedRun:
+    rates = [run.tokens_per_s_per_gpu for run in runs if run.tokens_per_s_per_gpu is not None]
+    sizes = [run.memory_bytes for run in runs if run.memory_bytes is not None]
+    return PublishedRun(
+        setting=runs[0].setting,
+        lines=tuple(line for run in runs for line in run.lines),
+        status=runs[0].status,
+        tokens_per_s_per_gpu=median(rates) if rates else None,
+        memory_bytes=median(sizes) if sizes else None,
+    )
+
+
+def _values(path: Path, text: str) -> list[Any]:
+    """Every JSON value of a text; last ``CUT_OFF`` where its last line was not finished."""
+    values, at = json_values(text)
+    if at is None:
+        return values
+    rest = text[at:].rstrip("\n")
+    if at and "\n" not in rest and rest.startswith("{"):
+        return [*values, CUT_OFF]
+    line = text.count("\n", 0, at) + 1
+    raise InputError(f"{path}, line {line}: the file is not valid JSON from here on", hint=_FORM, code="not-json")
+
+
+def _recorded(number: int, path: Path, value: Any, profile: Profile | None, cluster: Cluster | None) -> RecordedRun:
+    if value is CUT_OFF:
+        return RecordedRun(number=number, reason=CUT_OFF)
+    if not isinstance(value, dict):
+        return RecordedRun(number=number, reason="it is a plain value, not a record")
+    try:
+        kind = value.get("kind", "measured")
+        if kind not in get_args(Kind):
+            raise unknown_choice("kind", kind, get_args(Kind))
+        job = _job(value, profile, cluster)
+        status, rate, memory_bytes = _measured(value, job)
+    except InputError as error:
+        return RecordedRun(number=number, reason=reason_of(error))
+    run = PublishedRun(
+        setting=_setting(path.name, job),
+        lines=(number,),
+        status=status,
+        tokens_per_s_per_gpu=rate,
+        memory_bytes=memory_bytes,
+    )
+    return RecordedRun(
+        number=number, pair=(run, RunJob(job=job, stack=job.profile.name, notes=())), simulated=kind == "simulated"
+    )
+
+
+def _job(record: Mapping[str, Any], profile: Profile | None, cluster: Cluster | None) -> Job:
+    missing = [name for name in ("model", "gpus", "global_batch", "seq_len", "plan") if name not in record]
+    missing += [name for name, given in (("cluster", cluster), ("profile", profile)) if not (given or name in record)]
+    if missing:
+        raise SpecError(f"the record has no {', '.join(missing)}", code="missing-field", field=missing[0])
+    if not isinstance(record["plan"], dict):
+        raise SpecError("plan is not a table of the plan's options", code="not-a-table", field="plan")
+    job, _ = make_job(
+        _model(_name(record, "model")),
+        _cluster(_name(record, "cluster")) if cluster is None else _given(record, cluster),
+        catalog_profile(_name(record, "profile")) if profile is None else profile,
+        gpus=_count(record, "gpus"),
+        global_batch=_count(record, "global_batch"),
+        seq_len=_count(record, "seq_len"),
+        plan_options=record["plan"],
+    )
+    if job.plan.pp * job.plan.virtual_stages > MOST_STAGES:
+        raise SpecError(f"pp * virtual_stages is more than {MOST_STAGES:,} stages", code="too-many-stages", field="pp")
+    return job
+
+
+def _given(record: Mapping[str, Any], cluster: Cluster) -> Cluster:
+    """The cluster that was given, unless the record names one with another GPU."""
+    try:
+        said = _cluster(_name(record, "cluster"))
+    except InputError:  # nothing that the catalogue knows, or nothing at all
+        return cluster
+    if said.gpu.name != cluster.gpu.name:
+        raise SpecError(
+            f"it ran on {said.name} with {said.gpu.name}, but {cluster.name} has {cluster.gpu.name}",
+            code="other-gpu",
+            field="cluster",
+        )
+    return cluster
+
+
+def _measured(record: Mapping[str, Any], job: Job) -> tuple[Status, float | None, float | None]:
+    """Status, tokens per second and GPU, bytes."""
+    if record.get("fits") is False:
+        return "oom", None, None
+    if record.get("status") in ("failed", "terminated"):  # what was measured until then is a part of its window
+        return "failed", None, None
+    found = {name: _positive(record, name) for name in RATES if record.get(name) is not None}
+    rates = [
+        {"step_s": job.tokens / value / job.gpus, "tokens_per_s": value / job.gpus}.get(name, value)
+        for name, value in found.items()
+    ]
+    if rates and max(rates) > min(rates) * (1.0 + AGREE):
+        raise SpecError(
+            f"{' and '.join(found)} contradict each other for {job.tokens:,} tokens per step on {job.gpus:,} GPUs",
+            code="contradiction",
+            field=next(iter(found)),
+        )
+    memory_bytes = None if record.get("memory_bytes") is None else _positive(record, "memory_bytes")
+    if not rates and memory_bytes is None:
+        text = f"nothing was measured: none of {', '.join((*RATES, 'memory_bytes'))} is given"
+        raise SpecError(text, code="missing-field", field="measured")
+    return "ok", rates[0] if rates else None, memory_bytes
+
+
+def _setting(source: str, job: Job) -> Setting:
+    """What is said of the run elsewhere."""
+    model = job.model
+    return Setting(
+        source=source,
+        model=model.name,
+        layers=model.layers,
+        hidden=model.hidden,
+        heads=model.heads,
+        gpu=job.cluster.gpu.name,
+        n_gpus=job.gpus,
+        seq_len=job.seq_len,
+        global_batch=job.global_batch,
+        micro_batch=job.plan.micro_batch,
+        tp=job.plan.tp,
+        pp=job.plan.pp,
+        cp=job.plan.cp,
+    )
+
+
+def _steps(path: Path, readings: Readings, profile: Profile | None, cluster: Cluster | None) -> list[RecordedRun]:
+    """Memory is left out: a probe reads what tensors take, without what the allocator loses."""
+    machine = readings.machine
+    if machine.probe != "steps":
+        raise InputError(
+            f"{path} has readings of `knee probe {machine.probe}`, which do not depend on the software stack",
+            hint=f"give the cluster file of these readings as {argument('cluster')}",
+        )
+    where = cluster or load_cluster(base_of(machine, None)).spec
+    found = []
+    for number, record in enumerate(readings.records, start=2):
+        try:
+            job = _step_job(record, where, profile)
+        except InputError as error:
+            found.append(RecordedRun(number=number, reason=reason_of(error), probed=True))
+            continue
+        run = PublishedRun(
+            setting=_setting(path.name, job),
+            lines=(number,),
+            status="ok",
+            tokens_per_s_per_gpu=job.tokens / record["step_s"],
+            memory_bytes=None,
+        )
+        found.append(
+            RecordedRun(number=number, pair=(run, RunJob(job=job, stack=job.profile.name, notes=())), probed=True)
+        )
+    return found
+
+
+def _step_job(record: Record, cluster: Cluster, profile: Profile | None) -> Job:
+    if "error" in record:
+        raise SpecError("the step ended in an error")
+    point = point_of(record)
+    if not isinstance(point, StepPoint):
+        raise SpecError("it is not a step")
+    if profile is not None and point.compiled == (profile.kernels == "eager"):
+        # the step's own kernels, and the values of the profile
+        profile = replace(profile, kernels="compiled" if point.compiled else "eager")
+    return job_of_step(point, cluster, profile)
+
+
+def _name(record: Mapping[str, Any], key: str) -> str:
+    if not isinstance(record.get(key), str):
+        raise SpecError(f"{key} is not a name", code="not-a-name", field=key)
+    return str(record[key])
+
+
+def _count(record: Mapping[str, Any], key: str) -> int:
+    value = record[key]
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        text = f"{key} is {str(value)[:20]!r}; it must be a whole number of at least 1"
+        raise SpecError(text, code="not-a-count", field=key)
+    return value
+
+
+def _positive(record: Mapping[str, Any], key: str) -> float:
+    value = record[key]
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise SpecError(f"{key} is {str(value)[:20]!r}, not a number", code="not-a-number", field=key)
+    if not LEAST < value < 1 / LEAST:
+        trouble = "which is not realistic" if value > 0 else "and must be positive"
+        raise SpecError(f"{key} is {str(value)[:20]}, {trouble}", code="out-of-range", field=key)
+    return float(value)
+
+
+@kept_for_a_question
+def _model(name: str) -> Model:
+    return load_model(name).spec
+
+
+@kept_for_a_question
+def _cluster(name: str) -> Cluster:
+    return load_cluster(name).spec

@@ -1,1 +1,0 @@
-"""How well do predicted bandwidths of collectives agree with published ones?"""

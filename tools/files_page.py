@@ -1,0 +1,101 @@
+"""``python tools/files_page.py [FILE]`` writes the tables of ``docs/files.md`` from the loaders' declarations."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import MISSING, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from knee.base.units import dimension
+from knee.commands.study.failure_rows import LongRun, ReplicaExchange, Wall
+from knee.commands.study.study_file import Bandwidths, Budgets, Draw, Published, Study, StudyGrid
+from knee.engine.reliability.defaults import NO_DEFAULT, default_of, default_rows
+from knee.specs.data_sheets import MEASURED
+from knee.specs.field_words import field_rows, unit_words
+from knee.specs.hardware import AttentionRate, Cluster, Fabric, GemmRate, Gpu, Node, NodeNics, Tier
+from knee.specs.model import Experts, LatentAttention, Model
+from knee.specs.profile import Profile
+from knee.specs.reliability import Reliability
+from knee.training.launch.site import Site
+
+LONG_TIME = "5 min"
+MARK = "<!-- The rest of this page is made by `python tools/files_page.py`. -->\n"
+TABLES: tuple[tuple[str, type], ...] = (
+    ("Cluster", Cluster),
+    ("Cluster: `[node]`", Node),
+    ("Cluster: `[fabric]`", Fabric),
+    ("Cluster: `[fabric]`, instead of `nic_bytes_per_s`", NodeNics),
+    ("Cluster: `[[fabric.tiers]]`", Tier),
+    ("Cluster: `[reliability]`", Reliability),
+    ("GPU", Gpu),
+    ("GPU: `[gemm.TYPE]`", GemmRate),
+    ("GPU: `[attention.KERNEL]`", AttentionRate),
+    ("Model", Model),
+    ("Model: `[experts]`", Experts),
+    ("Model: `[latent_attention]`", LatentAttention),
+    ("Profile", Profile),
+    ("Site", Site),
+    ("Study", Study),
+    ("Study: `[[grid]]` and `[common]`", StudyGrid),
+    ("Study: `[[bandwidths]]`", Bandwidths),
+    ("Study: `[[budget]]`", Budgets),
+    ("Study: `[[long_run]]`", LongRun),
+    ("Study: `[[exchange]]`", ReplicaExchange),
+    ("Study: `[[wall]]`", Wall),
+    ("Study: `[[draw]]`", Draw),
+    ("Study: `[[published]]`", Published),
+)
+
+
+def field_tables() -> str:
+    """Every field of every kind of file."""
+    return "\n".join(_table(title, spec) for title, spec in TABLES)
+
+
+def with_tables(page: str) -> str:
+    """The page with its tables made anew."""
+    return page.split(MARK)[0] + MARK + "\n" + field_tables()
+
+
+def _table(title: str, spec: type) -> str:
+    rows = [
+        f"| `{name}` | {_written(spec, name)} | {_default(spec, name, default)} | {words.replace('|', '/')} |"
+        for name, default, words in field_rows(spec)
+    ]
+    head = [f"### {title}", "", "| field | written as | default | meaning |", "|---|---|---|---|"]
+    return "\n".join([*head, *rows, "", *(_reliability_sources() if spec is Reliability else ())])
+
+
+def _reliability_sources() -> list[str]:
+    """Where the defaults of a cluster's reliability come from."""
+    rows = [f"| {name} | {value} | {span} | {kind}: {source} |" for name, value, span, kind, source in default_rows()]
+    about = (
+        "The defaults, the range of published or plausible values (none is known where it is empty), and their source:"
+    )
+    return [about, "", "| default | value | range | source |", "|---|---|---|---|", *rows, ""]
+
+
+def _written(spec: type, name: str) -> str:
+    """How a value is written; times of whole runs are minutes."""
+    return LONG_TIME if spec is Reliability and dimension(name) == "s" else unit_words(name)
+
+
+def _default(spec: type, name: str, value: Any) -> str:
+    if spec is Reliability and name not in NO_DEFAULT:
+        return f"`{default_of('defaults', name)[1].value}`"
+    if name in MEASURED.get(spec, ()):
+        return "nearest"
+    if value is MISSING or is_dataclass(value):
+        return "file's name" if name == "name" else "needed"
+    if value is None or value == "" or (isinstance(value, tuple | dict) and not value):
+        return "none"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/files.md")
+    target.write_text(with_tables(target.read_text(encoding="utf-8")), encoding="utf-8")
+    click.echo(f"wrote {target}", err=True)
