@@ -331,9 +331,10 @@ def validate(
     try:
         adapter = _adapter(form)
         # only in JSON does strict validation take a list for a tuple
-        return (
+        made: T = (
             adapter.validate_json(json.dumps(raw, default=str), strict=True) if strict else adapter.validate_python(raw)
         )
+        return made
     except UnicodeEncodeError:
         found = [_not_utf8("")]
     except ValidationError as error:
