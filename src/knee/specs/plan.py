@@ -66,6 +66,8 @@ ROUTED = ("dispatcher", "ep_overlap", "routing", "imbalance", "capacity_factor")
 """Fields that say how tokens reach experts; a search takes them as given."""
 EXCHANGES = ("collectives", "sync_fragments", "sync_dtype")
 """Fields that say how GPUs exchange; a search takes them as given."""
+KEPT_BY_SEARCH = (*DATA_TYPES, *ROUTED, *EXCHANGES, "sync_every", "recompute_modules")
+"""Fields that a search for a plan takes as given."""
 DEGREES = ("dp_shard", "dp_replicate", "tp", "pp", "cp", "ep", "etp")
 
 
