@@ -70,6 +70,10 @@ class Metric:
         """Of its column in a table."""
         return self.column or self.label
 
+    def as_json(self) -> dict[str, str]:
+        """What the explorer needs to show it."""
+        return {name: getattr(self, name) for name in ("label", "heading", "unit", "better")}
+
     def text(self, value: float | None) -> str:
         """A value with its unit: ``1.25 ms``, ``43.2%``, ``650 W``; ``unknown`` for None."""
         if value is None:
@@ -314,6 +318,15 @@ VIEWS: dict[str, tuple[str, ...]] = {
         "power_w_per_gpu",
         "tokens_per_j",
         "usd_per_mtoken",
+    ),
+    "scaling chart": (
+        "tokens_per_s_per_gpu",
+        "mfu_frac",
+        "exposed_frac",
+        "power_w_per_gpu",
+        "tokens_per_j",
+        "usd_per_mtoken",
+        "tokens_per_s",
     ),
     "comparison of records": (
         "tokens_per_s",
