@@ -18,8 +18,8 @@ from knee.commands.train.api import train
 from knee.specs.fields import split_overrides
 from knee.specs.job import Job
 from knee.training.export.job_file import job_file
+from knee.training.sweeps.checks import LocalDevices
 from knee.training.sweeps.job_for_trainer import PROCESSOR
-from knee.training.sweeps.local_devices import LocalDevices
 
 RUN, LOG = "run", "train.log"
 RECORD = Path(RUN, "record.json")

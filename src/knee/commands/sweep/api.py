@@ -24,18 +24,18 @@ from knee.training.launch.run_status import STATES, Status
 from knee.training.launch.site import Site
 from knee.training.launch.sweep_folder import Sweep, SweepRun, locked, read_sweep
 from knee.training.sweeps import local, slurm
-from knee.training.sweeps.control import cancel_runs, current_statuses, requeue
-from knee.training.sweeps.job_for_trainer import RunSettings
-from knee.training.sweeps.launchers import refusal_by, require_launcher
-from knee.training.sweeps.new_sweep import prepare_folder
-from knee.training.sweeps.preflight import RequestedRun, plan_runs
-from knee.training.sweeps.request_checks import (
+from knee.training.sweeps.checks import (
     check_container,
     check_run_numbers,
     checked_folder,
     not_in_range,
     program_paths,
+    refusal_by,
+    require_launcher,
 )
+from knee.training.sweeps.control import cancel_runs, current_statuses, prepare_folder, requeue
+from knee.training.sweeps.job_for_trainer import RunSettings
+from knee.training.sweeps.preflight import RequestedRun, plan_runs
 
 OnRun = Callable[[int, int, SweepRun, Status], None]
 """Called when a run starts, ends or is left out: its number, of how many, the run, and its status."""

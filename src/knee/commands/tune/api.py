@@ -44,16 +44,17 @@ from knee.training.launch.environment import redacted
 from knee.training.launch.run_status import Status
 from knee.training.launch.site import Site
 from knee.training.launch.sweep_folder import Sweep, SweepRun, locked, read_sweep
-from knee.training.sweeps.control import current_statuses
-from knee.training.sweeps.job_for_trainer import RunSettings, train_job
-from knee.training.sweeps.launchers import refusal_by, require_launcher
-from knee.training.sweeps.request_checks import (
+from knee.training.sweeps.checks import (
     check_container,
     check_run_numbers,
     checked_folder,
     not_in_range,
     program_paths,
+    refusal_by,
+    require_launcher,
 )
+from knee.training.sweeps.control import current_statuses
+from knee.training.sweeps.job_for_trainer import RunSettings, train_job
 
 TRAINER = "knee"
 """The catalogue's profile of knee's trainer."""
