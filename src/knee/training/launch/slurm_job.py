@@ -6,13 +6,12 @@ It finds out where the ranks meet, and asks Slurm about nodes and jobs.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from knee.base.errors import InputError, KneeError
-from knee.base.processes import free_port
+from knee.base.processes import free_port, output_of
 from knee.base.signals import catch_signals
 from knee.training.launch.run_status import cancelled, read_status, write_status
 from knee.training.launch.supervisor import SupervisedRun, supervise
@@ -96,10 +95,7 @@ def slurm_output(*words: str) -> str:
 
 def query_slurm(*words: str) -> str | None:
     """What one of Slurm's commands prints; None where it fails."""
-    try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=ASK_S, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
+    return output_of(words, timeout_s=ASK_S)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import shlex
 import socket
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from knee.base.errors import InputError
-from knee.base.processes import free_port
+from knee.base.processes import free_port, output_of
 from knee.training.launch.environment import PACKAGE, SETUP_PYTHON, in_environment, path_line, setup_selects_python
 from knee.training.launch.site import SSH, Site
 from knee.training.launch.sweep_folder import SweepRun
@@ -166,10 +165,8 @@ def free_port_on(site: Site, host: str, run: Path) -> int:
     if is_direct(site, host):
         return free_port()
     words = on_host(site, host, [interpreter_outside(site), "-c", FREE_PORT], run)
+    text = output_of(words, timeout_s=ANSWER_S) or ""
     try:
-        text = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_S, check=True
-        ).stdout
         return int(text.split()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+    except (ValueError, IndexError):
         return free_port()

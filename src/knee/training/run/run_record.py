@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import platform
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from typing import Any, Literal
 
 import knee
 from knee.base.files import write_text
+from knee.base.processes import output_of
 from knee.measure.traces.plain_data import mean_loads
 from knee.training.parallelism.trainer_job import TrainJob
 from knee.training.run.timed_steps import known_gpu, peak_of, percentiles
@@ -34,6 +34,7 @@ Status = Literal["done", "oom", "failed", "terminated"]
 Piece = dict[str, Any]
 """One rank's part of the record: rank, host, status, error, step, times, memory, power, trace."""
 TIMES = ("compute_load_s", "comm_load_s", "compute_s", "comm_s", "exposed_comm_s", "overlapped_comm_s")
+GIT_S = 10.0
 NAMED = 8
 """Ranks that a sentence names at most."""
 SILENT = "exited without an error message"
@@ -263,17 +264,10 @@ def _plain(value: Any) -> Any:
 
 def git_commit() -> str | None:
     """The commit of knee's own sources, with a mark where they were changed; None outside of a checkout."""
-
-    def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), *words], capture_output=True, text=True, timeout=10, check=True
-        ).stdout.strip()
-
-    try:
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".")
-        return git("rev-parse", "HEAD") + ("-dirty" if changed else "")
-    except (OSError, subprocess.SubprocessError):
-        return None
+    git = ["git", "-C", str(Path(knee.__file__).parent)]
+    commit = output_of([*git, "rev-parse", "HEAD"], timeout_s=GIT_S)
+    changed = output_of([*git, "status", "--porcelain", "--untracked-files=no", "--", "."], timeout_s=GIT_S)
+    return None if commit is None or changed is None else commit.strip() + ("-dirty" if changed.strip() else "")
 
 
 def write_record(out: Path, record: Mapping[str, Any]) -> Path:

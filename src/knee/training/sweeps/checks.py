@@ -1,4 +1,4 @@
-"""What is checked before runs are planned: the request's numbers and folder, its launcher, and this machine's devices."""
+"""What is checked before runs are planned: the numbers and folder of a request, its launcher, and the devices here."""
 
 from __future__ import annotations
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from knee.base.errors import InputError
-from knee.base.processes import ProcessKey, alive, works_in
+from knee.base.processes import ProcessKey, alive, output_of, works_in
 from knee.base.signals import StopSignal, catch_signals
 from knee.training.launch.failures import diagnose, diagnosed
 from knee.training.launch.run_status import Status, cancelled, left_out, read_status, write_status
@@ -111,30 +110,15 @@ def living_processes(run: Path, status: Status) -> tuple[ProcessKey, ...]:
 
 def unreachable_hosts(site: Site, hosts: Sequence[str]) -> list[str]:
     """Hosts on which not even `true` can be run."""
-    return [host for host in hosts if not is_direct(site, host) and _code(through(site.via, host, ["true"])) != 0]
+    others = [host for host in hosts if not is_direct(site, host)]
+    return [host for host in others if output_of(through(site.via, host, ["true"]), timeout_s=ANSWER_S) is None]
 
 
 def signal_on_hosts(site: Site, run: Path, hosts: Sequence[str], number: signal.Signals) -> None:
     """Send the ranks of a run a signal, each on its host."""
+    words = [interpreter_outside(site), "-m", "knee.training.launch.terminate", str(run), number.name[3:]]
     for host in hosts:
-        _code(
-            on_host(
-                site,
-                host,
-                [interpreter_outside(site), "-m", "knee.training.launch.terminate", str(run), number.name[3:]],
-                run,
-            )
-        )
-
-
-def _code(words: Sequence[str]) -> int:
-    """What a command ends with; -1 where it takes too long or cannot be started."""
-    try:
-        return subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S, check=False
-        ).returncode
-    except (OSError, subprocess.TimeoutExpired):
-        return -1
+        output_of(on_host(site, host, words, run), timeout_s=ANSWER_S)
 
 
 def missing(sweep: Sweep, statuses: dict[str, Status], *, only: Collection[str] | None) -> list[SweepRun]:
