@@ -55,7 +55,7 @@ def trained(
         yield point, None
 
 
-def _train(job: Job, own: Path, steps: int | None) -> Mapping[str, Any]:
+def _train(job: Job, own: Path, steps: int | None) -> dict[str, Any]:
     """A new run's record, whatever came of it; only the error of one that could not be started."""
     make_folder(own)
     write_text(own / "job.toml", job_file(job))

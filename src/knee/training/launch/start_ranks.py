@@ -23,7 +23,7 @@ from knee.base.processes import ProcessGroup, free_port
 from knee.base.signals import catch_signals
 from knee.training.checkpoints.folder import CHECKPOINTS, checkpoints_in, remove_all
 from knee.training.parallelism.trainer_job import TrainJob
-from knee.training.run.metrics_log import METRICS
+from knee.training.run.progress import METRICS
 from knee.training.run.run_record import HEARTBEATS, JOB, LOGS, PIECES, RECORD, TRACES, compose_from_files, write_record
 from knee.training.run.watchdog import LAUNCHED
 

@@ -39,7 +39,7 @@ from knee.training.checkpoints.folder import (
 from knee.training.datasets.token_batches import Share, open_data
 from knee.training.parallelism.trainer_job import AUTO, TrainJob
 from knee.training.run.power_meter import open_power
-from knee.training.run.progress_lines import TrainProgress, said_while, say
+from knee.training.run.progress import TrainProgress, said_while, say
 from knee.training.run.rank_state import Place, RankState
 from knee.training.run.run_record import (
     HEARTBEATS,
