@@ -19,7 +19,7 @@ from knee.specs.catalog import did_you_mean
 from knee.specs.choices import Device, Launcher
 from knee.specs.defaults import TIMEOUT_S, TRACE_STEPS
 from knee.specs.kept_files import forget_files
-from knee.training.launch.environment import redacted, stored_site
+from knee.training.launch.environment import stored_site, without_secrets
 from knee.training.launch.run_status import STATES, Status
 from knee.training.launch.site import Site
 from knee.training.launch.sweep_folder import Sweep, SweepRun, locked, read_sweep
@@ -90,7 +90,7 @@ def prepare_sweep(
     requested = requested_runs(str(grid), overrides, progress)
     if check_launcher:
         require_launcher(launcher, site, program)
-    command = redacted(command)
+    command = without_secrets(command)
     planned = plan_runs(
         requested,
         RunSettings(

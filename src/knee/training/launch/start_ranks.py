@@ -145,7 +145,7 @@ def _how_ended(group: ProcessGroup, rank: int) -> str | None:
 
 
 def _environment(job: TrainJob) -> dict[str, str]:
-    """As torchrun would set it, on this machine alone."""
+    """Return the environment of all ranks, as torchrun would set it on one machine."""
     sources = str(Path(knee.__file__).parents[1])
     paths = [sources, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     threads = max(1, len(os.sched_getaffinity(0)) // job.gpus)

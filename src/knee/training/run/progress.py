@@ -42,7 +42,7 @@ class MetricsLog:
         self.writers: list[Write] = [self._write_line, *(_opened(name, job, out) for name in job.log_to)]
 
     def write(self, step: int, values: Mapping[str, float | None]) -> None:
-        """The values of a step; those that are not known are left out."""
+        """Write the values of a step; unknown ones are left out."""
         known = {name: value for name, value in values.items() if value is not None}
         for writer in self.writers:
             try:
@@ -157,7 +157,7 @@ class TrainProgress:
         """The last step, and the number of validation losses, that were logged."""
 
     def first_step(self) -> AbstractContextManager[None]:
-        """Around the first step, which compiles."""
+        """Return a context for the first step, which may compile: it reports that it still runs."""
         if self.run.job.compile and not self.quiet:
             say(COMPILES)
         return said_while(self.run, "still compiling" if self.run.job.compile else "the first step still runs")
@@ -214,7 +214,7 @@ class TrainProgress:
         self.validated = len(self.run.valid_losses)
 
     def _state(self) -> dict[str, float | None]:
-        """Memory and power of this rank, now."""
+        """Return the memory and power of this rank now."""
         memory = memory_of(self.run.job.device)
         held = memory["memory_bytes"] if memory["memory_bytes"] is not None else memory["peak_rss_bytes"]
         return {"memory_bytes": held, "power_w": None if self.run.power is None else self.run.power.now_w()}

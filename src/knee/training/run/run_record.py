@@ -124,7 +124,7 @@ def _warnings(losses: Sequence[float | None]) -> list[str]:
 
 
 def verdict(job: TrainJob, pieces: Sequence[Piece]) -> tuple[Status, str | None, int | None]:
-    """How the run ended, in one sentence, and the rank that ended it."""
+    """Return the status of a run, one sentence about its end, and the rank that ended it."""
     missing = sorted(set(range(job.gpus)) - {int(piece["rank"]) for piece in pieces})
     ended = [piece for piece in pieces if piece["status"] != "done"]
     for status in ("oom", "failed", "terminated"):
@@ -271,7 +271,7 @@ def git_commit() -> str | None:
 
 
 def write_record(out: Path, record: Mapping[str, Any]) -> Path:
-    """The record, whole or not at all."""
+    """Write the record, whole or not at all; returns its path."""
     path = out / RECORD
     write_text(path, json.dumps(_finite(record), indent=1, allow_nan=False) + "\n")
     return path
@@ -287,19 +287,19 @@ def _finite(value: Any) -> Any:
 
 
 def piece_path(out: Path, rank: int) -> Path:
-    """Where a rank that ends early leaves what it knows."""
+    """Return the file into which a rank that ends early writes its part of the record."""
     return out / PIECES / f"rank{rank}.json"
 
 
 def write_piece(out: Path, piece: Piece) -> None:
-    """One rank's part, for whoever writes the record."""
+    """Write one rank's part of the record to a file."""
     path = piece_path(out, int(piece["rank"]))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(_finite(piece), allow_nan=False))
 
 
 def read_pieces(out: Path) -> list[Piece]:
-    """What ranks have left so far."""
+    """Read the parts of the record that ranks have written so far."""
     found = []
     for path in sorted((out / PIECES).glob("rank*.json")):
         try:

@@ -27,7 +27,7 @@ PROCESSES_PER_CORE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalDevices:
-    """What can be trained here."""
+    """The devices of this machine that can train."""
 
     gpus: tuple[str, ...]
     """Names of the GPUs that torch can use."""
@@ -35,7 +35,7 @@ class LocalDevices:
 
     @classmethod
     def here(cls) -> LocalDevices:
-        """This machine."""
+        """Read the devices of this machine."""
         found = read_inventory()
         gpus = found.gpus if found.software.torch_uses_gpus else ()
         return cls(gpus=tuple(gpu.name or "" for gpu in gpus), cores=os.cpu_count() or 1)
@@ -158,7 +158,7 @@ def _require_hosts(site: Site) -> None:
 
 
 def _require_commands(site: Site, program: Sequence[str]) -> None:
-    """A container has its own commands, and a set-up may put more into the PATH."""
+    """Refuse a program that is missing. A container has its own commands, and a set-up may extend the PATH."""
     name, word = ("program", program[0]) if program else ("python", site.python)
     if not word or site.container or (site.setup and "/" not in word) or shutil.which(word) is not None:
         return

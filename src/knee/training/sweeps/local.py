@@ -12,7 +12,7 @@ from pathlib import Path
 from knee.base.errors import InputError
 from knee.base.processes import ProcessKey, alive, output_of, works_in
 from knee.base.signals import StopSignal, catch_signals
-from knee.training.launch.failures import diagnose, diagnosed
+from knee.training.launch.failures import diagnose, with_diagnosis
 from knee.training.launch.run_status import Status, cancelled, left_out, read_status, write_status
 from knee.training.launch.site import Site
 from knee.training.launch.supervisor import SupervisedRun, supervise
@@ -53,7 +53,7 @@ def start_missing(sweep: Sweep, site: Site, *, only: Collection[str] | None, on_
 
 
 def supervised_run(sweep: Sweep, site: Site, entry: SweepRun, stop: StopSignal) -> SupervisedRun:
-    """How a run is started here, or on hosts."""
+    """Return how a run is started, on this machine or on hosts."""
     run, timeout_s, program = sweep.run(entry), float(sweep.options["timeout_s"]), sweep.options["program"]
     what = SupervisedRun(run=run, entry=entry, timeout_s=timeout_s, time_s=site.seconds, stop=stop)
     if sweep.launcher == "torchrun":
@@ -91,7 +91,7 @@ def adopt_running(sweep: Sweep, stop: StopSignal) -> None:
             continue
         status = with_usage(status, entry, run)
         if read_record(run):
-            write_status(run, diagnosed(status, diagnose(run, ())))
+            write_status(run, with_diagnosis(status, diagnose(run, ())))
         else:
             write_status(
                 run,
@@ -109,7 +109,7 @@ def living_processes(run: Path, status: Status) -> tuple[ProcessKey, ...]:
 
 
 def unreachable_hosts(site: Site, hosts: Sequence[str]) -> list[str]:
-    """Hosts on which not even `true` can be run."""
+    """Return the hosts that cannot even run `true`."""
     others = [host for host in hosts if not is_direct(site, host)]
     return [host for host in others if output_of(through(site.via, host, ["true"]), timeout_s=ANSWER_S) is None]
 
