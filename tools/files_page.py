@@ -12,13 +12,13 @@ import click
 from knee.base.units import dimension
 from knee.commands.study.failure_rows import LongRun, ReplicaExchange, Wall
 from knee.commands.study.study_file import Bandwidths, Budgets, Draw, Published, Study, StudyGrid
-from knee.engine.reliability.defaults import NO_DEFAULT, default_of, default_rows
+from knee.engine.reliability.defaults import NO_DEFAULT, RATE_ENDS, default_of, defaults_document
 from knee.specs.data_sheets import MEASURED
 from knee.specs.field_words import field_rows, unit_words
 from knee.specs.hardware import AttentionRate, Cluster, Fabric, GemmRate, Gpu, Node, NodeNics, Tier
 from knee.specs.model import Experts, LatentAttention, Model
 from knee.specs.profile import Profile
-from knee.specs.reliability import Reliability
+from knee.specs.reliability import CAUSES, Reliability
 from knee.training.launch.site import Site
 
 LONG_TIME = "5 min"
@@ -99,3 +99,24 @@ if __name__ == "__main__":
     target = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/files.md")
     target.write_text(with_tables(target.read_text(encoding="utf-8")), encoding="utf-8")
     click.echo(f"wrote {target}", err=True)
+
+
+def default_rows() -> list[tuple[str, str, str, str, str]]:
+    """All defaults as (name, value as written, range, kind, source); the range is empty if none is known."""
+    rows = [
+        (name, str(entry["value"]), _range(name, entry), entry["kind"], entry["source"])
+        for table in ("defaults", "run")
+        for name, entry in defaults_document()[table].items()
+    ]
+    for name, points in defaults_document()["initialisation"].items():
+        values = ", ".join(f"{time:g} s" for time in points["time_s"])
+        gpus = f"{points['gpus'][0]:,} to {points['gpus'][-1]:,} GPUs"
+        rows.append((f"initialisation of {name}", values, gpus, points["kind"], points["source"]))
+    return rows
+
+
+def _range(name: str, entry: dict[str, Any]) -> str:
+    """From the lowest to the highest plausible value. Rates of causes differ between clusters as their sum does."""
+    if name in CAUSES.values():
+        return " to ".join(f"{entry['value'] * default_of('run', end)[0]:.2g}" for end in RATE_ENDS)
+    return f"{entry['low']} to {entry['high']}" if "low" in entry else ""

@@ -14,11 +14,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from knee.trust.band_fit import ASSUMED, constants_without_each, fit_constants
+from band_coverage import QUANTITIES, Coverage, coverage, judged_runs, table
+from band_fit import ASSUMED, constants_without_each, fit_constants
+
 from knee.trust.bands import CONSTANTS, FEW_SOURCES, LABELS, MOE_CONSTANTS, Constants, Quantity, unseen
-from knee.trust.coverage import PROMISED, QUANTITIES, Coverage, coverage, jobs_of, judged_runs, table
 from knee.trust.distances import NAMES
 from knee.trust.error_table import EXPERTS, OWN, Errors, read_errors
+from knee.trust.errors_by_gpus import PROMISED, jobs_of
 
 HEAD = """\
 # How much wider bands are with distance from what was measured, and with a weaker label (src/knee/trust/bands.py).

@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from expert_tables import ProductTable, TableFit, fit_table, read_tables
 
-from knee.measure.hardware_fit.expert_tables import ProductTable, TableFit, fit_table, read_tables
 from knee.measure.hardware_fit.gemms import Gemms, fit_gemms, gemms_of
 from knee.measure.hardware_fit.least_squares import distance, minimum
 from knee.measure.hardware_fit.residuals import Residuals, held_back

@@ -24,14 +24,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
-
-from knee.base.arrays import Bools, Floats
-from knee.commands.study.moe_protocol import routing_losses
-from knee.engine.cost import expert_loads
-from knee.engine.cost.collective_cost import Links
-from knee.engine.cost.expert_dispatch import SM_RATES, WIRE_RATES, Direction, ExchangeRates
-from knee.engine.cost.expert_loads import BALANCED
-from knee.measure.hardware_fit.dispatch_tables import (
+from dispatch_tables import (
     CONGESTED_DOMAINS,
     LEAST_TOKENS,
     ExchangeTable,
@@ -41,8 +34,15 @@ from knee.measure.hardware_fit.dispatch_tables import (
     read_exchanges,
     start_rates,
 )
-from knee.measure.hardware_fit.expert_tables import left_out_s, read_layers
-from knee.measure.hardware_fit.megatron_layers import read_megatron_layers
+from expert_tables import left_out_s, read_layers
+from megatron_layers import read_megatron_layers
+from moe_protocol import routing_losses
+
+from knee.base.arrays import Bools, Floats
+from knee.engine.cost import expert_loads
+from knee.engine.cost.collective_cost import Links
+from knee.engine.cost.expert_dispatch import SM_RATES, WIRE_RATES, Direction, ExchangeRates
+from knee.engine.cost.expert_loads import BALANCED
 from knee.measure.hardware_fit.residuals import Residuals
 from knee.specs.load import load_cluster
 

@@ -26,16 +26,16 @@ from typing import Any
 
 import numpy as np
 import tomli_w
+from published_errors import errors_of, write_errors
 
 from knee.base.units import show
 from knee.specs.profile import Profile
 from knee.specs.profile_parameters import PARAMETERS
-from knee.trust.error_table import EXPERTS, write_errors
+from knee.trust.error_table import EXPERTS
 from knee.trust.validation.bundled_runs import carried_moe_runs
 from knee.trust.validation.left_out import MOE_LEFT_OUT, left_out_profiles
 from knee.trust.validation.published_runs import PublishedRun, Setting
 from knee.trust.validation.run_to_job import RunJob, job_of
-from knee.trust.validation.simulated_runs import errors_of
 from knee.trust.validation.stacks import catalog_profile, profile_name
 
 CATALOG = Path(__file__).parent.parent / "src/knee/catalog"

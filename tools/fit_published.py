@@ -32,18 +32,18 @@ from typing import Any
 
 import numpy as np
 import tomli_w
+from published_errors import errors_of, write_errors
 
 from knee.base.units import dimension, show
 from knee.measure.hardware_fit.residuals import Residuals
 from knee.specs.load import load_profile
 from knee.specs.profile import Profile
 from knee.specs.profile_parameters import PARAMETERS, Parameter
-from knee.trust.error_table import write_errors
 from knee.trust.profile_fit.stack_fit import StackFit, calibrate
 from knee.trust.validation.bundled_runs import carried_runs
 from knee.trust.validation.published_runs import PublishedRun, Setting
 from knee.trust.validation.run_to_job import RunJob, job_of
-from knee.trust.validation.simulated_runs import cases_of, errors_of
+from knee.trust.validation.simulated_runs import cases_of
 from knee.trust.validation.stacks import profile_name
 
 CATALOG = Path(__file__).parent.parent / "src/knee/catalog"

@@ -50,7 +50,7 @@ STEPS = (2.0, 1.5, 1.25, 1.25)
 LEAST, MOST = 0.005, 2.0
 OUT = Path(__file__).parents[1] / "src" / "knee" / "catalog" / "validation" / "tuning.toml"
 HEAD = """\
-# How errors of predictions go together between plans of one job (src/knee/commands/tune/plan_covariance.py): the standard
+# How errors of predictions go together between plans of a job (src/knee/commands/tune/plan_covariance.py): the standard
 # deviation of the logarithm for each shared mechanism. Fitted by tools/fit_tuning.py on published jobs with several
 # plans; [left_out.SOURCE] is the fit without a source, with which `knee tune --replay` plays its jobs. [transfer] is
 # the error that each doubling of the GPUs or layers adds to the prediction of a run from a smaller one.

@@ -17,6 +17,8 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
+from band_coverage import coverage, jobs_of  # noqa: E402
+
 import knee  # noqa: E402
 from knee.commands.study.study_file import load_study, study_names  # noqa: E402
 from knee.engine.measurement import CommLoad, Measurement, Memory  # noqa: E402
@@ -24,7 +26,6 @@ from knee.specs.catalog import KINDS, entry_names  # noqa: E402
 from knee.specs.field_words import descriptions, field_rows  # noqa: E402
 from knee.specs.named_specs import describe, read_tree  # noqa: E402
 from knee.trust.bands import CONSTANTS, MOE_CONSTANTS  # noqa: E402
-from knee.trust.coverage import coverage, jobs_of  # noqa: E402
 from knee.trust.error_table import EXPERTS, OWN, read_errors  # noqa: E402
 from knee.trust.trust import Trust  # noqa: E402
 from knee.trust.validation.bundled_runs import references  # noqa: E402

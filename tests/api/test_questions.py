@@ -173,7 +173,7 @@ def test_rows_become_frames(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_package_shows_what_it_has() -> None:
-    assert {"simulate", "plan", "scale", "budget", "trace"} <= set(dir(knee))
+    assert {"simulate", "plan", "scale", "budget", "train"} <= set(dir(knee))
     assert knee.measure.traces.analyse is not None
     for name in ("simulate", "plan", "scale", "budget"):
         assert name in str(knee.__doc__)

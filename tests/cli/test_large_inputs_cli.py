@@ -65,8 +65,8 @@ def test_what_never_ends_is_refused(command: str, kind: str, monkeypatch: pytest
     else:  # a plain file of one byte beyond the limit
         for limit in (
             "specs.catalog.MOST_TOML_BYTES",
-            "validation.csv_cells.MOST_CSV_BYTES",
-            "kineto.blocks.MOST_TRACE_BYTES",
+            "trust.validation.csv_cells.MOST_CSV_BYTES",
+            "measure.kineto.blocks.MOST_TRACE_BYTES",
         ):
             monkeypatch.setattr(f"knee.{limit}", 9)
         monkeypatch.setattr("knee.base.files.read_text.__kwdefaults__", {"most": 9, "encoding": "utf-8"})
@@ -99,9 +99,9 @@ def test_too_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("words", "limit"),
     [
-        (("study", "run", "mine.toml", "--no-page", "--out", "out"), "studies.questions.MOST_POINTS"),
-        (("study", "show", "mine.toml"), "studies.questions.MOST_POINTS"),
-        (("sweep", "mine.toml", "--out", "out", "--dry-run"), "api.sweep.MOST_RUNS"),
+        (("study", "run", "mine.toml", "--no-page", "--out", "out"), "commands.study.questions.MOST_POINTS"),
+        (("study", "show", "mine.toml"), "commands.study.questions.MOST_POINTS"),
+        (("sweep", "mine.toml", "--out", "out", "--dry-run"), "commands.sweep.api.MOST_RUNS"),
     ],
 )
 def test_too_large_grids_are_not_expanded(words: tuple[str, ...], limit: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,7 @@ def test_a_command_whose_reader_does_not_read(start: Callable[..., subprocess.Po
     os.close(reader)
 
 
-LISTENS = "import os, signal, sys; from pathlib import Path; from knee import signals; signals.listen()\n"
+LISTENS = "import os, signal, sys; from pathlib import Path; from knee.base import signals; signals.listen()\n"
 STUBBORN = """
 from knee.base.files import replacing
 with replacing(Path(sys.argv[1]) / "a.txt") as partial:

@@ -524,4 +524,4 @@ def test_help_lists_what_the_commands_say_of_themselves() -> None:
 
 def test_the_page_of_commands_is_up_to_date() -> None:
     page = Path(__file__).parents[2] / "docs" / "commands.md"
-    assert page.read_text(encoding="utf-8") == commands_page(), "run python -m knee.docs"
+    assert page.read_text(encoding="utf-8") == commands_page(), "run make docs"

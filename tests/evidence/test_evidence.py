@@ -6,24 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from claim_evidence import DRAWN, LeanRuns, alternatives, as_toml, draw, flips
 
 from knee.commands.study.claims import Verdict
-from knee.commands.study.evidence import (
-    CANNOT_FAIL_FRAC,
-    DRAWN,
-    FILE,
-    LeanRuns,
-    alternatives,
-    as_toml,
-    carried_evidence,
-    draw,
-    flips,
-)
 from knee.commands.study.ladder_section import LADDERS, equal_loads, published_rungs
 from knee.commands.study.paper_conflict import GAP, MFU_16, MFU_256, SMALL, least_exposed_16, most_exposed_256, subsets
 from knee.commands.study.record_store import Store
 from knee.commands.study.run_study import points_to_run, recorded, results
 from knee.commands.study.study_file import load_study, study_names
+from knee.commands.study.summary_section import CANNOT_FAIL_FRAC, FILE, carried_evidence
 from knee.specs.load import load_cluster, load_profile
 from knee.specs.profile_parameters import value_of
 
@@ -79,7 +70,7 @@ def test_alternatives_are_of_studies_and_their_claims() -> None:
 
 def test_a_flip_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     strict = next(one for one in alternatives() if one.instead == "less than 2%")
-    monkeypatch.setattr("knee.commands.study.evidence.alternatives", lambda: (strict,))
+    monkeypatch.setattr("claim_evidence.alternatives", lambda: (strict,))
     now = LeanRuns([load_study("fig1"), load_study("fig3")]).verdicts()
     found = {flip.study: flip for flip in flips(now)}
     for study, id in (("fig1", "T17"), ("fig3", "T29")):

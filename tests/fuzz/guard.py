@@ -77,7 +77,7 @@ class Guard:
         if isinstance(path, int):
             return
         where = os.path.abspath(os.fsdecode(path))
-        if where.startswith((self.root, *ALLOWED)):
+        if where.startswith((self.root, *ALLOWED)) or "/__pycache__" in where:  # Python keeps what it compiles
             return
         first = "/" + where.split("/")[1]
         if not any(first in word for word in self.words):  # nobody asked for it

@@ -6,11 +6,12 @@ from functools import cache
 
 import numpy as np
 import pytest
+from band_coverage import QUANTITIES, Coverage, coverage, table
+from band_fit import fit_constants
 
-from knee.trust.band_fit import fit_constants
 from knee.trust.bands import LABELS, Label, Quantity, carried_constants
-from knee.trust.coverage import PROMISED, QUANTITIES, Coverage, coverage, jobs_of, table
 from knee.trust.error_table import read_errors
+from knee.trust.errors_by_gpus import PROMISED, jobs_of
 
 pytestmark = pytest.mark.slow
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dispatch_tables import LEAST_TOKENS, left_out_deepep_s, read_exchanges
+from expert_tables import LayerTable, left_out_s, read_layers
+from megatron_layers import read_megatron_layers
 
 from knee.engine.cost.collective_cost import Links
 from knee.engine.cost.expert_dispatch import Direction, ExchangeRates
-from knee.measure.hardware_fit.dispatch_tables import LEAST_TOKENS, left_out_deepep_s, read_exchanges
-from knee.measure.hardware_fit.expert_tables import LayerTable, left_out_s, read_layers
-from knee.measure.hardware_fit.megatron_layers import read_megatron_layers
 from knee.measure.hardware_fit.residuals import Residuals
 from knee.specs.hardware import GemmType
 from knee.specs.load import load_cluster

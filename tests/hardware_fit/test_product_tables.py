@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from expert_tables import ProductTable, TableFit, fit_table, read_tables
 
-from knee.measure.hardware_fit.expert_tables import ProductTable, TableFit, fit_table, read_tables
 from knee.measure.hardware_fit.residuals import Residuals, held_back
 from knee.specs.hardware import GemmType
 from knee.specs.load import load_cluster

@@ -9,13 +9,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from files_page import default_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import knee
 from knee.base.errors import SpecError
 from knee.base.units import amount
-from knee.engine.reliability.defaults import conditions_of, default_rows, initialisation_time_s
+from knee.engine.reliability.defaults import conditions_of, initialisation_time_s
 from knee.engine.reliability.drawn_runs import drawn_times
 from knee.engine.reliability.goodput import (
     best_interval_s,

@@ -75,7 +75,7 @@ def test_every_field_is_described(title: str, spec: type) -> None:
 
 def test_the_page_of_files_is_up_to_date() -> None:
     page = (DOCS / "files.md").read_text(encoding="utf-8")
-    assert page == with_tables(page), "run python -m knee.file_docs"
+    assert page == with_tables(page), "run make docs"
 
 
 @pytest.mark.parametrize(("kind", "name"), ENTRIES)

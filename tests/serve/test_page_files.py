@@ -10,7 +10,7 @@ import pytest
 import knee
 from knee.show.figures.palette import BAR, GRID, IDEAL, INK, MORE, MUTED, PARTS, SERIES, MarkStyle
 
-PAGE = Path(knee.__file__).parent / "serve" / "page"
+PAGE = Path(knee.__file__).parent / "commands" / "serve" / "page"
 MOST_BYTES, MOST_LINES = 1_500_000, 400
 NAMED: dict[str, MarkStyle] = {
     "ink": INK,

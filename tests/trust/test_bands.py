@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from band_coverage import Judged, coverage
+from band_fit import ASSUMED, fit_factors, fit_labels
 
 from errors_made import ends, job, some, table
 from knee.specs.job import Job
-from knee.trust.band_fit import ASSUMED, fit_factors, fit_labels
 from knee.trust.bands import LABELS, Constants, Scores, carried_constants, spread_ends
-from knee.trust.coverage import Judged, coverage
 from knee.trust.distances import FULL_LAYER_S, NAMES, SMALLEST_LAYER, Measured
 from knee.trust.doubling_errors import DoublingBand, doubling_band
 from knee.trust.error_table import Errors

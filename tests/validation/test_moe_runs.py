@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from band_coverage import coverage
+from moe_protocol import memory_errors, routing_losses, tuning_steps
 
-from knee.commands.study.moe_protocol import memory_errors, routing_losses, tuning_steps
 from knee.trust.bands import MOE_CONSTANTS
-from knee.trust.coverage import PROMISED, coverage
 from knee.trust.error_table import EXPERTS, read_errors
+from knee.trust.errors_by_gpus import PROMISED
 from knee.trust.trust import MOE, trust_of
 from knee.trust.validation.bundled_runs import carried_moe_runs, carried_runs, moe_fidelity, references
 from knee.trust.validation.left_out import unseen_job_of

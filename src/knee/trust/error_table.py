@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -16,7 +15,7 @@ from knee.base.arrays import Bools, Floats
 
 if TYPE_CHECKING:
     from knee.specs.job import Job
-    from knee.trust.validation.published_runs import PublishedRun, Setting
+    from knee.trust.validation.published_runs import PublishedRun
     from knee.trust.validation.run_to_job import RunJob
 
 OWN = Path(__file__).parent.parent / "catalog" / "validation" / "errors.csv"
@@ -85,23 +84,6 @@ def error_rows(found: Iterable[tuple[PublishedRun, RunJob, Pair, Pair]]) -> list
         for run, asked, shipped, unseen in found
         if any(_rounded(error) != "" for error in shipped)
     ]
-
-
-def write_errors(
-    path: Path,
-    runs: Iterable[PublishedRun],
-    ask: Callable[[Setting], RunJob],
-    shipped: Mapping[Setting, Pair],
-    unseen: Mapping[Setting, Pair],
-) -> None:
-    """Write the errors of the runs that were predicted without their source."""
-    settings = [(run, run.setting) for run in runs if run.setting in unseen]
-    rows = error_rows((run, ask(setting), shipped[setting], unseen[setting]) for run, setting in settings)
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    print(f"wrote {len(rows)} errors")
 
 
 def _row(run: PublishedRun, asked: RunJob, shipped: Pair, unseen: Pair) -> dict[str, object]:

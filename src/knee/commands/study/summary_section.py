@@ -3,23 +3,83 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from statistics import median
+
+from pydantic import TypeAdapter
 
 from knee.commands.study.claims import ROLES, Outcome, Role, Verdict
 from knee.commands.study.doubling_chart import Doubling, doublings, doublings_of
 from knee.commands.study.error_chart import error_chart
-from knee.commands.study.evidence import CANNOT_FAIL_FRAC, carried_evidence
 from knee.commands.study.quantities import Row, knee_of
 from knee.commands.study.run_study import Ran
 from knee.show.figures.figure import Figure
 from knee.show.figures.vega import Spec
 from knee.show.page.page import Chart, chart_of
 from knee.show.page.tables import Cell, Table, kind_table, record_table
+from knee.specs.catalog import ROOT, read_toml
 from knee.specs.defaults import THRESHOLD
-from knee.trust.coverage import GpuCountError, errors_by_gpus
+from knee.trust.errors_by_gpus import GpuCountError, errors_by_gpus
 from knee.trust.validation.bundled_runs import CarriedFidelity, SourceFidelity
+
+# What each claim is worth, found by tools/claim_evidence.py: how often it holds under random profiles, and which
+# assumptions change its verdict.
+
+CANNOT_FAIL_FRAC = 0.99
+"""A claim that holds in this share of the draws cannot fail, and is no evidence."""
+
+FILE = ROOT / "claims" / "evidence.toml"
+MADE_BY = "python tools/claim_evidence.py"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flip:
+    """What an alternative changes of one study's verdicts."""
+
+    study: str
+    assumed: str
+    instead: str
+    holds: tuple[str, ...] = ()
+    """Claims that would hold, and do not now."""
+    fails: tuple[str, ...] = ()
+    """Claims that hold now, and would not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomBaseline:
+    """Independent claims that a profile drawn at random reproduces."""
+
+    draws: int
+    seed: int
+    independent: int
+    """Claims that are counted: independent ones that can fail."""
+    reproduced_mean: float
+    reproduced_median: float
+    reproduced_most: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimEvidence:
+    """What is carried."""
+
+    baseline: RandomBaseline
+    held_frac: Mapping[str, float]
+    """Claim -> share of random profiles under which it holds, of those that depend on a profile."""
+    flip: tuple[Flip, ...]
+
+    @property
+    def command(self) -> str:
+        """What finds it again."""
+        return f"{MADE_BY} --draws {self.baseline.draws} --seed {self.baseline.seed}"
+
+
+@cache
+def carried_evidence() -> ClaimEvidence:
+    """The file that knee carries."""
+    return TypeAdapter(ClaimEvidence).validate_python(read_toml(FILE))
+
 
 # Claims on the page: how many came out how, and the words beside them.
 

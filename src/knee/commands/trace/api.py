@@ -44,7 +44,7 @@ class QueryResult(Result):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceAnalysis(Result, Analysis):
-    """Where the time of a job went: the fields of ``knee.measure.traces.Analysis``, by rank, step, collective, kernel."""
+    """Where the time of a job went: by rank, step, collective and kernel."""
 
     def __repr__(self) -> str:
         times = self.times

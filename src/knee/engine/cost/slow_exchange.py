@@ -9,34 +9,23 @@ import math
 
 import numpy as np
 
-from knee.base.arrays import Floats
-
 BITS = 16.0
 """Of one number that is exchanged: bf16, as in the papers."""
 GRID_BITS_PER_S = 1e9 * np.logspace(-1.0, 3.0, 50)
 """Bandwidths that arXiv 2503.09799 tries: 0.1 to 1,000 Gbit/s; each step is 21% more."""
 
 
-def compute_utilisation(
-    params: float, step_s: float, bits_per_s: float | Floats, *, every: int = 1, fragments: int = 1, bits: float = BITS
-) -> Floats:
-    """Time of steps divided by the time with exchanges.
+def needed_bits_per_s(
+    params: float, step_s: float, utilisation: float, *, every: int = 1, fragments: int = 1, bits: float = BITS
+) -> float:
+    """Bandwidth at which replicas compute this share of the time.
 
-    Formula: H t / max(H t, (H - w) t + E)
+    Formula: the bandwidth for which H t / max(H t, (H - w) t + E) is the share
     Where:   E = bits * params / bandwidth, every H steps of length t, between two replicas (2 (1 - 1/2) parts each);
              it runs beside w of the steps: the last one, or all of them if fragments are streamed
     Source:  inferred from tables 6 and 7 of arXiv 2503.09799; Streaming DiLoCo, arXiv 2501.18512
     Valid:   without latency; compute is not slowed down
     """
-    exchange_s = bits * params / np.asarray(bits_per_s, dtype=np.float64)
-    beside = every if fragments > 1 else 1
-    return every * step_s / np.maximum(every * step_s, (every - beside) * step_s + exchange_s)
-
-
-def needed_bits_per_s(
-    params: float, step_s: float, utilisation: float, *, every: int = 1, fragments: int = 1, bits: float = BITS
-) -> float:
-    """Bandwidth at which replicas compute this share of the time: the inverse of ``compute_utilisation``."""
     beside = every if fragments > 1 else 1
     return bits * params / (every * step_s / utilisation - (every - beside) * step_s)
 

@@ -59,38 +59,18 @@ class Conditions:
 
 
 @cache
-def _document() -> dict[str, dict[str, Any]]:
+def defaults_document() -> dict[str, dict[str, Any]]:
+    """The catalogue's file of failure rates and restart times, as it is written."""
     return read_toml(ROOT / "reliability.toml")
 
 
 @cache
 def default_of(table: str, name: str) -> tuple[Any, Source]:
     """A value of catalog/reliability.toml in base SI, and its source."""
-    entry = _document()[table][name]
+    entry = defaults_document()[table][name]
     unit = unit_of(name)
     value = units.parse(entry["value"], unit or "frac") if unit or table == "run" else entry["value"]
     return value, Source(value=entry["value"], kind=entry["kind"], text=entry["source"])
-
-
-def default_rows() -> list[tuple[str, str, str, str, str]]:
-    """All defaults as (name, value as written, range, kind, source); the range is empty if none is known."""
-    rows = [
-        (name, str(entry["value"]), _range(name, entry), entry["kind"], entry["source"])
-        for table in ("defaults", "run")
-        for name, entry in _document()[table].items()
-    ]
-    for name, points in _document()["initialisation"].items():
-        values = ", ".join(f"{time:g} s" for time in points["time_s"])
-        gpus = f"{points['gpus'][0]:,} to {points['gpus'][-1]:,} GPUs"
-        rows.append((f"initialisation of {name}", values, gpus, points["kind"], points["source"]))
-    return rows
-
-
-def _range(name: str, entry: dict[str, Any]) -> str:
-    """From the lowest to the highest plausible value. Rates of causes differ between clusters as their sum does."""
-    if name in CAUSES.values():
-        return " to ".join(f"{entry['value'] * default_of('run', end)[0]:.2g}" for end in RATE_ENDS)
-    return f"{entry['low']} to {entry['high']}" if "low" in entry else ""
 
 
 def conditions_of(cluster: Cluster) -> Conditions:
@@ -118,7 +98,7 @@ def rate_words(defaults: Collection[str]) -> str:
 
 def initialisation_source(startup: Startup) -> Source:
     """Where the initialisation times of a communication library come from."""
-    points = _document()["initialisation"][startup]
+    points = defaults_document()["initialisation"][startup]
     return Source(value=points["time_s"], kind=points["kind"], text=points["source"])
 
 
@@ -130,7 +110,7 @@ def initialisation_time_s(startup: Startup, gpus: int) -> float:
     Source:  arXiv 2510.20171, in catalog/reliability.toml
     Valid:   8,192 to 98,304 GPUs
     """
-    points = _document()["initialisation"][startup]
+    points = defaults_document()["initialisation"][startup]
     counts, times = np.log(points["gpus"]), np.log(points["time_s"])
     wanted = math.log(gpus)
     if wanted <= counts[0]:

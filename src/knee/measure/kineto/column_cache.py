@@ -337,18 +337,6 @@ DIGEST_BYTES = ALIGNED_BYTES = 16
 LARGEST_BYTES = 256 << 20
 """Of all entries together; the ones not looked at for longest go first."""
 ARRAYS = ("start_ns", "end_ns", "kind", "stream", "device", "correlation", "name_id", "launch_correlation", "launch_ns")
-READERS = (
-    "blocks",
-    "collect",
-    "number_columns",
-    "event_columns",
-    "decode",
-    "gloo",
-    "cpu_trace",
-    "nested_spans",
-    "event_stream",
-)
-"""Modules whose text decides what an entry says."""
 
 
 def cached_columns(path: Path, *, use: bool, report_bytes: ReportBytes | None) -> RankTrace:
@@ -420,8 +408,8 @@ def _seal(path: Path) -> dict[str, Any]:
 def _reader() -> str:
     """The reader's own text: an entry of another one means nothing."""
     digest = hashlib.blake2b(digest_size=16)
-    for name in READERS:
-        digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
     return digest.hexdigest()
 
 

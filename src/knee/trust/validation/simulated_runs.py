@@ -106,15 +106,6 @@ def predicted(cases: Iterable[SimulatedRun], values: Values | None = None) -> Pr
     )
 
 
-def errors_of(runs: Iterable[PublishedRun], ask: Ask) -> dict[Setting, tuple[float, float]]:
-    """Errors of throughput and of memory, predicted over measured less one; NaN where nothing was measured."""
-    cases, _ = cases_of(runs, ask)
-    answer, flat = predicted(cases), [run for case in cases for run in case.runs]
-    rate = answer.tokens_per_s_per_gpu / np.array([run.tokens_per_s_per_gpu or np.nan for run in flat]) - 1.0
-    memory = answer.memory_bytes / np.array([run.memory_bytes or np.nan for run in flat]) - 1.0
-    return {run.setting: (float(a), float(b)) for run, a, b in zip(flat, rate, memory, strict=True)}
-
-
 def unread_bytes(run: PublishedRun, asked: RunJob, profile: Profile) -> float:
     """What the run's reading of memory leaves out."""
     by_allocator = run.memory_bytes is not None and asked.memory_read == "allocator"

@@ -19,7 +19,7 @@ from knee.specs.catalog import entry_names
 from knee.specs.defaults import DEFAULT_GRID, DEFAULT_PROFILE, DEFAULT_SEQ_LEN
 from knee.specs.field_words import default_of, descriptions
 from knee.specs.load import load_cluster, load_model, load_profile
-from knee.specs.plan import AXES, MOST, MOST_IMBALANCE, Plan
+from knee.specs.plan import AXES, KEPT_BY_SEARCH, MOST, MOST_IMBALANCE, Plan
 
 # States of the page for the paper's experiments, from the studies' own files.
 
@@ -158,6 +158,8 @@ class Control:
     default: Any = None
     """What is taken where nothing is given; None: knee chooses, and its assumptions say so."""
     help: str = ""
+    kept: bool = False
+    """Whether a search for a plan takes it as given; it chooses the other fields of the plan."""
 
 
 def catalog_view(body: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - as other answers
@@ -258,6 +260,7 @@ def _plan_controls() -> list[Control]:
             "group": "plan",
             "default": default_of(field),
             "help": words.get(name, ""),
+            "kept": name in KEPT_BY_SEARCH,
         }
         if hint is bool:
             found.append(Control(kind="switch", **base))

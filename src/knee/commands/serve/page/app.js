@@ -22,7 +22,7 @@ class App {
     this.state = new State(catalog, (change) => this.changed(change));
     this.question = new Question(byId("question"), this.state, catalog);
     this.panel = byId("panel");
-    this.last = null; // what the last answer says: trust, plan, command, python
+    this.last = null; // what the last answer says: trust, command, python
     this.sharing = new Sharing(this);
     this.files = new Files(this);
     this.prepareTabs();
@@ -159,7 +159,7 @@ class App {
   }
 
   /** What the open view's newest answer says; views that search call it as they learn more. */
-  says({ trust, plan, command, python, says, trustOf }) {
+  says({ trust, point, command, python, says, trustOf }) {
     this.failing = null;
     byId("problem").replaceChildren();
     this.question.problem(null);
@@ -167,7 +167,7 @@ class App {
     const experts =
       this.catalog.models.find((model) => model.name === this.state.get("model"))?.experts && this.view !== "budget";
     showTrust(byId("trust"), trust, trustOf, this.catalog.sources[experts ? "experts" : "dense"]);
-    if (plan !== undefined) this.question.show(plan);
+    if (point !== undefined) this.question.show(point);
     if (says) announce(says);
   }
 

@@ -1,12 +1,12 @@
 // The charts of the Plan view: plans by speed and memory, tensor against pipeline parallelism, sensitivity.
 
 import { key, plot } from "./charts.js";
-import { bytes, count, percent, plain, planWords, seconds, signed, usd, watts } from "./format.js";
+import { bytes, count, percent, plain, seconds, signed, usd, watts } from "./format.js";
 
 const { Plot } = window;
 export const COLUMNS = [
   { title: "rank", key: "rank", number: true, show: (row) => count(row.rank) },
-  { title: "plan", key: "plan", raw: (row) => planWords(row.plan), show: (row) => planWords(row.plan) },
+  { title: "plan", key: "plan", raw: (row) => row.words, show: (row) => row.words },
   {
     title: "tokens/s per GPU",
     key: "tokens_per_s_per_gpu",
@@ -80,7 +80,7 @@ export function showFront(figure, rows, front, is, pick) {
                 x: "gib",
                 y: "tokens_per_s_per_gpu",
                 title: (row) =>
-                  `${planWords(row.plan)}\n${count(row.tokens_per_s_per_gpu)} tokens/s per GPU, ${bytes(row.memory_bytes)}\n${plain(row.tokens_per_j)} tokens per joule`,
+                  `${row.words}\n${count(row.tokens_per_s_per_gpu)} tokens/s per GPU, ${bytes(row.memory_bytes)}\n${plain(row.tokens_per_j)} tokens per joule`,
               }),
             ),
           ],
@@ -153,7 +153,7 @@ export function showHeat(figure, heat, pick) {
                 title: (cell) =>
                   cell.value === null
                     ? `tp ${cell.tp}, pp ${cell.pp}: ${cell.reason ?? "no plan fits"}`
-                    : `${planWords(cell.plan)}\n${count(cell.value)} tokens/s per GPU`,
+                    : `${cell.words}\n${count(cell.value)} tokens/s per GPU`,
               }),
             ),
           ],
@@ -176,7 +176,7 @@ export function showHeat(figure, heat, pick) {
         number: true,
         show: (cell) => (cell.value === null ? "no plan fits" : count(cell.value)),
       },
-      { title: "plan", key: "plan", raw: (cell) => planWords(cell.plan), show: (cell) => planWords(cell.plan) },
+      { title: "plan", key: "plan", raw: (cell) => cell.words ?? "", show: (cell) => cell.words ?? "" },
     ],
     rows: cells,
   });

@@ -1,7 +1,7 @@
 // The chart of the Scale view: lines with bands, knees, published runs.
 
 import { plot } from "./charts.js";
-import { count, percent, plain, planWords, seconds, short, usd, watts, words } from "./format.js";
+import { count, percent, plain, seconds, short, usd, watts, words } from "./format.js";
 import { changed } from "./timing.js";
 
 const { Plot } = window;
@@ -236,7 +236,7 @@ const kneeWords = (knee) => (knee.open ? `no knee up to ${count(knee.gpus)} GPUs
 function tipWords(p, metric) {
   if (p.run) {
     const { run } = p;
-    return `published: ${count(run.tokens_per_s_per_gpu)} tokens/s per GPU\n${run.model} on ${count(run.gpus)} GPUs\n${planWords(run.plan)}, ${words(run.profile)}\n${run.reference.slice(0, 60)}`;
+    return `published: ${count(run.tokens_per_s_per_gpu)} tokens/s per GPU\n${run.model} on ${count(run.gpus)} GPUs\n${run.words}, ${words(run.profile)}\n${run.reference.slice(0, 60)}`;
   }
   const band = p.low === null ? "" : `\n${metric.show(p.low)} to ${metric.show(p.high)}`;
   return `${p.curve.name}, ${count(p.gpus)} GPUs\n${metric.title} ${metric.show(p.value)}${band}\nstep ${seconds(p.point.step_s)}, ${percent(p.point.exposed_comm_s / p.point.step_s)} exposed, ${p.point.trust.label}`;

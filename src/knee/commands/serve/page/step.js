@@ -3,7 +3,7 @@
 import { post } from "./api.js";
 import { Figure, key, plot } from "./charts.js";
 import { el, fill, notes, scroll, table } from "./dom.js";
-import { bytes, count, percent, plain, planWords, seconds, signed, usd, watts, words } from "./format.js";
+import { bytes, count, percent, plain, seconds, signed, usd, watts, words } from "./format.js";
 import { tilesOf } from "./step_tiles.js";
 import { Timeline } from "./timeline.js";
 import { showWhy } from "./why.js";
@@ -62,7 +62,7 @@ export class StepView {
   show(answer, values, other) {
     const { measurement: m } = answer;
     this.showTiles(answer, values, other);
-    this.showTime(m);
+    this.showTime(m, answer.words);
     this.showLanes(answer, values);
     this.showMemory(answer.memory);
     this.showPower(answer);
@@ -70,7 +70,7 @@ export class StepView {
     notes(this.assumptions, "Assumptions", answer.assumptions);
     return {
       trust: answer.trust,
-      plan: m.plan,
+      point: { plan: m.plan, words: answer.words },
       command: answer.command,
       python: answer.python,
       says:
@@ -105,10 +105,10 @@ export class StepView {
     );
   }
 
-  showTime(m) {
+  showTime(m, planWords) {
     const rows = PARTS.map((part) => ({ ...part, seconds: m[part.field] ?? 0, frac: (m[part.field] ?? 0) / m.step_s }));
     this.time.update({
-      note: `${planWords(m.plan)}. Communication takes ${seconds(m.comm_s)}, of which ${seconds(m.overlapped_comm_s)} run beside compute.`,
+      note: `${planWords}. Communication takes ${seconds(m.comm_s)}, of which ${seconds(m.overlapped_comm_s)} run beside compute.`,
       legend: rows
         .filter((row) => row.seconds > 0)
         .map((row) => key(`${row.name} ${seconds(row.seconds)} (${percent(row.frac)})`, row.colour)),
