@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from knee.commands.serve.desk import FairQueue, Place
+from knee.commands.serve.desk import FairQueue, QueuePlace
 from knee.commands.serve.security import Refusal
 
 
@@ -18,7 +18,7 @@ def run(test: Callable[[FairQueue], None], **sizes: int) -> None:
     asyncio.run(inside())
 
 
-def order(queue: FairQueue, tickets: dict[str, Place]) -> list[str]:
+def order(queue: FairQueue, tickets: dict[str, QueuePlace]) -> list[str]:
     """Names in the order of their turns."""
     found = []
     while queue.working:

@@ -53,7 +53,7 @@ def make_app(options: ServeOptions) -> Starlette:
     return app
 
 
-class EventStream(StreamingResponse):
+class SearchEvents(StreamingResponse):
     """Server-sent events whose source ends as soon as the client has gone.
 
     Starlette leaves a source that has been cancelled while its event was sent to the garbage collector.
@@ -125,7 +125,7 @@ class Explorer:
     async def search(self, request: Request) -> Response:
         """Return the events of a search."""
         body = await request.body()
-        return EventStream(self.slow.search(self.slow.join(client_of(request)), body))
+        return SearchEvents(self.slow.search(self.slow.join(client_of(request)), body))
 
     async def session(self, request: Request) -> Response:
         """Return the token, which has been checked, as a cookie for pages that no script asks for."""

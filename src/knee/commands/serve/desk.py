@@ -106,7 +106,7 @@ class Worker:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Place:
+class QueuePlace:
     """A place in the queue."""
 
     client: str
@@ -121,24 +121,24 @@ class FairQueue:
 
     def __init__(self, *, slots: int, waiting: int, waiting_of_one: int) -> None:
         self.slots, self.most, self.most_of_one = slots, waiting, waiting_of_one
-        self.working: set[Place] = set()
-        self.waiting: list[Place] = []
+        self.working: set[QueuePlace] = set()
+        self.waiting: list[QueuePlace] = []
         """In the order of their turns."""
         self._round, self._numbers = 0, count()
 
-    def join(self, client: str, what: str = "questions") -> Place:
+    def join(self, client: str, what: str = "questions") -> QueuePlace:
         """Return a place, at work where one is free; a full queue refuses, and names ``what`` waits in it."""
         own = [place.round for place in self.waiting if place.client == client]
         if len(self.working) >= self.slots and (len(self.waiting) >= self.most or len(own) >= self.most_of_one):
             mine = len(own) >= self.most_of_one
             text = f"busy: no more {what} can wait ({'your own are' if mine else 'others are'} in the queue)"
             raise Refusal(429 if mine else 503, "busy", text, hint="try again in some seconds", retry_s=5)
-        place = Place(client=client, round=own[-1] + 1 if own else self._round, number=next(self._numbers))
+        place = QueuePlace(client=client, round=own[-1] + 1 if own else self._round, number=next(self._numbers))
         insort(self.waiting, place, key=lambda one: (one.round, one.number))
         self._start_next()
         return place
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: QueuePlace) -> None:
         """Give a place up, done or not."""
         self.working.discard(place)
         if place in self.waiting:
@@ -193,7 +193,7 @@ class Desk:
             asyncio.get_running_loop().run_in_executor(None, worker.process.join)
 
     @asynccontextmanager
-    async def _worker(self, place: Place) -> AsyncGenerator[Worker, None]:
+    async def _worker(self, place: QueuePlace) -> AsyncGenerator[Worker, None]:
         """A process, once its turn has come; ended or grown ones are replaced."""
         await place.turn.wait()
         taken, worker = self.idle.pop(), None
@@ -222,7 +222,7 @@ class Desk:
                     self._end(worker)
                 self.idle.insert(0, self._starting())
 
-    def join(self, client: str) -> Place:
+    def join(self, client: str) -> QueuePlace:
         """Return a place in the queue; a full one refuses."""
         return self.queue.join(client, "searches" if self.role == "search" else "questions")
 
@@ -245,7 +245,7 @@ class Desk:
         finally:
             gone.cancel()
 
-    async def _answer(self, place: Place, name: str, body: bytes) -> Answer:
+    async def _answer(self, place: QueuePlace, name: str, body: bytes) -> Answer:
         try:
             async with self._worker(place) as worker, aclosing(worker.ask(name, body)) as events:
                 async for one in events:
@@ -255,7 +255,7 @@ class Desk:
         finally:
             self.queue.leave(place)
 
-    async def search(self, place: Place, body: bytes) -> AsyncGenerator[bytes, None]:
+    async def search(self, place: QueuePlace, body: bytes) -> AsyncGenerator[bytes, None]:
         """Server-sent events of one search; whoever stops listening ends it."""
         try:
             while not place.turn.is_set():
