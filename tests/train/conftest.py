@@ -12,6 +12,7 @@ FILES = ("test_parity", "test_expert_parity", "test_fake_ranks")
 """Each has ``torch_work()``."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before that of the parent folder
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.stem in FILES:
