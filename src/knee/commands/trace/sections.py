@@ -12,11 +12,11 @@ from knee.commands.trace.exposed_timeline import sentence, timeline_blocks, time
 from knee.measure.kineto.trace_files import left_out_sentences
 from knee.measure.traces.analyse import Analysis, RankAnalysis
 from knee.measure.traces.audit import Audit
-from knee.measure.traces.device_time import Times, mean_times
-from knee.measure.traces.loads import UNKNOWN, CollectiveLoad, KernelLoad, class_loads
+from knee.measure.traces.device_time import UNKNOWN, CollectiveLoad, KernelLoad, Times, class_loads, mean_times
 from knee.show.figures.vega import to_svg
 from knee.show.page.page import Block, Bullets, Chart, Fold, Section
 from knee.show.page.tables import Table, kind_table
+from knee.specs.metrics import METRICS
 
 MOST_BARS = 64
 """Ranks or steps that a chart has room for."""
@@ -40,11 +40,7 @@ COUNTS = {
 }
 TIMES = {
     "window": "ms",
-    "compute": "ms",
-    "exposed communication": "ms",
-    "exposed copies": "ms",
-    "idle": "ms",
-    "overlapped communication": "ms",
+    **{METRICS[name].label: "ms" for name in drawn.BREAKDOWN},
     "of exposed: bubble": "ms",
     "compute share": "share",
     "exposed share": "share",
@@ -132,11 +128,7 @@ def _times(t: Times) -> tuple[float | None, ...]:
     shares = [value / whole if whole else None for value in (t.compute_s, t.exposed_comm_s, t.idle_s)]
     return (
         t.window_s,
-        t.compute_s,
-        t.exposed_comm_s,
-        t.exposed_copies_s,
-        t.idle_s,
-        t.overlapped_comm_s,
+        *(getattr(t, name) for name in drawn.BREAKDOWN),
         t.bubble_s,
         *shares,
     )
