@@ -66,10 +66,11 @@ def _rows_like(table: PlanTable, plan: Plan) -> list[int]:
 PARTS = VIEWS["parts of a step"]
 
 
-def why(job: Job, result: Measurement, base: Baseline) -> str:
+def why(job: Job, base: Baseline) -> str:
     """One sentence: what the winner's step saves against plain FSDP's, and through which group."""
     if job.plan == base.job.plan:
         return "plain FSDP is the best plan: no other split of the model saves more than it costs"
+    result = simulate(job)
     saved = {name: getattr(base.result, name) - getattr(result, name) for name in PARTS}
     total = base.result.step_s - result.step_s
     gains = [(name, s) for name, s in sorted(saved.items(), key=lambda one: -one[1]) if s > SHOWN_FRAC * abs(total)]
