@@ -375,6 +375,16 @@ VIEWS: dict[str, tuple[str, ...]] = {
         "power_w_per_gpu",
         "tokens_per_j",
     ),
+    "times of a trace": (
+        "compute_load_s",
+        "comm_load_s",
+        "compute_s",
+        "comm_s",
+        "exposed_comm_s",
+        "overlapped_comm_s",
+        "bubble_s",
+        "idle_s",
+    ),
     "change of a trace": (
         "step_s",
         "compute_s",
