@@ -49,7 +49,7 @@ PACKAGES = ("engine/cost", "engine/timeline", "engine/workload", "search", "trus
 """Packages of ``knee`` that mutants are drawn from."""
 WARM = ("numpy", "hypothesis.strategies", "pydantic", "click", "rich.console", "msgspec", "scipy.optimize", "altair")
 """Imported before mutants are forked; ``knee`` is not, because each mutant has its own."""
-BATCHES = ((5.0, 8), (20.0, 30), (120.0, 1000))
+BATCHES = ((4.0, 8), (15.0, 30), (45.0, 200))
 """Seconds and files of tests that run in one process. Most mutants do not survive the first."""
 MEMORY_BYTES = 6 << 30
 PYTEST = ("-q", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short")
@@ -282,15 +282,15 @@ def record_tests(files: list[Path]) -> None:
         tests = [t for t in recorder.seconds if t.partition("::")[0] == name and t not in recorder.failed]
         places = {key: place for place, key in enumerate(sorted(set().union(*(reached[t] for t in (name, *tests)))))}
         of_tests = {
-            t: (round(recorder.seconds[t], 4), sorted(places[key] for key in reached[name] | reached[t])) for t in tests
+            t.removeprefix(name): (round(recorder.seconds[t], 4), sorted(places[k] for k in reached[name] | reached[t]))
+            for t in tests
         }
         record_of(file).write_text(json.dumps({"keys": list(places), "tests": of_tests}))
 
 
 def record_of(file: Path) -> Path:
-    """Where the record of a test file lies, as the file is now."""
-    name = file.relative_to(ROOT).as_posix().replace("/", ".")
-    return RECORD / f"{name}.{hashlib.sha256(file.read_bytes()).hexdigest()[:12]}.json"
+    """Where the record of a test file lies, as the file is now, wherever that is."""
+    return RECORD / f"{file.stem}.{hashlib.sha256(file.read_bytes()).hexdigest()[:12]}.json"
 
 
 def recorded_reach(jobs: int, again: bool) -> Reach:
@@ -311,7 +311,8 @@ def recorded_reach(jobs: int, again: bool) -> Reach:
     reach = Reach()
     for file in files:
         document = json.loads(record_of(file).read_text())
-        for test, (seconds, places) in document["tests"].items():
+        for name, (seconds, places) in document["tests"].items():
+            test = file.relative_to(ROOT).as_posix() + name
             reach.seconds[test] = seconds
             for place in places:
                 reach.tests[document["keys"][place]].add(test)
