@@ -221,10 +221,17 @@ class Reach:
     tests: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
     def of(self, mutant: Mutant) -> list[str]:
-        """Tests that reach a mutant, fastest first. What runs at import is reached by every test of the file, and what
-        was written after the record by every test of its function, or of the file."""
-        for key in (mutant.statement, f"{mutant.file}:{mutant.function}:", f"{mutant.file}:"):
-            tests = self.tests.get(key) or {t for k, found in self.tests.items() if k.startswith(key) for t in found}
+        """Tests that reach a mutant, fastest first. What runs at import is reached by every test of the file. What was
+        changed after the record is looked for in other files, in its function, and in its file."""
+        elsewhere = mutant.statement.removeprefix(mutant.file)
+        lookups = (
+            lambda key: key == mutant.statement,
+            lambda key: mutant.function and key.endswith(elsewhere),
+            lambda key: key.startswith(f"{mutant.file}:{mutant.function}:"),
+            lambda key: key.startswith(f"{mutant.file}:"),
+        )
+        for is_meant in lookups:
+            tests = {test for key, found in self.tests.items() if is_meant(key) for test in found}
             if tests:
                 return sorted(tests, key=self.seconds.__getitem__)
         return []
