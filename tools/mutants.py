@@ -300,9 +300,15 @@ def record_of(file: Path) -> Path:
     return RECORD / f"{file.stem}.{hashlib.sha256(file.read_bytes()).hexdigest()[:12]}.json"
 
 
+def starts_browser(file: Path) -> bool:
+    """Whether a test file, or what it shares with its folder, starts a browser: that takes longer than a mutant may."""
+    shared = [folder / "conftest.py" for folder in file.parents if folder.is_relative_to(ROOT / "tests")]
+    return any("playwright" in path.read_text("utf-8") for path in (file, *shared) if path.exists())
+
+
 def recorded_reach(jobs: int, again: bool) -> Reach:
     """The record, made anew for test files that changed."""
-    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    files = [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if not starts_browser(file)]
     RECORD.mkdir(parents=True, exist_ok=True)
     missing = [file for file in files if again or not record_of(file).exists()]
     if missing:

@@ -13,6 +13,7 @@ from knee.engine.one_job import events_of
 from knee.specs import Job
 from knee.specs.load import load_model
 from knee.trust.validation.program_messages import differences, simulated_work
+from knee.trust.validation.trainer_rules import as_trained
 from tables import job
 
 TINY, MIXTURE = load_model("llama-tiny").spec, load_model("qwen3-30b-a3b").spec
@@ -105,3 +106,51 @@ def test_differences_are_named_with_both_numbers() -> None:
     assert flop == {name: (getattr(one, name), getattr(other, name)) for name in ("product_flop", "attention_flop")}
     counts = of_work(one), of_work(other)
     assert len(found) - 2 == sum(counts[0][key] != counts[1][key] for key in counts[0] | counts[1])
+
+
+RULES = {
+    "sequence parallelism": (
+        {"tp": 2, "dp_shard": 2, "sharding": "fsdp", "microbatches": 3},
+        {
+            ("all_reduce", "world", 4, 4, "fp32"): -1,  # the loss travels with the gradients' norm
+            ("all_reduce", "world", 4, 8, "fp32"): 1,
+            ("all_reduce", "tp", 2, 4 * SEQ_LEN, "fp32"): -6,  # its two sums travel together
+            ("all_reduce", "tp", 2, 8 * SEQ_LEN, "fp32"): 3,
+            ("all_reduce", "tp", 2, 9 * TINY.hidden // 2 * 4, "fp32"): 1,  # a shard of the nine norms' gradients
+        },
+    ),
+    "recomputation": (
+        {"tp": 2, "sequence_parallel": False, "recompute": "full", "microbatches": 3},
+        {
+            ("all_reduce", "world", 2, 4, "fp32"): -1,
+            ("all_reduce", "world", 2, 8, "fp32"): 1,
+            ("all_reduce", "tp", 2, 4 * SEQ_LEN, "fp32"): -6,
+            ("all_reduce", "tp", 2, 8 * SEQ_LEN, "fp32"): 3,
+            ("all_reduce", "tp", 2, 2 * SEQ_LEN * TINY.hidden, "bf16"): -12,  # it stops before the down projection
+        },
+    ),
+    "pipeline": (
+        {"pp": 2, "microbatches": 3, "precision": "fp16"},
+        {
+            ("all_reduce", "world", 2, 4, "fp32"): -1,
+            ("all_reduce", "world", 2, 8, "fp32"): 1,
+            ("recv", "pp", 2, 2 * SEQ_LEN * TINY.hidden, "bf16"): -3,
+            ("recv", "pp", 2, 2 * SEQ_LEN * TINY.hidden, "fp16"): 3,
+            ("send", "pp", 2, 2 * SEQ_LEN * TINY.hidden, "fp16"): 3,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rules_of_the_trainer_by_hand(name: str) -> None:
+    plan, changes = RULES[name]
+    this = asked(**plan)
+    work = simulated_work(this)[-1]
+    trained, reasons = as_trained(this, work)
+    more = Counter({tuple(c): n for c, n in trained.collectives.items()})
+    more.subtract({tuple(c): n for c, n in work.collectives.items()})
+    assert {key: n for key, n in more.items() if n} == changes
+    down = 2 * SEQ_LEN * TINY.hidden * TINY.ffn // 2
+    assert work.product_flop - trained.product_flop == (12 * down if name == "recomputation" else 0)
+    assert len(reasons) == {"sequence parallelism": 3, "recomputation": 3, "pipeline": 3}[name]
