@@ -52,7 +52,7 @@ WARM = ("numpy", "hypothesis.strategies", "pydantic", "click", "rich.console", "
 BATCHES = ((4.0, 8), (15.0, 30), (45.0, 200))
 """Seconds and files of tests that run in one process. Most mutants do not survive the first."""
 MEMORY_BYTES = 6 << 30
-PYTEST = ("-q", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short")
+PYTEST = ("-q", "-m", "not slow", "-p", "no:cacheprovider", "--tb=short")
 PYTEST += ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # hypothesis is imported before pytest starts
 
 SWAPS: dict[type, tuple[type, ...]] = {
