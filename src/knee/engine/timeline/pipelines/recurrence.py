@@ -283,7 +283,8 @@ def _run_one(
     g: Graph, rows: Ints, durations: Floats, drains: Floats, ready: Floats, ends: Floats | None
 ) -> tuple[Floats, Floats]:
     """The same for one plan, where NumPy's calls would cost more than the sums."""
-    kept = [*ready[:, 0].tolist(), *([0.0] * (g.slots - len(ready)))]
+    kept = [0.0] * g.slots
+    kept[: len(ready)] = ready[:, 0].tolist()
     sent = kept.copy()
     lasts, leaves = durations[:, 0].tolist(), drains[:, 0].tolist()
     all_ends = []
