@@ -12,6 +12,7 @@ import numpy as np
 from knee.base.arrays import Bools, Floats, Ints, distinct
 from knee.search.collective_choice import with_each
 from knee.search.space import Space, degrees, divisors, folds, schedules, shardings
+from knee.specs.legality import expert_ranks, fills_ranks, interrupts_backward
 from knee.specs.model.split_rules import splits_tokens
 from knee.specs.plan import (
     COLLECTIVES,
@@ -206,7 +207,7 @@ def _cut_and_shared(space: Space, shapes: PlanTable, rows: Ints, pp: int, dp: in
     if space.model.experts is not None:
         some = shapes.rows(rows[:1])
         ranks = _stage_ranks(modes, shard, copies, some.tp, some.cp)
-        laid = ranks[:, None] % (shapes.ep[rows] * shapes.etp[rows])[None] == 0
+        laid = fills_ranks(ranks[:, None], shapes.ep[rows][None], shapes.etp[rows][None])
         can_be &= laid[share, shape]
     good = np.flatnonzero(can_be)
     share, shape, order = share[good], shape[good], order[good]
@@ -253,18 +254,18 @@ _SPLITS = np.array([schedule.splits_backward for schedule in PIPELINE_SCHEDULES]
 
 def _can_be(mode: Ints, schedule: Ints, pp: Ints | int) -> Bools:
     """Nothing is gathered or reduced between the halves of a split backward."""
-    return np.asarray(~(_REDUCES[mode] & _SPLITS[schedule] & (pp > 1)), dtype=np.bool_)
+    return np.asarray(~interrupts_backward(_SPLITS[schedule], _REDUCES[mode], pp), dtype=np.bool_)
 
 
 def _stage_ranks(mode: Ints, shard: Ints, copies: Ints, tp: Ints | int, cp: Ints | int) -> Ints:
-    """Ranks of a stage over which experts are laid: those of one replica, or all of them under DDP."""
-    return np.asarray(np.where(mode == SHARDINGS.index("ddp"), copies, shard) * tp * cp, dtype=np.int64)
+    """Ranks of a stage over which experts are laid."""
+    return np.asarray(expert_ranks(mode == SHARDINGS.index("ddp"), shard, copies, cp, tp), dtype=np.int64)
 
 
 def _folds(table: PlanTable) -> Bools:
     """Plans whose experts fill the ranks of a stage evenly."""
     ranks = _stage_ranks(table.sharding, table.dp_shard, table.dp_replicate, table.tp, table.cp)
-    return np.asarray(ranks % (table.ep * table.etp) == 0, dtype=np.bool_)
+    return np.asarray(fills_ranks(ranks, table.ep, table.etp), dtype=np.bool_)
 
 
 def _synced(space: Space, copies: Ints) -> dict[str, Any]:
