@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, is_dataclass, replace
@@ -222,6 +223,9 @@ def _number(value: Any, path: str, bad: dict[str, Mistake]) -> Any:
         number = units.parse(value, unit) if isinstance(value, str) else value
     except ValueError as error:
         bad[path] = Mistake(code="not-an-amount", place=path, text=str(error))
+        return value
+    if isinstance(number, float) and not math.isfinite(number):  # 1e400
+        bad[path] = Mistake(code="not-finite", place=path, text=f"{word} is not a finite number")
         return value
     if unit != "frac" and isinstance(number, (int, float)) and number and not SMALLEST < abs(number) < LARGEST:
         text = f"{word} is out of range: it must be 0, or from {SMALLEST:g} to {LARGEST:g}"

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from knee.base.arrays import extreme_values
 from knee.base.errors import DoesNotFit, InputError, argument
 from knee.base.limits import MOST_LISTED_PLANS
 from knee.base.progress import Progress, silent
@@ -43,7 +44,7 @@ from knee.specs.plan_table import PlanTable
 from knee.specs.schedules import Schedule
 
 
-@np.errstate(all="ignore")  # extreme input overflows, and its answer says so
+@extreme_values()
 @checked_arguments
 def plan(
     model: ModelLike,

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from knee.base.arrays import extreme_values
 from knee.base.errors import InputError
 from knee.engine.one_job import simulate as simulate_job
 from knee.engine.reliability.drawn_runs import month_of_job
@@ -151,7 +152,7 @@ class PlanSearch(Result):
         return self.found.job(self.drawn.recommended)
 
     @cached_property
-    @np.errstate(all="ignore")
+    @extreme_values()
     def _plain_fsdp(self) -> Baseline | Note:
         return baseline(self.found)
 
@@ -167,7 +168,7 @@ class PlanSearch(Result):
         return self._ranked(None, plain.job.plan, values)
 
     @cached_property
-    @np.errstate(all="ignore")
+    @extreme_values()
     def why(self) -> str:
         """What the recommended plan saves beside plain FSDP, and what hierarchical collectives save."""
         plain, flat = self._plain_fsdp, self.flat_collectives
@@ -178,7 +179,7 @@ class PlanSearch(Result):
         return f"{said}; {NOT_IN_NCCL}, and without them the best plan is {slower:.1%} slower: {plan_words(flat.plan)}"
 
     @cached_property
-    @np.errstate(all="ignore")
+    @extreme_values()
     def flat_collectives(self) -> RankedPlan | None:
         """The best plan that NCCL's own collectives can run; None where the recommended plan has them, or none fits."""
         if self.best.plan.collectives == "flat":
@@ -192,7 +193,7 @@ class PlanSearch(Result):
         return self._ranked(None, flat.table.plan(0), values)
 
     @cached_property
-    @np.errstate(all="ignore")
+    @extreme_values()
     def sensitivity(self) -> tuple[Bar, ...]:
         """What a quarter more, and a quarter less, of each resource changes, with the plan chosen anew."""
         return tuple(sensitivity(self.found))

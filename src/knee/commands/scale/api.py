@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
+from knee.base.arrays import extreme_values
 from knee.base.errors import InputError, argument
 from knee.base.progress import Progress, silent
 from knee.commands.amounts import count_of
@@ -26,7 +25,7 @@ from knee.trust.doubling_errors import doubling_band
 from knee.trust.trust import trust_of
 
 
-@np.errstate(all="ignore")  # extreme input overflows, and its answer says so
+@extreme_values()
 @checked_arguments
 def scale(
     model: ModelLike | Sequence[ModelLike],

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from knee.base.arrays import extreme_values
 from knee.base.errors import DoesNotFit, InputError, KneeError, argument
 from knee.base.limits import LONGEST_TRACE_NS
 from knee.base.units import show
@@ -100,7 +99,7 @@ class Simulation(Result, Measurement):
         """Only the step, without job and trust."""
         return Measurement(**{one.name: getattr(self, one.name) for one in fields(Measurement)})
 
-    @np.errstate(all="ignore")
+    @extreme_values()
     def why(self) -> list[WhyLine]:
         """The formulas, constants and sources behind the answer, one line each; ``depth`` is the indentation."""
         from knee.engine.why.run import explain_run
@@ -197,7 +196,7 @@ def simulate(
 def _finite(asked: Request, convention: str) -> tuple[Measurement, EvaluatedStep]:
     """The answer; values that no computer can multiply are refused in words."""
     try:
-        with np.errstate(all="ignore"):
+        with extreme_values():
             step = evaluated(asked.job, convention)
             found = measurement_of(step, 0, asked.job, convention=convention, assumptions=asked.assumptions)
         finite = found.step_s > 0 and _is_finite(found.as_json())

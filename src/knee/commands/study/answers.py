@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
-import numpy as np
-
-from knee.base.arrays import Bools, Floats
+from knee.base.arrays import Bools, Floats, extreme_values
 from knee.base.errors import SpecError
 from knee.commands.study.questions import Options, Question
 from knee.engine.one_job import measurement_of
@@ -82,7 +80,7 @@ def answers(questions: Iterable[Question]) -> dict[Question, dict[str, Any] | Sp
             jobs[question] = jobs_of(question)
         except SpecError as error:
             found[question] = error
-    with np.errstate(all="ignore"):  # rates that nothing has, said by whoever changed them
+    with extreme_values():  # rates that nothing has, said by whoever changed them
         for plans in together(jobs):
             step = evaluate(*plans.specs, plans.table)
             for question, row in plans.meant(step.results).items():

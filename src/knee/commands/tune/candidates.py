@@ -8,7 +8,7 @@ from math import exp, log
 
 import numpy as np
 
-from knee.base.arrays import Floats, Ints
+from knee.base.arrays import Floats, Ints, extreme_values
 from knee.commands.tune.plan_covariance import Mechanisms
 from knee.engine.simulator import simulate_table, simulate_variants
 from knee.specs.hardware import Cluster
@@ -79,7 +79,7 @@ def candidates_of(
     random = np.random.default_rng(seed)
     positions = random.standard_normal((draws, len(free)))
     variants = [applied(cluster, profile, moved(cluster, profile, free, one)) for one in positions]
-    with np.errstate(all="ignore"):
+    with extreme_values():
         now = simulate_table(model, cluster, profile, table)
         drawn = simulate_variants(model, variants, table)
     seconds = START_S + steps * now.step_s
@@ -110,6 +110,6 @@ def moved(
 
 def _logs(values: Floats, instead: Floats, draws: int) -> Floats:
     """Of each draw; a draw that leaves a plan without a finite answer says nothing of it."""
-    with np.errstate(all="ignore"):
+    with extreme_values():
         found = np.log(values.reshape(draws, len(instead)))
         return np.where(np.isfinite(found), found, np.log(instead))

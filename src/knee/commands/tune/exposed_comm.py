@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from knee.base.arrays import Floats
+from knee.base.arrays import Floats, extreme_values
 from knee.commands.tune.candidates import Candidates, moved
 from knee.engine.events import COLLECTIVES, Events
 from knee.engine.intervals import covered, merge
@@ -87,7 +87,7 @@ def _moved(job: Job, parameters: Sequence[Parameter], at: int) -> Job:
 
 def _shares(job: Job) -> dict[str, float]:
     """Mean over the stages of the pipeline."""
-    with np.errstate(all="ignore"):
+    with extreme_values():
         stages = [_of_stage(events) for events in events_of(job)]
     names = {name for stage in stages for name in stage}
     return {name: sum(stage.get(name, 0.0) for stage in stages) / len(stages) for name in names}

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from knee.base.arrays import extreme_values
 from knee.base.errors import InputError
 from knee.engine.simulator import simulate_table
 from knee.specs.plan_table import table_of
@@ -135,7 +136,7 @@ def _error(runs: Sequence[PublishedRun]) -> float | None:
     """Logarithm of measured over predicted; None where the run cannot be simulated."""
     try:
         job = unseen_job_of(runs[0].setting).job
-        with np.errstate(all="ignore"):
+        with extreme_values():
             now = simulate_table(job.model, job.cluster, job.profile, table_of([job]))
     except InputError:
         return None
