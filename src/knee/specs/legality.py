@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from knee.base.errors import SpecError, argument
 
 
-class Rule(NamedTuple):
+class PlanRule(NamedTuple):
     """One rule. ``text`` and ``hint`` are format strings: ``{plan.pp}`` is an attribute of the case, ``{--pp}`` is the
     argument as the reader of the error writes it."""
 
@@ -48,12 +48,12 @@ class _Names(dict[str, Any]):
         return getattr(self.case, name)
 
 
-def first_broken(rules: Iterable[Rule], case: Any) -> Rule | None:
+def first_broken(rules: Iterable[PlanRule], case: Any) -> PlanRule | None:
     """The first rule of a table that the case breaks."""
     return next((rule for rule in rules if rule.breaks(case)), None)
 
 
-def check(rules: Iterable[Rule], case: Any) -> None:
+def check(rules: Iterable[PlanRule], case: Any) -> None:
     """Refuse a case that breaks one of the rules."""
     if (rule := first_broken(rules, case)) is not None:
         raise rule.error(case)

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, get_args
 
 from knee.base.errors import SpecError, argument, out_of_range
 from knee.specs.hardware import Precision
-from knee.specs.legality import Rule, check, interrupts_backward
+from knee.specs.legality import PlanRule, check, interrupts_backward
 from knee.specs.schedules import INTERLEAVED, ONE_F_ONE_B, Schedule, schedule_of
 
 Sharding = Literal["ddp", "zero1", "zero2", "fsdp", "fsdp_no_reshard", "hsdp"]
@@ -70,19 +70,19 @@ DEGREES = ("dp_shard", "dp_replicate", "tp", "pp", "cp", "ep", "etp")
 
 
 SHARDING_RULES = (
-    Rule(
+    PlanRule(
         None,
         lambda p: p.sharding == "hsdp" and (p.dp_replicate < 2 or p.dp_shard < 2),
         "hsdp needs dp_replicate and dp_shard of at least 2; got dp_replicate {dp_replicate}, dp_shard {dp_shard}",
         "give {--dp-replicate}, or use {--sharding} fsdp",
     ),
-    Rule(
+    PlanRule(
         None,
         lambda p: p.sharding == "fsdp" and p.dp_replicate > 1,
         "fsdp shards over every data-parallel rank, but dp_replicate is {dp_replicate}",
         "use {--sharding} hsdp (reshard) or fsdp_no_reshard with {--dp-replicate}",
     ),
-    Rule(
+    PlanRule(
         None,
         lambda p: p.sharding == "ddp" and p.dp_shard > 1,
         "ddp shards nothing, but dp_shard is {dp_shard}",
@@ -91,51 +91,51 @@ SHARDING_RULES = (
 )
 """Which degrees a mode of sharding allows; a search applies them to every mode and pair of degrees."""
 RULES = (
-    Rule(
+    PlanRule(
         None,
         lambda p: p.recompute_frac < 1 and p.recompute != "blocks",
         "recompute_frac {recompute_frac:g} applies only to recompute blocks, but recompute is {recompute}",
         "use {--recompute} blocks",
     ),
-    Rule(
+    PlanRule(
         "plan.fp8_recipe",
         lambda p: p.fp8_recipe != "tensorwise" and p.precision != "fp8",
         "fp8_recipe {fp8_recipe} applies only to precision fp8, but precision is {precision}",
         "use {--precision} fp8, or leave {--fp8-recipe} out",
     ),
     *SHARDING_RULES,
-    Rule(
+    PlanRule(
         None,
         lambda p: p.sync_every > 1 and p.dp_replicate == 1,
         "sync_every is {sync_every}, but dp_replicate is 1: there are no replicas to synchronize",
         "give {--dp-replicate}, for example with {--sharding} hsdp, or leave {--sync-every} out",
     ),
-    Rule(
+    PlanRule(
         None,
         lambda p: p.virtual_stages > 1 and not schedule_of(p.schedule).virtual,
         f"{{virtual_stages}} virtual stages need the {INTERLEAVED.name} schedule, not {{schedule}}",
         f"add {{--schedule}} {INTERLEAVED.name}, or drop {{--virtual-stages}}",
     ),
-    Rule(
+    PlanRule(
         None,
         lambda p: p.virtual_stages > 1 and p.pp == 1,
         "virtual stages need a pipeline",
         "give {--pp}, or drop {--virtual-stages}",
     ),
-    Rule(
+    PlanRule(
         None,
         lambda p: p.virtual_stages == 1 and p.pp > 1 and schedule_of(p.schedule).virtual,
         f"the {{schedule}} schedule with one virtual stage is {ONE_F_ONE_B.name}",
         f"give {{--virtual-stages}} 2 or more, or use {{--schedule}} {ONE_F_ONE_B.name}",
     ),
-    Rule(
+    PlanRule(
         "plan.pp",
         lambda p: p.pp > 1 and not schedule_of(p.schedule).takes_ranks(p.pp),
         "{schedule} runs microbatches from both ends of the pipeline, so pp must be even; got {pp}",
         f"use an even {{--pp}}, or {{--schedule}} {ONE_F_ONE_B.name}",
         "does-not-divide",
     ),
-    Rule(
+    PlanRule(
         None,
         lambda p: interrupts_backward(schedule_of(p.schedule).splits_backward, p.sharding in REDUCING, p.pp),
         "{schedule} with {sharding} is not modelled: it would gather or reduce between the two halves of backward",

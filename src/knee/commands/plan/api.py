@@ -16,13 +16,12 @@ from knee.commands.amounts import Amount, training_of
 from knee.commands.job_request import ClusterLike, ModelLike, Overrides, ProfileLike, pairs_of
 from knee.commands.plan.request import searched_parts
 from knee.commands.plan.result import PlanSearch, RankedPlan, tell_better
-from knee.search.collective_choice import searched_collectives
 from knee.search.nearest_plan import no_plan, nothing_fits
 from knee.search.plan_filter import NUMBERS, WORDS
+from knee.search.plan_robustness import robust
 from knee.search.plan_search import RANKED, SearchResult, search
-from knee.search.robust import robust
 from knee.search.space import Space
-from knee.search.space_tables import whole_table
+from knee.search.space_tables import searched_collectives, whole_table
 from knee.specs.argument_types import checked_arguments
 from knee.specs.choices import Objective
 from knee.specs.defaults import DEFAULT_GRID

@@ -19,8 +19,8 @@ from knee.engine.simulator import Results
 from knee.engine.training_cost import TrainingQuestion
 from knee.search.pareto_front import pareto
 from knee.search.plain_fsdp import Baseline, baseline, why
+from knee.search.plan_robustness import CLOSE, Robust
 from knee.search.plan_search import SearchResult, score, search
-from knee.search.robust import CLOSE, Robust
 from knee.search.sensitivity import Bar, sensitivity
 from knee.show.result import Result, flat
 from knee.specs import Job, Plan

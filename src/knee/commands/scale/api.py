@@ -14,8 +14,7 @@ from knee.commands.job_request import ClusterLike, ModelLike, Overrides, Profile
 from knee.commands.scale.result import ScaleQuestion, Scaling, ScalingCurve, shown
 from knee.engine.energy import grid as grid_of
 from knee.engine.training_cost import bill_of, checked_pue
-from knee.search.failure_knee import with_failures
-from knee.search.knee import knees_of
+from knee.search.knee import knees_of, with_failures
 from knee.search.scaling_curve import ScalePoint, check_batch, checked_counts, parse_counts
 from knee.specs.argument_types import checked_arguments
 from knee.specs.arguments import checked_plan, require

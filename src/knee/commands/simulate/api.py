@@ -29,7 +29,7 @@ from knee.trust.answer_record import record_of
 from knee.trust.trust import Trust, trust_of
 
 if TYPE_CHECKING:
-    from knee.engine.why.chain import WhyLine
+    from knee.engine.why import WhyLine
 
 
 # Changes of a plan that make it fit in memory.
@@ -102,8 +102,7 @@ class Simulation(Result, Measurement):
     @extreme_values()
     def why(self) -> list[WhyLine]:
         """The formulas, constants and sources behind the answer, one line each; ``depth`` is the indentation."""
-        from knee.engine.why.run import explain_run
-        from knee.engine.why.step import explain
+        from knee.engine.why import explain, explain_run
 
         lines = explain(self.job, self.request.sources, convention=self.flop_convention, step=self.evaluated)
         if self.training is not None:

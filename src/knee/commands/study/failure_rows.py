@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import Field, StrictFloat
 
 from knee.base.errors import DoesNotFit, SpecError
 from knee.base.units import DAY_S
 from knee.commands.budget.walls import GOOD_FRAC, largest_flop, largest_run
-from knee.engine.cost.slow_exchange import grid_step, needed_bits_per_s
 from knee.engine.energy import grid as grid_of
 from knee.engine.one_job import simulate
 from knee.engine.reliability.drawn_runs import month_of
@@ -180,3 +181,33 @@ def wall_rows(study: str, grid: Wall) -> Iterator[dict[str, Any]]:
         yield common | {"run_flop": flop, "params": run.params, "utilisation_frac": run.utilisation_frac} | degrees
     knee, wall = (largest_flop(cluster, share, **given) for share in (GOOD_FRAC, 0.0))
     yield common | {"series": f"{grid.series}: limits", "knee_flop": knee, "wall_flop": wall}
+
+
+# Replicas on links so slow that their bandwidth decides: the abstract model of the papers on DiLoCo, without latencies.
+
+BITS = 16.0
+"""Of one number that is exchanged: bf16, as in the papers."""
+GRID_BITS_PER_S = 1e9 * np.logspace(-1.0, 3.0, 50)
+"""Bandwidths that arXiv 2503.09799 tries: 0.1 to 1,000 Gbit/s; each step is 21% more."""
+
+
+def needed_bits_per_s(
+    params: float, step_s: float, utilisation: float, *, every: int = 1, fragments: int = 1, bits: float = BITS
+) -> float:
+    """Bandwidth at which replicas compute this share of the time.
+
+    Formula: the bandwidth for which H t / max(H t, (H - w) t + E) is the share
+    Where:   E = bits * params / bandwidth, every H steps of length t, between two replicas (2 (1 - 1/2) parts each);
+             it runs beside w of the steps: the last one, or all of them if fragments are streamed
+    Source:  inferred from tables 6 and 7 of arXiv 2503.09799; Streaming DiLoCo, arXiv 2501.18512
+    Valid:   without latency; compute is not slowed down
+    """
+    beside = every if fragments > 1 else 1
+    return bits * params / (every * step_s / utilisation - (every - beside) * step_s)
+
+
+def grid_step(bits_per_s: float) -> int:
+    """The nearest bandwidth of the papers' grid, counted from 0."""
+    low, high = math.log10(GRID_BITS_PER_S[0]), math.log10(GRID_BITS_PER_S[-1])
+    place = (math.log10(bits_per_s) - low) / (high - low) * (len(GRID_BITS_PER_S) - 1)
+    return min(max(round(place), 0), len(GRID_BITS_PER_S) - 1)

@@ -14,7 +14,7 @@ from knee.engine.workload.layers_per_stage import chunk_layers
 from knee.engine.workload.parameters import head_layers
 from knee.specs.catalog import ROOT, read_toml
 from knee.specs.job import Job
-from knee.specs.legality import Rule, first_broken
+from knee.specs.legality import PlanRule, first_broken
 from knee.specs.plan import Plan
 from knee.specs.plan_words import plan_words
 
@@ -116,14 +116,14 @@ def refuse_processors(launch: LaunchCommand, job: Job) -> None:
 NEAREST = "the nearest plan that it can run has"
 
 
-def refuse(tool: str, rules: Iterable[Rule], job: Job) -> None:
+def refuse(tool: str, rules: Iterable[PlanRule], job: Job) -> None:
     """Refuse a job that breaks a rule of this program's table."""
     if (rule := first_broken(rules, job)) is not None:
         assert rule.field is not None
         raise cannot(tool, rule.field, *rule.words(job))
 
 
-PREFETCHES = Rule(
+PREFETCHES = PlanRule(
     "plan.prefetch",
     lambda job: (
         job.plan.prefetch != 1
@@ -135,13 +135,13 @@ PREFETCHES = Rule(
 )
 """Neither program has an option for how far FSDP gathers ahead."""
 EXCHANGES_RARELY = (
-    Rule(
+    PlanRule(
         "plan.sync_every",
         lambda job: job.plan.sync_every > 1,
         "it has no known option to synchronize replicas only every {plan.sync_every:,} steps",
         f"{NEAREST} no --sync-every; an export to knee can be simulated",
     ),
-    Rule(
+    PlanRule(
         "plan.collectives",
         lambda job: job.plan.collectives != "flat",
         "it has no option for hierarchical collectives",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from knee.specs.job import Job
-from knee.specs.legality import Rule
+from knee.specs.legality import PlanRule
 from knee.specs.model import Model
 from knee.specs.model.decoder import SLIDING, Experts, departures
 from knee.specs.plan import AXES
@@ -90,31 +90,31 @@ def _overlaps(job: Job) -> bool:
 
 NO_OVERLAP = f"{NEAREST} no --ep-overlap"
 EXPERT_RULES = (
-    Rule(
+    PlanRule(
         "plan.sharding",
         lambda job: job.plan.sharding == "fsdp_no_reshard" and job.plan.dp * job.plan.cp > 1,
         "its fsdp_no_reshard is not documented to work with experts",
         f"{NEAREST} --sharding zero1",
     ),
-    Rule(
+    PlanRule(
         "plan.ep_overlap",
         lambda job: _overlaps(job) and job.plan.sharding in ("fsdp", "hsdp"),
         "it is not documented to overlap the communication of experts with {plan.sharding}",
         f"{NO_OVERLAP}, or --sharding zero1",
     ),
-    Rule(
+    PlanRule(
         "plan.ep_overlap",
         lambda job: _overlaps(job) and job.plan.pp > 1 and job.plan.virtual_stages == 1,
         "in a pipeline it overlaps the communication of experts only with virtual stages",
         f"{NO_OVERLAP}, or --schedule interleaved with --virtual-stages 2",
     ),
-    Rule(
+    PlanRule(
         "plan.ep_overlap",
         lambda job: _overlaps(job) and job.plan.recompute in ("blocks", "full"),
         "it does not overlap the communication of experts while it recomputes whole blocks",
         f"{NO_OVERLAP}, or --recompute modules",
     ),
-    Rule(
+    PlanRule(
         "plan.ep_overlap",
         lambda job: _overlaps(job) and job.model.mtp_layers and (job.plan.pp == 1 or job.model.mtp_layers > 1),
         "it overlaps the communication of experts of a model with multi-token prediction only in a pipeline, and only "
@@ -305,19 +305,19 @@ ITS_SCHEDULES = [schedule.name for schedule in PIPELINE_SCHEDULES if schedule.me
 ITS_ORDERS = f"{'-'.join(AXES)} or {'-'.join(PP_BEFORE_DP)}"
 RULES = (
     *EXCHANGES_RARELY,
-    Rule(
+    PlanRule(
         "plan.sharding",
         lambda job: job.plan.sharding == "zero2",
         "its distributed optimizer does not shard gradients before the last microbatch",
         f"{NEAREST} --sharding zero1",
     ),
-    Rule(
+    PlanRule(
         "plan.schedule",
         lambda job: job.plan.pp > 1 and job.plan.schedule not in ITS_SCHEDULES,
         f"its schedules are {' and '.join(ITS_SCHEDULES)}, but the plan uses {{plan.schedule}}",
         f"{NEAREST} --schedule 1f1b",
     ),
-    Rule(
+    PlanRule(
         "plan.state_dtype",
         lambda job: job.plan.state_dtype != "fp32",
         "its optimizer updates parameters in fp32, but the plan uses {plan.state_dtype}",
@@ -325,7 +325,7 @@ RULES = (
     ),
 )
 """What no option of Megatron-LM says."""
-PLACEMENT = Rule(
+PLACEMENT = PlanRule(
     "plan.placement",
     lambda job: not placed(job.plan, AXES) and not placed(job.plan, PP_BEFORE_DP),
     lambda job: (
@@ -334,7 +334,7 @@ PLACEMENT = Rule(
     f"{NEAREST} --placement {'-'.join(AXES)}",
 )
 FSDP_RULES = (
-    Rule(
+    PlanRule(
         "plan.pp",
         lambda job: job.plan.pp > 1,
         "neither of its FSDP modes is documented to work with a pipeline, but the plan has {plan.sharding} with pp "
@@ -344,20 +344,20 @@ FSDP_RULES = (
     PREFETCHES,
 )
 NO_RESHARD_RULES = (
-    Rule(
+    PlanRule(
         "plan.dp_replicate",
         lambda job: job.plan.dp_replicate > 1,
         "its fsdp_no_reshard does not support replicas",
         f"{NEAREST} --sharding hsdp",
     ),
-    Rule(
+    PlanRule(
         "plan.reduce_dtype",
         lambda job: job.plan.reduce_dtype != "bf16" or job.plan.precision == "fp16",
         "its fsdp_no_reshard reduces gradients in bf16, but the plan reduces them in {plan.reduce_dtype} and "
         "multiplies matrices in {plan.precision}",
         "the nearest plans that it can run have --reduce-dtype bf16, or --sharding zero1",
     ),
-    Rule(
+    PlanRule(
         "model.tied_embeddings",
         lambda job: job.model.tied_embeddings,
         "its fsdp_no_reshard needs an untied output projection, but that of {model.name} is tied",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from knee.specs.job import Job
-from knee.specs.legality import Rule
+from knee.specs.legality import PlanRule
 from knee.specs.model.decoder import departures
 from knee.specs.plan import AXES, RESHARDING
 from knee.specs.schedules import schedule_of
@@ -158,38 +158,38 @@ def _add_notes(launch: LaunchCommand, job: Job, module: str) -> None:
 
 
 EXPERT_RULES = (
-    Rule(
+    PlanRule(
         "model.mtp_layers",
         lambda job: job.model.mtp_layers and job.plan.pp * job.plan.cp > 1,
         "its multi-token prediction supports neither a pipeline nor context parallelism, but the plan has pp {plan.pp} "
         "and cp {plan.cp}",
         "the nearest model that it can run has --set model.mtp_layers=0",
     ),
-    Rule(
+    PlanRule(
         "plan.etp",
         lambda job: job.plan.ep == 1 and job.plan.tp != job.plan.etp,
         "without expert parallelism it splits experts over tp, but the plan has tp {plan.tp} and etp {plan.etp}",
         "the nearest plans that it can run have --etp {plan.tp}, or --ep of at least 2 with --etp 1",
     ),
-    Rule(
+    PlanRule(
         "plan.etp",
         lambda job: job.plan.ep > 1 and job.plan.etp > 1,
         "with expert parallelism it does not split an expert, but the plan has etp {plan.etp}",
         f"{NEAREST} --etp 1",
     ),
-    Rule(
+    PlanRule(
         "plan.sharding",
         lambda job: job.plan.ep > 1 and job.plan.sharding == "ddp",
         "it lays experts over the ranks that shard parameters, but ddp shards nothing",
         f"{NEAREST} --sharding fsdp_no_reshard",
     ),
-    Rule(
+    PlanRule(
         "plan.ep_overlap",
         lambda job: job.plan.ep > 1 and job.plan.ep_overlap,
         "it has no option to overlap the communication of experts with another microbatch",
         f"{NEAREST} no --ep-overlap",
     ),
-    Rule(
+    PlanRule(
         "plan.capacity_factor",
         lambda job: job.plan.capacity_factor is not None,
         "it drops no tokens, but the plan has a capacity factor of {plan.capacity_factor:g}",
@@ -243,61 +243,61 @@ def _recomputed(job: Job) -> str:
 ITS_MESH = "-".join(AXES)
 RULES = (
     *EXCHANGES_RARELY,
-    Rule(
+    PlanRule(
         "plan.sharding",
         lambda job: job.plan.sharding in ("zero1", "zero2"),
         "it has no mode that shards optimizer states or gradients but not parameters",
         f"{NEAREST} --sharding fsdp_no_reshard, which shards gradients too",
     ),
-    Rule(
+    PlanRule(
         "plan.sharding",
         lambda job: job.plan.sharding == "ddp" and job.plan.cp > 1,
         "it shards parameters over the context-parallel ranks, but ddp shards nothing",
         f"{NEAREST} --sharding fsdp_no_reshard",
     ),
-    Rule(
+    PlanRule(
         "plan.schedule",
         lambda job: job.plan.pp > 1 and schedule_of(job.plan.schedule).torchtitan is None,
         _no_schedule,
         f"{NEAREST} --schedule 1f1b, or interleaved with --virtual-stages 2",
     ),
-    Rule(
+    PlanRule(
         "plan.cp_method",
         lambda job: job.plan.cp > 1 and job.plan.cp_method != "allgather",
         "its context parallelism gathers keys and values, but the plan uses {plan.cp_method}",
         f"{NEAREST} --cp-method allgather",
     ),
-    Rule(
+    PlanRule(
         "plan.precision",
         lambda job: job.plan.precision in ("fp16", "fp4"),
         "it cannot train in {plan.precision}",
         lambda job: f"{NEAREST} --precision {'bf16' if job.plan.precision == 'fp16' else 'fp8'}",
     ),
-    Rule(
+    PlanRule(
         "plan.reduce_dtype",
         lambda job: job.plan.reduce_dtype != "fp32",
         "it reduces gradients in fp32, but the plan uses {plan.reduce_dtype}",
         f"{NEAREST} --reduce-dtype fp32",
     ),
-    Rule(
+    PlanRule(
         "plan.recompute",
         lambda job: job.plan.recompute in ("attention", "blocks", "modules"),
         _recomputed,
         "the nearest plans that it can run have --recompute full or ops",
     ),
-    Rule(
+    PlanRule(
         "plan.placement",
         lambda job: not placed(job.plan, AXES),
         lambda job: f"its mesh is {ITS_MESH} (innermost first), but the plan has {'-'.join(job.plan.placement)}",
         f"{NEAREST} --placement {ITS_MESH}",
     ),
-    Rule(
+    PlanRule(
         "plan.tp",
         lambda job: job.model.kv_heads % job.plan.tp,
         "tp {plan.tp} does not divide the {model.kv_heads} key-value heads of {model.name}",
         "use a tp that divides {model.kv_heads}",
     ),
-    Rule(
+    PlanRule(
         "plan.pp",
         lambda job: job.model.tied_embeddings and job.plan.pp > 1,
         "{model.name} ties its output projection to its embedding, but a pipeline puts them on different ranks",

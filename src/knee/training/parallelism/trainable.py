@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from knee.specs.legality import Rule, check
+from knee.specs.legality import PlanRule, check
 from knee.specs.model.decoder import departures
 from knee.specs.plan import Plan
 from knee.specs.schedules import schedule_of
@@ -34,12 +34,12 @@ def _untrained(job: Any) -> dict[str, str]:
     return {name: shown for name, shown in departures(model, job.seq_len).items() if name not in trained}
 
 
-def not_trained(field: str, breaks: Callable[[Any], Any], text: str | Callable[[Any], str], hint: str) -> Rule:
+def not_trained(field: str, breaks: Callable[[Any], Any], text: str | Callable[[Any], str], hint: str) -> PlanRule:
     """One thing that the trainer does not do."""
-    return Rule(field, breaks, text, hint, "not-trained")
+    return PlanRule(field, breaks, text, hint, "not-trained")
 
 
-def model_rule(job: Any) -> Rule:
+def model_rule(job: Any) -> PlanRule:
     """The rule of the model's decoder, which names the first field that breaks it."""
     other = _untrained(job)
     return not_trained(

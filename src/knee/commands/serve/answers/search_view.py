@@ -21,7 +21,7 @@ from knee.commands.serve.answers.questions import asked_of
 from knee.commands.serve.answers.scale_view import curve_data
 from knee.commands.serve.answers.written import command_of, python_of
 from knee.engine.training_cost import checked_pue
-from knee.search.cell_bests import CellBest, cell_bests, cell_pairs
+from knee.search.plan_search import CellBest, cell_bests, cell_pairs
 from knee.specs.defaults import DEFAULT_LAW
 from knee.specs.load import load_cluster
 from knee.specs.plan import Plan

@@ -21,7 +21,7 @@ from knee.engine.one_job import outline_of
 from knee.engine.simulator import EvaluatedStep
 from knee.engine.timeline.pipelines.placed_actions import actions_in
 from knee.engine.timeline.step_outline import RepeatedAction, StageOutline
-from knee.engine.why.chain import WhyLine
+from knee.engine.why import WhyLine
 from knee.specs.plan_words import plan_words
 
 # A step in lanes: compute, each kind of collective and what is exposed, for one GPU of every pipeline stage.

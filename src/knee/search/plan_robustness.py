@@ -9,8 +9,8 @@ import numpy as np
 
 from knee.base.arrays import ByValue, Floats
 from knee.engine.simulator import simulate_variants
-from knee.search.collective_choice import FLAT
 from knee.search.plan_search import SearchResult, score
+from knee.search.space_tables import FLAT
 from knee.specs.hardware import Cluster
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
