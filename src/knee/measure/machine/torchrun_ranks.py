@@ -16,7 +16,7 @@ from typing import Any
 from knee.base.errors import InputError, RunFailed
 from knee.base.signals import catch_signals
 
-HOW = "torchrun --nproc-per-node 8 -m knee.commands.main probe collectives --out mine.toml"
+HOW = "torchrun --nproc-per-node 8 -m knee probe collectives --out mine.toml"
 """The command for a node of eight GPUs."""
 MEETING_S = 300
 """How long ranks wait for each other."""
