@@ -13,7 +13,7 @@ import numpy as np
 
 from knee.base.errors import DoesNotFit, InputError, KneeError, argument
 from knee.base.limits import LONGEST_TRACE_NS
-from knee.base.units import show
+from knee.base.units import HOUR_S, show
 from knee.commands.amounts import Amount, training_of
 from knee.commands.job_request import ClusterLike, ModelLike, Overrides, ProfileLike, Request, pairs_of, request
 from knee.engine.measurement import Measurement
@@ -100,6 +100,27 @@ class Simulation(Result, Measurement):
         """Only the step, without job and trust."""
         return Measurement(**{one.name: getattr(self, one.name) for one in fields(Measurement)})
 
+    @property
+    def power_w(self) -> float | None:
+        """Mean power of all GPUs in watts."""
+        return None if self.power_w_per_gpu is None else self.power_w_per_gpu * self.job.gpus
+
+    @property
+    def energy_j_per_step(self) -> float | None:
+        """Energy of all GPUs in one step."""
+        return None if self.power_w is None else self.power_w * self.step_s
+
+    @property
+    def usd_per_h(self) -> float | None:
+        """Rental price of all GPUs per hour; None where the price is unknown."""
+        price = self.job.cluster.usd_per_gpu_h
+        return None if price is None else price * self.job.gpus
+
+    @property
+    def usd_per_step(self) -> float | None:
+        """Rental price of all GPUs for one step; None where the price is unknown."""
+        return None if self.usd_per_h is None else self.usd_per_h * self.step_s / HOUR_S
+
     @np.errstate(all="ignore")
     def why(self) -> list[WhyLine]:
         """The formulas, constants and sources behind the answer, one line each; ``depth`` is the indentation."""
@@ -111,45 +132,11 @@ class Simulation(Result, Measurement):
             lines += explain_run(self.job, self.request.sources, self.training, step_s=self.step_s)
         return lines
 
-    def why_price(self) -> list[WhyLine]:
-        """What the cost of a token follows from, one line each; nothing where the price is unknown."""
-        from knee.engine.why.run import explain_price
-
-        price, cost = self.job.cluster.usd_per_gpu_h, self.usd_per_mtoken
-        if price is None or cost is None:
-            return []
-        return explain_price(price, cost, self.tokens_per_s_per_gpu, self.request.sources)
-
     def lanes(self) -> dict[str, Any]:
         """The step's kernels in lanes, for one GPU of every pipeline stage, as ``lanes_of`` describes them."""
         from knee.engine.step_lanes import lanes_of
 
         return lanes_of(self.evaluated)
-
-    def power(self) -> dict[str, float | None]:
-        """Watts per GPU and of all GPUs, what the GPU draws at most and idle, and the energy of a token and a step."""
-        gpu, watts = self.job.cluster.gpu, self.power_w_per_gpu
-        power_w = None if watts is None else watts * self.job.gpus
-        return {
-            "power_w_per_gpu": watts,
-            "power_w": power_w,
-            "tdp_w": gpu.tdp_w,
-            "idle_w": gpu.idle_w,
-            "tokens_per_j": self.tokens_per_j,
-            "energy_j_per_step": None if power_w is None else power_w * self.step_s,
-        }
-
-    def cost(self) -> dict[str, Any]:
-        """Dollars per GPU-hour, million tokens, hour and step, None where the price is unknown; and ``training``."""
-        price = self.job.cluster.usd_per_gpu_h
-        usd_per_h = None if price is None else price * self.job.gpus
-        return {
-            "usd_per_gpu_h": price,
-            "usd_per_mtoken": self.usd_per_mtoken,
-            "usd_per_h": usd_per_h,
-            "usd_per_step": None if usd_per_h is None else usd_per_h * self.step_s / 3600,
-            "training": self.training,
-        }
 
     @checked_arguments
     def write_trace(self, path: str | Path) -> list[Path]:

@@ -38,21 +38,6 @@ def explain_run(
     return chain.lines
 
 
-def explain_price(
-    usd_per_gpu_h: float, usd_per_mtoken: float, tokens_per_s_per_gpu: float, sources: Mapping[str, Source]
-) -> list[WhyLine]:
-    """The chain of the cost of a million tokens."""
-    key = "usd_per_gpu_h"
-    found = next((source for name, source in sources.items() if name.endswith(key)), None)
-    source = "" if found is None else f"{found.kind}: {found.text}"
-    formula = f"{key} * 1e6 / (3,600 * tokens_per_s_per_gpu)"
-    return [
-        WhyLine(name="usd_per_mtoken", value=f"{usd_per_mtoken:.3g} USD", formula=formula),
-        WhyLine(name="tokens_per_s_per_gpu", value=f"{tokens_per_s_per_gpu:,.0f}", depth=1),
-        WhyLine(name=key, value=show(usd_per_gpu_h, "usd_per_h"), source=source, depth=1),
-    ]
-
-
 def _constant(c: Chain, depth: int, given: Conditions, name: str, value: str) -> None:
     """A value of the reliability part: the user's, or the catalogue's default."""
     if name not in given.defaults:

@@ -10,11 +10,10 @@ import knee
 from knee.base.errors import InputError
 from knee.base.progress import Progress
 from knee.commands.amounts import amount_of, count_of
-from knee.commands.budget.budget_run import BudgetLimits
-from knee.commands.budget.flop_counting import gpu_seconds
 from knee.commands.budget.model_family import LEAST_PARAMS, MOST_PARAMS
 from knee.commands.budget.result import Budget
 from knee.commands.budget.scaling_laws import FLOP_PER_PARAM_TOKEN, Law, assumed_mfu, law_of, sizes_around
+from knee.commands.budget.search import BudgetLimits, gpu_seconds
 from knee.commands.plan.result import METRICS, PlanSearch, RankedPlan, ranked_plan
 from knee.commands.serve.answers.questions import asked_of, command_of, python_of
 from knee.commands.serve.answers.views import curve_data

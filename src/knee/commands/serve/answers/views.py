@@ -83,8 +83,8 @@ def step_view(body: Mapping[str, Any]) -> dict[str, Any]:
         "memory": _memory(answer, trust),
         **answer.lanes(),
         "collectives": data["comm_loads"],
-        "power": answer.power(),
-        "cost": answer.cost(),
+        "power": _power(answer),
+        "cost": _cost(answer, data.get("training")),
         "trust": trust,
         "assumptions": assumptions,
         "command": command_of("simulate", asked),
@@ -107,13 +107,24 @@ def _memory(answer: Simulation, trust: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _power(answer: Simulation) -> dict[str, Any]:
+    gpu, names = answer.job.cluster.gpu, ("power_w_per_gpu", "power_w", "tokens_per_j", "energy_j_per_step")
+    return {"tdp_w": gpu.tdp_w, "idle_w": gpu.idle_w} | {name: getattr(answer, name) for name in names}
+
+
+def _cost(answer: Simulation, training: Any) -> dict[str, Any]:
+    names = ("usd_per_mtoken", "usd_per_h", "usd_per_step")
+    price = {"usd_per_gpu_h": answer.job.cluster.usd_per_gpu_h, "training": training}
+    return price | {name: getattr(answer, name) for name in names}
+
+
 def why(body: Mapping[str, Any]) -> dict[str, Any]:
     """The formulas, constants and sources behind a step; ``number`` names the line to start from."""
     number = body.get("number")
     asked = asked_of(body, "simulate")
     answer = knee.simulate(**asked)
-    chain = [*answer.why(), *answer.why_price()]
-    lines = [{key: getattr(line, key) for key in ("name", "value", "formula", "source", "depth")} for line in chain]
+    keys = ("name", "value", "formula", "source", "depth")
+    lines = [{key: getattr(line, key) for key in keys} for line in answer.why()]
     return {"number": number, "lines": lines if number is None else _below(lines, str(number))}
 
 
