@@ -13,7 +13,7 @@ from knee.engine.cost.compute_costs import ComputeCosts
 from knee.engine.cost.group_placements import GroupPlacements
 from knee.engine.cost.kernel_cost import stream_s
 from knee.engine.workload import tp_messages
-from knee.engine.workload.operations import MemoryBound
+from knee.engine.workload.operations import MemoryBound, attention_backward_ratio
 from knee.engine.workload.projections import expert_share
 from knee.engine.workload.shapes import BYTES, on_one_gpu
 from knee.engine.workload.traffic import PARAMETER_BYTES, Modes, ParameterTraffic, Traffic
@@ -199,7 +199,9 @@ def _context_parallel(
         hidden = steps * np.minimum(send_s, cover_s)
         return LocalComm(hidden_s=hidden, blocking_s=steps * send_s - hidden, host_s=0.0 * hidden)
 
-    forward, backward = ring_steps(comm.cp_send, step_forward), ring_steps(2.0 * comm.cp_send, 2.5 * step_forward)
+    forward = ring_steps(comm.cp_send, step_forward)
+    # backward sends keys and values, and their gradients
+    backward = ring_steps(2.0 * comm.cp_send, attention_backward_ratio() * step_forward)
     zero = np.zeros(len(table))
     return (
         LocalComm(
