@@ -229,7 +229,7 @@ def simulate_variants(model: Model, variants: Sequence[tuple[Cluster, Profile]],
 
 
 def joined_results(parts: Sequence[Results]) -> Results:
-    """Results one after the other."""
+    """The rows of several results in one."""
     return Results(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Results)})
 
 

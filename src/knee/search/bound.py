@@ -101,7 +101,7 @@ class LayerWork:
 
     @classmethod
     def of(cls, parts: StepParts) -> LayerWork:
-        """Price the segments."""
+        """The work of a layer of priced plans."""
         c, local, modes = parts.compute, parts.local, parts.modes
         out, back = parts.copies()
         again_s, again_kernels = recomputed(parts)
@@ -148,7 +148,7 @@ class MicrobatchWork:
 
     @classmethod
     def of(cls, model: Model, parts: StepParts) -> MicrobatchWork:
-        """Price the stretches."""
+        """The work of one microbatch of priced plans."""
         c, local, kinds = parts.compute, parts.local, parts.kinds
         pace = Pace(slower=1.0 + parts.kappa, gamma=parts.profile.comm_slowdown, shares_wire=parts.shares_wire)
         layer = LayerWork.of(parts)
@@ -200,7 +200,7 @@ class UnshardedWork:
 
     @classmethod
     def of(cls, work: MicrobatchWork) -> UnshardedWork:
-        """The times of all that it has."""
+        """Its times where nothing is queued beside them."""
         names = ("embedding_forward", "embedding_backward", "head_forward", "head_backward")
         ends: dict[str, Floats] = {name: getattr(work, name).time_s for name in names}
         times: dict[str, Any] = {"sparse_forward": None, "sparse_backward": None}
@@ -313,11 +313,11 @@ class LeastStep:
     """Of one GPU."""
 
     def rows(self, index: Ints) -> LeastStep:
-        """Of some of the plans."""
+        """The bounds of the plans at these places."""
         return LeastStep(step_s=self.step_s[index], energy_j=self.energy_j[index])
 
     def plus(self, other: LeastStep) -> LeastStep:
-        """Of these plans and those."""
+        """The bounds of these plans, then of the others."""
         both = ((self.step_s, other.step_s), (self.energy_j, other.energy_j))
         step_s, energy_j = (np.concatenate(pair) for pair in both)
         return LeastStep(step_s=step_s, energy_j=energy_j)

@@ -152,7 +152,7 @@ def kinds_of_rows(p: PlanPass, rows: ChunkRows, only: Bools | None = None) -> tu
 
 
 def passes_of(parts: StepParts, p: PlanPass, rows: ChunkRows) -> Pass:
-    """The passes of some chunks."""
+    """The pass of each row of chunks, ready to be walked."""
     i, zero = rows.plan, np.zeros(len(rows))
     # columns of ``p`` are per plan; [i] repeats them for each row of a plan
     embedding, head = _end(p.embedding, i, rows.embedding), _end(p.head, i, rows.head)
@@ -277,7 +277,7 @@ def gathers_while_filling(parts: StepParts) -> Bools:
 
 
 def filling_gather_s(parts: StepParts, rows: ChunkRows) -> Floats:
-    """Seconds of those gathers, per row."""
+    """Seconds of the gathers of ``gathers_while_filling``, per row."""
     fills = gathers_while_filling(parts)
     gather = Messages.of(parts, "gather", fills)
     layer = gather.layer[rows.plan]

@@ -35,13 +35,13 @@ class FsdpCopies:
     """Before a reduction, with the cast to its type."""
 
     def moved_bytes(self) -> tuple[Floats, Floats]:
-        """HBM traffic of both."""
+        """HBM traffic of copies out, and of copies back."""
         out, back = (np.sum([one.moved_bytes for one in some], axis=0) for some in (self.out, self.back))
         return out, back
 
 
 def copies_of_group(gathered_bytes: Floats, elements: Floats, reduce_bytes: Floats) -> FsdpCopies:
-    """In a group of several ranks."""
+    """Copies of a layer where several ranks share its parameters."""
     out = MemoryBound(name="copy_out", moved_bytes=2.0 * gathered_bytes, kernels=1, rate="copy_out")
     back = MemoryBound(name="copy_in", moved_bytes=(BYTES + reduce_bytes) * elements, kernels=1, rate="copy_in")
     return FsdpCopies(out=(out,), back=(back,))
@@ -76,7 +76,7 @@ class LocalComm:
     """Host time to issue it."""
 
     def plus(self, other: LocalComm) -> LocalComm:
-        """Both, one after the other."""
+        """This and the other, one after the other."""
         return LocalComm(
             hidden_s=self.hidden_s + other.hidden_s,
             blocking_s=self.blocking_s + other.blocking_s,
@@ -84,7 +84,7 @@ class LocalComm:
         )
 
     def times(self, factor: Floats) -> LocalComm:
-        """So many times."""
+        """This ``factor`` times."""
         return LocalComm(
             hidden_s=factor * self.hidden_s, blocking_s=factor * self.blocking_s, host_s=factor * self.host_s
         )
@@ -290,7 +290,7 @@ class StepParts:
         return total
 
     def _copies(self) -> list[tuple[FsdpCopies, Bools]]:
-        """A layer's, and which plans have them."""
+        """The copies of a layer, each with the plans that make them."""
         t, sharded = self.traffic, self.modes.gathers & (self.table.dp_shard * self.table.cp > 1)
         found = [(copies_of_group(t.gather_bytes, t.layer_moved, t.reduce_bytes), sharded)]
         if self.one_gpu.any():
