@@ -241,8 +241,7 @@ def _cell(cell: CellBest, answer: PlanSearch) -> dict[str, Any]:
     if cell.plan is None or cell.results is None:
         needs = "none of its plans fits in memory"
         return base | {"reason": needs, "words": None, "options": None} | dict.fromkeys(METRICS)
-    values = {name: float(getattr(cell.results, name)[0]) for name in METRICS}
-    row = ranked_plan(cell.plan, values, answer.found.cluster.gpu.hbm_bytes)
+    row = ranked_plan(cell.plan, cell.results, answer.found.cluster.gpu.hbm_bytes)
     return base | row_data(row) | {"reason": None}
 
 
