@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from knee.base.errors import ERROR_FILE, ExitCode, InputError
-from knee.commands.ending import fail
+from knee.commands.main import fail
 from knee.commands.study import trained_points as real
 from knee.commands.study.questions import Question, StudyPoint
 from knee.commands.study.trained_points import refused, trained
