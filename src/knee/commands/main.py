@@ -8,7 +8,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +18,7 @@ from click.shell_completion import CompletionItem
 
 import knee
 from knee.base import signals
-from knee.base.errors import ERROR_FILE, ExitCode, InputError, KneeError, RunFailed, as_flags
+from knee.base.errors import ExitCode, InputError, KneeError, RunFailed, as_flags
 from knee.show.terminal.delivery import Delivery
 
 # How a command ends: its exit code, and the one ``error:`` that says why.
@@ -116,12 +115,6 @@ def fail(error: KneeError) -> ExitCode:
     click.echo(f"{click.style('error:', fg='red', bold=True)} {error.message}", err=True)
     if error.hint is not None:
         click.echo(f"{click.style('hint:', fg='cyan', bold=True)} {error.hint}", err=True)
-    if path := os.environ.get(ERROR_FILE):
-        import json
-
-        told = {name: getattr(error, name) for name in ("code", "field", "message", "hint")}
-        with suppress(OSError):
-            Path(path).write_text(json.dumps(told) + "\n", encoding="utf-8")
     return error.exit_code
 
 
