@@ -10,13 +10,7 @@ from numpy.typing import NDArray
 
 from knee.base.arrays import Bools, ByValue, Floats, blended
 from knee.engine.cost.comm_costs import CommCosts, comm_costs
-from knee.engine.cost.contention import contention
-from knee.engine.cost.group_placements import GroupPlacements, groups_of
-from knee.engine.cost.kernel_cost import Cost
-from knee.engine.cost.optimizer import optimizer_cost
-from knee.engine.cost.outer_sync import OuterSync, outer_sync_cost
-from knee.engine.cost.skew import expected_maximum
-from knee.engine.cost.step_parts import (
+from knee.engine.cost.compute_costs import (
     ComputeCosts,
     compute_costs,
     energy_saved_frac,
@@ -24,14 +18,21 @@ from knee.engine.cost.step_parts import (
     shapes_of,
     step_total,
 )
+from knee.engine.cost.contention import contention
+from knee.engine.cost.group_placements import GroupPlacements, groups_of
+from knee.engine.cost.kernel_cost import Cost
+from knee.engine.cost.optimizer import optimizer_cost
+from knee.engine.cost.outer_sync import OuterSync, outer_sync_cost
+from knee.engine.cost.placement import expected_maximum
 from knee.engine.energy import power_w, usd_per_mtoken
-from knee.engine.timeline.local_comm import LayerParts, StepParts, blended_comm, comms_of_kinds, local_comms
 from knee.engine.timeline.step_actions import Actions, run_actions
+from knee.engine.timeline.step_parts import LayerParts, StepParts, blended_comm, comms_of_kinds, local_comms
 from knee.engine.timeline.step_time import StepColumns, run_step
 from knee.engine.workload.flop import model_flop_per_token
 from knee.engine.workload.fp8_layers import fp8_shapes
 from knee.engine.workload.layers_per_stage import cuts_of
 from knee.engine.workload.memory import MemoryColumns, memory_of
+from knee.engine.workload.operations import attention_backward_ratio
 from knee.engine.workload.projections import expert_share, layer_kinds
 from knee.engine.workload.traffic import Modes, Traffic, fullest_share, traffic_of
 from knee.specs.defaults import DEFAULT_CONVENTION
@@ -228,7 +229,7 @@ def simulate_variants(model: Model, variants: Sequence[tuple[Cluster, Profile]],
 
 
 def joined_results(parts: Sequence[Results]) -> Results:
-    """Results one after the other."""
+    """The rows of several results in one."""
     return Results(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Results)})
 
 
@@ -278,7 +279,7 @@ def step_work(model: Model, parts: StepParts) -> tuple[Floats, Floats]:
             getattr(x, field) for x in (c.embedding_forward, c.embedding_backward, c.head_forward, c.head_backward)
         )
         totals[field] = passes * layer, ends * table.microbatches / table.pp
-    attention = passes * c.attention_forward_flop * (3.5 + full)
+    attention = passes * c.attention_forward_flop * (1.0 + attention_backward_ratio() + full)
     saved = energy_saved_frac(table) * step_total(model, table, c, "narrow_flop")
     products = totals["flop"][0] - attention - saved
     flop = products + attention + attention_again * passes * c.attention_forward_flop + totals["flop"][1]

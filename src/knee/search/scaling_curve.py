@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from knee.base.arrays import Floats
+from knee.base.arrays import Floats, extreme_values
 from knee.base.errors import InputError, SpecError, argument
 from knee.base.progress import Progress, silent
 from knee.base.units import show
@@ -52,7 +52,7 @@ class ScalePoint:
 
     @property
     def usable(self) -> bool:
-        """There is a plan, and it fits."""
+        """Whether there is a plan, and it fits in memory."""
         return self.measured is not None and self.measured.fits
 
 
@@ -207,12 +207,12 @@ def refused_point(gpus: int, error: SpecError) -> ScalePoint:
 
 
 def point_of(job: Job, convention: str = DEFAULT_CONVENTION) -> ScalePoint:
-    """A job simulated."""
+    """The point of a simulated job."""
     return _points([job], convention)[0]
 
 
 def _points(jobs: Sequence[Job], convention: str) -> list[ScalePoint]:
-    with np.errstate(all="ignore"):
+    with extreme_values():
         found = simulate_jobs(jobs, convention=convention)
     return [_simulated_point(job, measured) for job, measured in zip(jobs, found, strict=True)]
 

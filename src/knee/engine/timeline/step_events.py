@@ -11,12 +11,12 @@ from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 
 from knee.engine.events import COMM_STREAM, EventLog, Events, RankGroup
-from knee.engine.timeline.local_comm import StepParts, world_name
 from knee.engine.timeline.passes import Phase
 from knee.engine.timeline.pipelines import recurrence as pipeline
 from knee.engine.timeline.pipelines.placed_actions import placed_actions
 from knee.engine.timeline.rank_groups import expert_shard_group, group, neighbours, shard_group, stage_rank
 from knee.engine.timeline.step_actions import Actions
+from knee.engine.timeline.step_parts import StepParts, world_name
 from knee.engine.timeline.walk import run_passes
 from knee.engine.workload.traffic import PARAMETER_BYTES
 from knee.specs.plan import AXES
@@ -43,7 +43,7 @@ class Message:
     dtype: str
 
     def write(self, log: EventLog, start_s: float, duration_s: float, stream: int) -> None:
-        """One kernel of it."""
+        """Write one kernel of the message."""
         log.comm(self.collective, self.group, start_s, duration_s, self.message_bytes, self.dtype, stream)
 
 
@@ -341,7 +341,7 @@ def play_filling(
 
 
 def axes_that_meet(table: PlanTable) -> tuple[str, ...]:
-    """Of the ranks that exchange in every step."""
+    """Mesh axes over which ranks exchange in every step."""
     return tuple(axis for axis in AXES if axis != "dp_replicate" or table.sync_every[0] == 1)
 
 

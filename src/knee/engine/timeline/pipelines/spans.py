@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from knee.base.arrays import Bools, Floats, Ints, distinct, equal_rows, fingerprint
-from knee.engine.timeline.local_comm import StepParts
 from knee.engine.timeline.pipelines import recurrence as pipeline
 from knee.engine.timeline.pipelines.chunks import first_chunks, rank_chunks
 from knee.engine.timeline.step_actions import Actions
+from knee.engine.timeline.step_parts import StepParts
 from knee.specs.schedules import PIPELINE_SCHEDULES, PipelineSchedule
 
 
@@ -39,7 +39,7 @@ def fill_spans(parts: StepParts, a: Actions, span: Floats, fold: bool) -> None:
 
 
 def _groups(rows: Ints, key: Ints) -> list[Ints]:
-    """Rows with equal keys."""
+    """Rows grouped by equal keys."""
     order = np.argsort(key, kind="stable")
     return np.split(rows[order], np.flatnonzero(np.diff(key[order])) + 1)
 
@@ -126,7 +126,7 @@ class PipelineTimes:
     """What a microbatch adds once the pipeline has settled: the busiest rank's time."""
 
     def rows(self, index: Ints) -> PipelineTimes:
-        """Some of the plans."""
+        """The times of the plans at these places."""
         if len(index) == len(self.cycle):
             return self
         # np.take keeps rows together; indexing would put columns first, and a walk over rows takes seven times as long

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from knee.base.arrays import Bools, Floats, Ints, blended, distinct, equal_rows, expanded, names_of
-from knee.engine.cost.expert_comm import busiest_rank, permuted_rows, preprocess_kernels
+from knee.engine.cost.expert_dispatch import busiest_rank, permuted_rows, preprocess_kernels
 from knee.engine.cost.kernel_cost import GEMM_TYPES, Cost, cost_of, costs_of, launches
 from knee.engine.workload import operations as op
 from knee.engine.workload.fp8_layers import fp8_shapes
@@ -335,8 +335,8 @@ def bf16_layers(profile: Profile, table: PlanTable) -> Floats:
 
 
 def energy_saved_frac(table: PlanTable) -> Floats:
-    """Of the energy of products in fewer than 16 bits. That of fp4 goes with the bits that they multiply (assumed)."""
-    saved = {"fp8": constant("fp8", "energy_saved_frac"), "fp4": 0.75}
+    """Share of the energy of a product that fewer than 16 bits save, per plan."""
+    saved = {name: constant(name, "energy_saved_frac") for name in ("fp8", "fp4")}
     return np.array([saved.get(name, 0.0) for name in PRECISIONS])[table.precision]
 
 

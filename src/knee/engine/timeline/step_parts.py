@@ -9,13 +9,13 @@ import numpy as np
 
 from knee.base.arrays import Bools, Floats, blended, names_of
 from knee.engine.cost.comm_costs import CommCosts
+from knee.engine.cost.compute_costs import ComputeCosts
 from knee.engine.cost.group_placements import GroupPlacements
 from knee.engine.cost.kernel_cost import stream_s
-from knee.engine.cost.step_parts import ComputeCosts
 from knee.engine.workload import tp_messages
-from knee.engine.workload.fsdp_copies import FsdpCopies, copies_of_group, copies_on_one_gpu
+from knee.engine.workload.operations import MemoryBound, attention_backward_ratio
 from knee.engine.workload.projections import expert_share
-from knee.engine.workload.shapes import on_one_gpu
+from knee.engine.workload.shapes import BYTES, on_one_gpu
 from knee.engine.workload.traffic import PARAMETER_BYTES, Modes, ParameterTraffic, Traffic
 from knee.specs.hardware import Gpu
 from knee.specs.model import Model
@@ -23,6 +23,47 @@ from knee.specs.plan import CP_METHODS
 from knee.specs.plan_table import PlanTable, by_schedule, runs_both_ways
 from knee.specs.profile import Profile
 from knee.specs.schedules import PIPELINE_SCHEDULES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FsdpCopies:
+    """Of some weights, in one pass."""
+
+    out: tuple[MemoryBound, ...]
+    """Behind a gather."""
+    back: tuple[MemoryBound, ...]
+    """Before a reduction, with the cast to its type."""
+
+    def moved_bytes(self) -> tuple[Floats, Floats]:
+        """HBM traffic of copies out, and of copies back."""
+        out, back = (np.sum([one.moved_bytes for one in some], axis=0) for some in (self.out, self.back))
+        return out, back
+
+
+def copies_of_group(gathered_bytes: Floats, elements: Floats, reduce_bytes: Floats) -> FsdpCopies:
+    """Copies of a layer where several ranks share its parameters."""
+    out = MemoryBound(name="copy_out", moved_bytes=2.0 * gathered_bytes, kernels=1, rate="copy_out")
+    back = MemoryBound(name="copy_in", moved_bytes=(BYTES + reduce_bytes) * elements, kernels=1, rate="copy_in")
+    return FsdpCopies(out=(out,), back=(back,))
+
+
+def copies_on_one_gpu(
+    gathered_bytes: Floats, elements: Floats, in_fp8: Floats | float, reduce_bytes: Floats, state_bytes: Floats
+) -> FsdpCopies:
+    """On a mesh of one; ``in_fp8`` of the elements are gathered in fp8, and were cast once for all passes."""
+    cast = np.where(state_bytes > BYTES, (state_bytes + BYTES) * (elements - in_fp8), 0.0)
+    returned = np.where(reduce_bytes != state_bytes, (reduce_bytes + state_bytes) * elements, 0.0)
+    return FsdpCopies(
+        out=(
+            MemoryBound(name="copy_out", moved_bytes=cast, kernels=0),
+            MemoryBound(name="copy_out", moved_bytes=2.0 * gathered_bytes, kernels=1, rate="copy_alone"),
+        ),
+        back=(
+            MemoryBound(name="copy_in", moved_bytes=(BYTES + reduce_bytes) * elements, kernels=1, rate="copy_in_alone"),
+            MemoryBound(name="copy_in", moved_bytes=2.0 * reduce_bytes * elements, kernels=1, rate="copy_alone"),
+            MemoryBound(name="copy_in", moved_bytes=returned, kernels=1),
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +76,7 @@ class LocalComm:
     """Host time to issue it."""
 
     def plus(self, other: LocalComm) -> LocalComm:
-        """Both, one after the other."""
+        """This and the other, one after the other."""
         return LocalComm(
             hidden_s=self.hidden_s + other.hidden_s,
             blocking_s=self.blocking_s + other.blocking_s,
@@ -43,7 +84,7 @@ class LocalComm:
         )
 
     def times(self, factor: Floats) -> LocalComm:
-        """So many times."""
+        """This ``factor`` times."""
         return LocalComm(
             hidden_s=factor * self.hidden_s, blocking_s=factor * self.blocking_s, host_s=factor * self.host_s
         )
@@ -158,7 +199,9 @@ def _context_parallel(
         hidden = steps * np.minimum(send_s, cover_s)
         return LocalComm(hidden_s=hidden, blocking_s=steps * send_s - hidden, host_s=0.0 * hidden)
 
-    forward, backward = ring_steps(comm.cp_send, step_forward), ring_steps(2.0 * comm.cp_send, 2.5 * step_forward)
+    forward = ring_steps(comm.cp_send, step_forward)
+    # backward sends keys and values, and their gradients
+    backward = ring_steps(2.0 * comm.cp_send, attention_backward_ratio() * step_forward)
     zero = np.zeros(len(table))
     return (
         LocalComm(
@@ -247,7 +290,7 @@ class StepParts:
         return total
 
     def _copies(self) -> list[tuple[FsdpCopies, Bools]]:
-        """A layer's, and which plans have them."""
+        """The copies of a layer, each with the plans that make them."""
         t, sharded = self.traffic, self.modes.gathers & (self.table.dp_shard * self.table.cp > 1)
         found = [(copies_of_group(t.gather_bytes, t.layer_moved, t.reduce_bytes), sharded)]
         if self.one_gpu.any():
