@@ -22,8 +22,8 @@ from knee.commands.serve.answers.dispatch import answer_questions
 from knee.commands.serve.security import Refusal, ServeLimits
 
 SPAWN = multiprocessing.get_context("spawn")
-START_S = 60.0
-"""Until a process has imported what it needs."""
+START_S = 300.0
+"""Until a process has imported what it needs: 2 s of CPU, and minutes on a machine that is very busy."""
 QUEUED_S = 1.0
 """Between two events of a search that waits."""
 
