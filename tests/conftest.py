@@ -139,6 +139,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else libraries report at the end what they think was leaked
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """How many tests were skipped and why, each reason once."""
     reports = terminalreporter.stats.get("skipped", [])
