@@ -1,5 +1,5 @@
 """Real collectives between gloo processes, interrupted and gone on with. That launches agree is held by recordings
-(``tests/measure/hardware_fit/test_links.py``): what other work on this machine does to a time says nothing about the probe."""
+(``hardware_fit/test_links.py``): what other work on this machine does to a time says nothing about the probe."""
 
 from __future__ import annotations
 
