@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ METRICS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RankedPlan(Result):
     """One plan of a search, with its metrics and its results in the random draws of the fitted parameters."""
 
@@ -75,10 +75,6 @@ class RankedPlan(Result):
     """Share of draws in which it was within 2% of the best; None where it was not drawn."""
     fits_frac: float | None
     worst_frac: float | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data; the name of each key ends in its unit."""
-        return asdict(self)
 
 
 def ranked_plan(
@@ -129,7 +125,7 @@ EXPORT_TRIES = 500
 NOT_IN_NCCL = "no NCCL up to 2.30 has hierarchical collectives"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class PlanSearch(Result):
     """All plans that were considered, the best of them, and the reasons for the choice."""
 
@@ -241,8 +237,7 @@ class PlanSearch(Result):
             shares or (None, None, None),
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``knee plan --json`` prints it."""
+    def _data(self) -> dict[str, Any]:
         found, drawn, space = self.found, self.drawn, self.found.space
         return {
             "schema_version": 1,
@@ -258,14 +253,14 @@ class PlanSearch(Result):
                 "simulated": len(found),
                 "ranked": found.ranked,
             },
-            "plans": [plan.to_dict() for plan in self.plans],
-            "recommended": self.best.to_dict(),
+            "plans": self.plans,
+            "recommended": self.best,
             **({} if self.training is None else {"training": self.training}),
             "alike": [row + 1 for row in drawn.indistinguishable_rows],
             "why": self.why,
-            "baseline": None if self.baseline is None else self.baseline.to_dict(),
-            "flat_collectives": None if self.flat_collectives is None else self.flat_collectives.to_dict(),
-            "front": [plan.to_dict() for plan in self.front],
+            "baseline": self.baseline,
+            "flat_collectives": self.flat_collectives,
+            "front": self.front,
             "robustness": {
                 "draws": drawn.draws,
                 "within_frac": round(1.0 - CLOSE, 6),
@@ -274,7 +269,7 @@ class PlanSearch(Result):
                     for p in drawn.parameters
                 ],
             },
-            "sensitivity": [asdict(bar) for bar in self.sensitivity],
+            "sensitivity": self.sensitivity,
             "trust": self.trust.as_json(),
         }
 

@@ -40,7 +40,7 @@ class MetricsLog:
         for writer in self.writers:
             try:
                 writer(step, known)
-            except Exception as error:
+            except Exception as error:  # of another program: the run goes on, and its record names the trouble
                 self.trouble = str(error)
 
     def _write_line(self, step: int, values: Mapping[str, float]) -> None:
