@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections import defaultdict
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,8 @@ def test_the_scale_view_is_the_scaling() -> None:
     for curve, tp in zip(view["curves"], (2, 4), strict=True):
         own = {name: value for name, value in QUESTIONS[0].items() if name != "gpus"} | {"tp": tp, "gpus": "8..64"}
         data = knee.scale(**own).to_dict()["curves"][0]
+        words = [point.pop("words") for point in curve["points"]]
+        assert all(f"tp {tp}" in text for text in words)
         assert {name: curve[name] for name in data} == data
     published = view["curves"][0]["published"]
     assert len(published) > 10
@@ -175,6 +178,34 @@ def test_a_search_tells_of_its_best_and_fills_the_heat_map() -> None:
         if cell["fits"]:
             assert cell["tokens_per_s"] == pytest.approx(float(every.tokens_per_s[rows].max()))
             assert knee.simulate("llama2-7b", cluster="dgx-h100", gpus=16, global_batch=32, **cell["options"]).fits
+
+
+SEARCHES = (
+    {"model": "llama3-70b", "cluster": "dgx-h100", "gpus": 64, "global_batch": 64},
+    {"model": "llama2-7b", "cluster": "dgx-h100-buildings", "gpus": 64, "global_batch": 128, "only": "tp <= 2"},
+    {"model": "llama2-7b", "cluster": "dgx-h100-sites", "gpus": 32, "global_batch": 64, "sync_every": 8,
+     "sync_dtype": "fp8", "precision": "fp8", "fp8_recipe": "rowwise"},
+    {"model": "mixtral-8x7b", "cluster": "dgx-h100", "gpus": 16, "global_batch": 32, "dispatcher": "deepep",
+     "routing": "dropless", "max_pp": 2},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("question", SEARCHES, ids=lambda q: f"{q['model']} on {q['cluster']}")
+def test_a_ranked_plan_reopened_is_the_plan_that_was_ranked(question: dict[str, Any]) -> None:
+    # what the page does when a row is picked: all fields of the plan become the row's options
+    controls = catalog_view({})["controls"]
+    kept = {control["name"] for control in controls if control["kept"]}
+    status, data = asked("search", {"kind": "plan", "top": 40, **question})
+    assert status == 200
+    job = {name: question[name] for name in ("model", "cluster", "gpus", "global_batch")}
+    for row in (*data["ranking"], *data["front"], data["recommended"]):
+        found = knee.simulate(**job, **row["options"])
+        assert json.loads(json.dumps(asdict(found.job.plan))) == row["plan"]
+        assert found.step_s == row["step_s"]
+        assert found.memory_bytes == row["memory_bytes"]
+    assert kept >= {name for name in question if name in asdict(knee.Plan())}
+    words = [row["words"] for row in data["ranking"]]
+    assert len(set(words)) == len(words)
 
 
 def test_budgets_agree_with_the_law() -> None:

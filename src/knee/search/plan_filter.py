@@ -14,8 +14,9 @@ import numpy as np
 
 from knee.base.arrays import Bools
 from knee.base.errors import InputError
-from knee.specs.plan import COLLECTIVES, CP_METHODS, RECOMPUTES, SCHEDULES, SHARDINGS
+from knee.specs.plan import COLLECTIVES, CP_METHODS, RECOMPUTES, SHARDINGS
 from knee.specs.plan_table import PlanTable
+from knee.specs.schedules import SCHEDULES
 
 WORDS = {
     "sharding": SHARDINGS,

@@ -12,7 +12,7 @@ import numpy as np
 from knee.base.arrays import Bools, Floats, Ints, distinct
 from knee.search.collective_choice import with_each
 from knee.search.space import Space, degrees, divisors, folds, schedules, shardings
-from knee.specs.model.split_rules import splits_directions, splits_tokens
+from knee.specs.model.split_rules import splits_tokens
 from knee.specs.plan import (
     COLLECTIVES,
     CP_METHODS,
@@ -24,13 +24,12 @@ from knee.specs.plan import (
     REDUCE_DTYPES,
     REDUCING,
     ROUTINGS,
-    SCHEDULES,
     SHARDINGS,
-    SPLIT_BACKWARD,
     STATE_DTYPES,
     Sharding,
 )
 from knee.specs.plan_table import COLUMNS, PlanTable, sync_code
+from knee.specs.schedules import ONE_F_ONE_B, PIPELINE_SCHEDULES, SCHEDULES
 
 Shared = Sequence[tuple[Sharding, int, int]]
 """Mode, dp_shard and dp_replicate of some shardings."""
@@ -126,7 +125,7 @@ def kernel_shapes(space: Space) -> PlanTable:
         dp_shard=space.gpus // (columns["tp"] * columns["pp"] * columns["cp"]),
         dp_replicate=same(1),
         sharding=same(SHARDINGS.index("zero1")),
-        schedule=same(SCHEDULES.index("1f1b")),
+        schedule=same(ONE_F_ONE_B.code),
         virtual_stages=same(1),
         prefetch=same(fixed.prefetch),
         precision=same(PRECISIONS.index(fixed.precision)),
@@ -218,13 +217,10 @@ def _cut_and_shared(space: Space, shapes: PlanTable, rows: Ints, pp: int, dp: in
 def _cuts_batch(space: Space, pp: int, dp: int, micro: Ints, schedule: Ints) -> Bools:
     """Whether schedules of a pipeline take so many microbatches."""
     count = space.global_batch // dp // micro
-    interleaved = (schedule == SCHEDULES.index("interleaved")) & (pp > 1)
-    can_be = ~(interleaved & (count % pp > 0))
-    two_way = (schedule == SCHEDULES.index("dualpipe")) & (pp > 1)
-    if two_way.any():
-        splits = np.array([splits_directions(pp, one) for one in count.ravel().tolist()], dtype=np.bool_)
-        can_be &= ~two_way | splits.reshape(count.shape)
-    return np.asarray(can_be, dtype=np.bool_)
+    if pp == 1:
+        return np.ones(np.broadcast_shapes(count.shape, schedule.shape), dtype=np.bool_)
+    takes = [one.takes_microbatches(pp, count) for one in PIPELINE_SCHEDULES]
+    return np.asarray(np.select([schedule == code for code in range(len(takes))], takes), dtype=np.bool_)
 
 
 def _sizes(space: Space, dp: int) -> list[int]:
@@ -252,7 +248,7 @@ def _options(space: Space, tp: int, cp: int) -> tuple[list[bool], list[str], Seq
 
 
 _REDUCES = np.array([name in REDUCING for name in SHARDINGS])
-_SPLITS = np.array([name in SPLIT_BACKWARD for name in SCHEDULES])
+_SPLITS = np.array([schedule.splits_backward for schedule in PIPELINE_SCHEDULES])
 
 
 def _can_be(mode: Ints, schedule: Ints, pp: Ints | int) -> Bools:

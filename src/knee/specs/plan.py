@@ -7,9 +7,9 @@ from typing import ClassVar, Literal, get_args
 
 from knee.base.errors import SpecError, argument, out_of_range
 from knee.specs.hardware import Precision
+from knee.specs.schedules import INTERLEAVED, ONE_F_ONE_B, Schedule, schedule_of
 
 Sharding = Literal["ddp", "zero1", "zero2", "fsdp", "fsdp_no_reshard", "hsdp"]
-Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "dualpipe"]
 Recompute = Literal["none", "attention", "ops", "modules", "blocks", "full"]
 RecomputeModule = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe_act", "shared_experts", "moe"]
 CpMethod = Literal["allgather", "ring"]
@@ -31,9 +31,6 @@ SHARDING_FAMILIES = {
     "hsdp": "FSDP",
 }
 """Shardings that communicate alike."""
-SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
-SPLIT_BACKWARD: tuple[Schedule, ...] = ("zero_bubble", "dualpipe")
-"""Schedules that compute gradients of weights apart from those of inputs."""
 RESHARDING: tuple[Sharding, ...] = ("fsdp", "hsdp")
 """Modes that drop a layer's parameters after its forward and gather them again for its backward."""
 REDUCING: tuple[Sharding, ...] = (*RESHARDING, "zero2")
@@ -66,6 +63,8 @@ ROUTED = ("dispatcher", "ep_overlap", "routing", "imbalance", "capacity_factor")
 """Fields that say how tokens reach experts; a search takes them as given."""
 EXCHANGES = ("collectives", "sync_fragments", "sync_dtype")
 """Fields that say how GPUs exchange; a search takes them as given."""
+KEPT_BY_SEARCH = (*DATA_TYPES, *ROUTED, *EXCHANGES, "sync_every", "recompute_modules")
+"""Fields that a search for a plan takes as given."""
 DEGREES = ("dp_shard", "dp_replicate", "tp", "pp", "cp", "ep", "etp")
 
 
@@ -103,7 +102,7 @@ class Plan:
     """Norms and residuals are split along the sequence inside the tensor-parallel group."""
     tp_overlap_frac: float | None = None
     """Overrides the profile's share of TP communication that overlaps with GEMMs."""
-    schedule: Schedule = "1f1b"
+    schedule: Schedule = ONE_F_ONE_B.name
     """Order of the microbatches in a pipeline. dualpipe runs half of them from each end; every rank holds two stages,
     and tokens travel to experts beside the compute of another microbatch."""
     virtual_stages: int = 1
@@ -233,29 +232,30 @@ class Plan:
             )
 
     def _check_schedule(self) -> None:
-        if self.virtual_stages > 1 and self.schedule != "interleaved":
+        schedule = schedule_of(self.schedule)
+        if self.virtual_stages > 1 and not schedule.virtual:
             raise SpecError(
-                f"{self.virtual_stages} virtual stages need the interleaved schedule, not {self.schedule}",
-                hint=f"add {argument('schedule')} interleaved, or drop {argument('virtual_stages')}",
+                f"{self.virtual_stages} virtual stages need the {INTERLEAVED.name} schedule, not {self.schedule}",
+                hint=f"add {argument('schedule')} {INTERLEAVED.name}, or drop {argument('virtual_stages')}",
                 code="contradiction",
             )
         if self.virtual_stages > 1 and self.pp == 1:
             hint = f"give {argument('pp')}, or drop {argument('virtual_stages')}"
             raise SpecError("virtual stages need a pipeline", hint=hint, code="contradiction")
-        if self.schedule == "interleaved" and self.pp > 1 and self.virtual_stages == 1:
+        if schedule.virtual and self.pp > 1 and self.virtual_stages == 1:
             raise SpecError(
-                "the interleaved schedule with one virtual stage is 1f1b",
-                hint=f"give {argument('virtual_stages')} 2 or more, or use {argument('schedule')} 1f1b",
+                f"the {schedule.name} schedule with one virtual stage is {ONE_F_ONE_B.name}",
+                hint=f"give {argument('virtual_stages')} 2 or more, or use {argument('schedule')} {ONE_F_ONE_B.name}",
                 code="contradiction",
             )
-        if self.schedule == "dualpipe" and self.pp > 1 and self.pp % 2:
+        if self.pp > 1 and not schedule.takes_ranks(self.pp):
             raise SpecError(
-                f"dualpipe runs microbatches from both ends of the pipeline, so pp must be even; got {self.pp}",
-                hint=f"use an even {argument('pp')}, or {argument('schedule')} 1f1b",
+                f"{schedule.name} runs microbatches from both ends of the pipeline, so pp must be even; got {self.pp}",
+                hint=f"use an even {argument('pp')}, or {argument('schedule')} {ONE_F_ONE_B.name}",
                 code="does-not-divide",
                 field="plan.pp",
             )
-        if self.schedule in SPLIT_BACKWARD and self.pp > 1 and self.sharding in REDUCING:
+        if schedule.splits_backward and self.pp > 1 and self.sharding in REDUCING:
             raise SpecError(
                 f"{self.schedule} with {self.sharding} is not modelled: it would gather or reduce between the two "
                 "halves of backward",

@@ -21,17 +21,17 @@ from knee.specs.plan import (
     RECOMPUTES,
     REDUCE_DTYPES,
     ROUTINGS,
-    SCHEDULES,
     SHARDINGS,
-    SPLIT_BACKWARD,
     STATE_DTYPES,
     SYNC_DTYPES,
     Plan,
     Recompute,
     RecomputeModule,
 )
+from knee.specs.schedules import PIPELINE_SCHEDULES, SCHEDULES
 
-_SPLITS = np.array([name in SPLIT_BACKWARD for name in SCHEDULES])
+_SPLITS = np.array([schedule.splits_backward for schedule in PIPELINE_SCHEDULES])
+_TWO_WAY = np.array([schedule.directions > 1 for schedule in PIPELINE_SCHEDULES])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -239,11 +239,16 @@ def table_of(jobs: Sequence[Job]) -> PlanTable:
     )
 
 
-def is_dualpipe(table: PlanTable) -> Bools:
+def runs_both_ways(table: PlanTable) -> Bools:
     """Plans whose microbatches come from both ends of the pipeline, so that each stage has two copies."""
-    return np.asarray((table.schedule == SCHEDULES.index("dualpipe")) & (table.pp > 1), dtype=np.bool_)
+    return np.asarray(_TWO_WAY[table.schedule] & (table.pp > 1), dtype=np.bool_)
+
+
+def by_schedule(table: PlanTable, columns: Sequence[Floats | Ints]) -> Floats | Ints:
+    """Of columns, one for each of ``PIPELINE_SCHEDULES``, each plan's that of its schedule."""
+    return np.select([table.schedule == code for code in range(len(columns))], columns)
 
 
 def stage_copies(table: PlanTable) -> Ints:
     """Copies of each stage inside one pipeline."""
-    return np.where(is_dualpipe(table), 2, 1)
+    return np.where(runs_both_ways(table), 2, 1)

@@ -94,6 +94,7 @@ def _answers() -> dict[str, Any]:
     lane = {"stage": {"type": "integer"}, "kind": text, "group": text, "intervals": _list(interval)}
     step = {
         "measurement": {"$ref": f"{REF}simulate_answer"},
+        "words": text,
         "memory": OPEN,
         "lanes": _list(_object(lane, tuple(lane))),
         "end_s": number,

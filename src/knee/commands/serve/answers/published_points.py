@@ -12,6 +12,7 @@ import numpy as np
 from knee.base.errors import SpecError
 from knee.engine.workload.parameters import active_parameter_count
 from knee.specs.job import Job
+from knee.specs.plan_words import plan_words
 from knee.trust.error_table import EXPERTS, OWN, read_errors
 from knee.trust.validation.bundled_runs import carried_moe_runs, carried_runs, references
 from knee.trust.validation.published_runs import PublishedRun
@@ -70,7 +71,6 @@ def points_like(job: Job) -> list[dict[str, Any]]:
 
 
 def _point(run: PublishedRun, job: Job) -> dict[str, Any]:
-    plan = job.plan
     return {
         "source": run.setting.source,
         "reference": _references().get(run.setting.source, run.setting.source),
@@ -81,5 +81,5 @@ def _point(run: PublishedRun, job: Job) -> dict[str, Any]:
         "seq_len": job.seq_len,
         "global_batch": job.global_batch,
         "profile": job.profile.name,
-        "plan": {name: getattr(plan, name) for name in ("tp", "pp", "cp", "ep", "sharding", "recompute", "precision")},
+        "words": plan_words(job.plan),
     }

@@ -11,6 +11,7 @@ from knee.commands.scale.result import Scaling
 from knee.commands.serve.answers.published_points import points_like
 from knee.commands.serve.answers.questions import MOST_CURVES, asked_of
 from knee.commands.serve.answers.written import command_of, python_of
+from knee.specs.plan_words import plan_words
 
 COUNTS = "8..2048"
 """GPU counts where none are given."""
@@ -42,9 +43,13 @@ def _both(body: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 def curve_data(answer: Scaling, asked: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """One curve with all that is shown of it; ``changes`` are what makes it another than the first."""
     data, job = answer.to_dict(), answer.only.job
+    curve = data["curves"][0]
+    words = [None if point.job is None else plan_words(point.job.plan) for point in answer.only.curve.points]
+    points = [point | {"words": text} for point, text in zip(curve["points"], words, strict=True)]
     return {
         "changes": dict(changes),
-        **data["curves"][0],
+        **curve,
+        "points": points,
         "name": answer.only.name,
         "scaling": data["scaling"],
         "threshold": data["threshold"],

@@ -224,10 +224,14 @@ def _ranked(answer: PlanSearch, question: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def row_data(plan: RankedPlan) -> dict[str, Any]:
-    """A plan with its words; ``options`` are what a state has to say to be that plan."""
+    """A plan with its words; ``options`` are what a state has to say to be that plan: what is not the default, and what
+    knee would choose by itself."""
     data = plan.to_dict()
+    chosen = (*CHOSEN, *(("recompute_frac",) if plan.plan.recompute == "blocks" else ()))
     given = {
-        name: value for name, value in data["plan"].items() if getattr(plan.plan, name) != getattr(_DEFAULTS, name)
+        name: value
+        for name, value in data["plan"].items()
+        if name in chosen or getattr(plan.plan, name) != getattr(_DEFAULTS, name)
     }
     return data | {"words": plan_words(plan.plan), "options": given}
 
@@ -243,6 +247,7 @@ def _cell(cell: CellBest, answer: PlanSearch) -> dict[str, Any]:
 
 
 _DEFAULTS = knee.Plan()
+CHOSEN = ("dp_shard", "dp_replicate", "micro_batch", "sharding")
 
 
 def _scale_best(body: Mapping[str, Any], tell: Tell) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from knee.engine.simulator import EvaluatedStep
 from knee.engine.timeline.pipelines.placed_actions import actions_in
 from knee.engine.timeline.step_outline import RepeatedAction, StageOutline
 from knee.engine.why.chain import WhyLine
+from knee.specs.plan_words import plan_words
 
 # A step in lanes: compute, each kind of collective and what is exposed, for one GPU of every pipeline stage.
 
@@ -207,6 +208,7 @@ def step_view(body: Mapping[str, Any]) -> dict[str, Any]:
     trust, assumptions = data.pop("trust"), data.pop("assumptions")
     return {
         "measurement": data,
+        "words": plan_words(answer.job.plan),
         "memory": _memory(answer, trust),
         **lanes_of(answer.evaluated),
         "collectives": data["comm_loads"],

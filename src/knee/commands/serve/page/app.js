@@ -4,6 +4,7 @@ import { get, Latest, startSession } from "./api.js";
 import { Question } from "./controls.js";
 import { announce, byId, el } from "./dom.js";
 import { count } from "./format.js";
+import { setMetrics } from "./metrics.js";
 import { State, VIEWS } from "./state.js";
 import { StepView } from "./step.js";
 import { ScaleView } from "./scale.js";
@@ -19,10 +20,11 @@ const VIEW = { step: StepView, scale: ScaleView, plan: PlanView, budget: BudgetV
 class App {
   constructor(catalog) {
     this.catalog = catalog;
+    setMetrics(catalog.metrics);
     this.state = new State(catalog, (change) => this.changed(change));
     this.question = new Question(byId("question"), this.state, catalog);
     this.panel = byId("panel");
-    this.last = null; // what the last answer says: trust, plan, command, python
+    this.last = null; // what the last answer says: trust, command, python
     this.sharing = new Sharing(this);
     this.files = new Files(this);
     this.prepareTabs();
@@ -159,7 +161,7 @@ class App {
   }
 
   /** What the open view's newest answer says; views that search call it as they learn more. */
-  says({ trust, plan, command, python, says, trustOf }) {
+  says({ trust, point, command, python, says, trustOf }) {
     this.failing = null;
     byId("problem").replaceChildren();
     this.question.problem(null);
@@ -167,7 +169,7 @@ class App {
     const experts =
       this.catalog.models.find((model) => model.name === this.state.get("model"))?.experts && this.view !== "budget";
     showTrust(byId("trust"), trust, trustOf, this.catalog.sources[experts ? "experts" : "dense"]);
-    if (plan !== undefined) this.question.show(plan);
+    if (point !== undefined) this.question.show(point);
     if (says) announce(says);
   }
 

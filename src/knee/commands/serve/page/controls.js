@@ -1,7 +1,7 @@
 // The question: one native input for every control of /api/catalog, with its unit, range and default.
 
 import { el } from "./dom.js";
-import { count, plain, short, planWords } from "./format.js";
+import { count, plain, short } from "./format.js";
 import { changed } from "./timing.js";
 
 /** Fields of a plan that are always in sight; the others are behind "More of the plan". */
@@ -330,9 +330,10 @@ export class Question {
     );
   }
 
-  /** Shows a state; `plan` is the plan of the last answer. */
-  show(plan = this.chosen) {
-    this.chosen = plan;
+  /** Shows a state; `point` has the plan of the last answer and its words. */
+  show(point = this.chosen) {
+    this.chosen = point;
+    const plan = point?.plan ?? null;
     const { values } = this.state;
     for (const control of this.controls.values()) control.show(values, plan);
     const strong = this.state.isSet("global_batch"),
@@ -358,7 +359,7 @@ export class Question {
       .filter(([name]) => name.startsWith("set."))
       .map(([name, value]) => `${name.slice(4)}=${value}`);
     if (document.activeElement !== box) box.value = set.join("; ");
-    document.getElementById("plan-words").textContent = planWords(plan);
+    document.getElementById("plan-words").textContent = point?.words ?? "";
     document.getElementById("question-words").textContent = this.sentence();
   }
 

@@ -68,18 +68,3 @@ export const counted = (value, noun) => `${count(value)} ${noun}${value === 1 ? 
 
 /** reduce_scatter -> reduce-scatter; dp_shard stays, because plans are written with it. */
 export const words = (name) => String(name).replaceAll("_", " ");
-
-/** A plan in the words of the command line, without what is at its default. */
-export function planWords(plan) {
-  if (!plan) return "";
-  const degrees = ["dp_replicate", "dp_shard", "tp", "pp", "cp", "ep", "etp"]
-    .filter((axis) => plan[axis] > 1)
-    .map((axis) => `${axis} ${count(plan[axis])}`);
-  const more = [];
-  if (plan.pp > 1) more.push(words(plan.schedule) + (plan.virtual_stages > 1 ? ` × ${plan.virtual_stages}` : ""));
-  if (plan.micro_batch) more.push(`micro-batch ${plan.micro_batch}`);
-  if (plan.recompute && plan.recompute !== "none") more.push(`recompute ${plan.recompute}`);
-  if (plan.precision && plan.precision !== "bf16") more.push(plan.precision);
-  if (plan.sync_every > 1) more.push(`sync every ${plan.sync_every}`);
-  return [plan.sharding, ...degrees, ...more].filter(Boolean).join(", ");
-}

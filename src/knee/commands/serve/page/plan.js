@@ -2,10 +2,9 @@
 
 import { Figure } from "./charts.js";
 import { el, scroll, table, uid } from "./dom.js";
-import { bytes, count, planWords, seconds } from "./format.js";
+import { bytes, count, seconds } from "./format.js";
 import { COLUMNS, showFront, showHeat, showSensitivity } from "./plan_charts.js";
 import { Search } from "./search.js";
-import { KEPT_BY_SEARCH } from "./state.js";
 import { changed } from "./timing.js";
 
 const OBJECTIVES = {
@@ -14,21 +13,6 @@ const OBJECTIVES = {
   usd_per_mtoken: "cost",
   memory_bytes: "memory",
 };
-
-const sameAxes = (a, b) =>
-  [
-    "dp_shard",
-    "dp_replicate",
-    "tp",
-    "pp",
-    "cp",
-    "ep",
-    "sharding",
-    "schedule",
-    "virtual_stages",
-    "micro_batch",
-    "recompute",
-  ].every((name) => String(a?.[name]) === String(b?.[name]));
 
 export class PlanView {
   patience = 0; // a search for an older question is of no use
@@ -155,10 +139,10 @@ export class PlanView {
     return {
       trust: answer.trust,
       trustOf: "recommended plan: ",
-      plan: undefined,
+      point: undefined,
       command: answer.command,
       python: answer.python,
-      says: `The search ended. Recommended: ${planWords((answer.recommended ?? rows[0]).plan)}, ${count((answer.recommended ?? rows[0]).tokens_per_s_per_gpu)} tokens per second per GPU.`,
+      says: `The search ended. Recommended: ${(answer.recommended ?? rows[0]).words}, ${count((answer.recommended ?? rows[0]).tokens_per_s_per_gpu)} tokens per second per GPU.`,
     };
   }
 
@@ -167,7 +151,7 @@ export class PlanView {
     if (!row) return;
     this.best.replaceChildren(
       el("p", { class: "small" }, title),
-      el("p", {}, el("strong", {}, planWords(row.plan))),
+      el("p", {}, el("strong", {}, row.words)),
       el(
         "p",
         {},
@@ -180,35 +164,32 @@ export class PlanView {
     );
   }
 
-  /** The plan of a row becomes that of the question; fields at their default are left out of the address. */
-  pick(row, event) {
-    const patch = {};
-    for (const { name, group } of this.app.state.controls.values()) {
-      if (group !== "plan" || KEPT_BY_SEARCH.includes(name)) continue;
-      // knee would choose these itself, so they are always given
-      const value =
-        row.options[name] ??
-        (["dp_shard", "dp_replicate", "micro_batch", "sharding"].includes(name) ? row.plan[name] : null);
-      patch[name] = value === null ? null : Array.isArray(value) ? value.join(",") : String(value);
-    }
-    this.app.state.set(patch, { startedAt: changed(event) });
+  /** The plan of a row as a change of the state: what the server lists as its options, everything else at its default. */
+  patch(row) {
+    const controls = [...this.app.state.controls.values()].filter(({ group }) => group === "plan");
+    const text = (value) => (value === undefined ? null : Array.isArray(value) ? value.join(",") : String(value));
+    return Object.fromEntries(controls.map(({ name }) => [name, text(row.options[name])]));
   }
 
+  /** The plan of a row becomes that of the question. The search is not repeated, although it may read some of it. */
+  pick(row, event) {
+    const { state } = this.app,
+      patch = this.patch(row),
+      text = (values) => JSON.stringify(this.question(values));
+    if (text(state.values) === this.asked) this.asked = text(state.changed(patch));
+    state.set(patch, { startedAt: changed(event) });
+  }
+
+  /** Whether the question has the plan of a row. */
   current(values) {
-    return (row) =>
-      sameAxes(
-        row.plan,
-        Object.fromEntries(
-          Object.keys(row.plan).map((name) => [name, values[name] ?? this.app.state.controls.get(name)?.default]),
-        ),
-      );
+    return (row) => Object.entries(this.patch(row)).every(([name, value]) => (values[name] ?? null) === value);
   }
 
   showRanking(rows, values) {
     const { key: by, down } = this.sort,
       is = this.current(values);
     const sorted = [...rows].sort((a, b) => {
-      const [x, y] = [a, b].map((row) => (by === "plan" ? planWords(row.plan) : (row[by] ?? -Infinity)));
+      const [x, y] = [a, b].map((row) => (by === "plan" ? row.words : (row[by] ?? -Infinity)));
       return (x < y ? -1 : x > y ? 1 : 0) * (down ? -1 : 1);
     });
     const columns = COLUMNS.filter((column) =>
@@ -227,7 +208,7 @@ export class PlanView {
                   "aria-pressed": undefined,
                   onclick: (event) => this.pick(row, event),
                 },
-                planWords(row.plan),
+                row.words,
               )
           : column.show,
     }));

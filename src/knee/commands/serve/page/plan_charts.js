@@ -1,34 +1,25 @@
 // The charts of the Plan view: plans by speed and memory, tensor against pipeline parallelism, sensitivity.
 
 import { key, plot } from "./charts.js";
-import { bytes, count, percent, plain, planWords, seconds, signed, usd, watts } from "./format.js";
+import { bytes, count, percent, plain, signed } from "./format.js";
+import { column } from "./metrics.js";
 
 const { Plot } = window;
 export const COLUMNS = [
   { title: "rank", key: "rank", number: true, show: (row) => count(row.rank) },
-  { title: "plan", key: "plan", raw: (row) => planWords(row.plan), show: (row) => planWords(row.plan) },
-  {
-    title: "tokens/s per GPU",
-    key: "tokens_per_s_per_gpu",
-    number: true,
-    show: (row) => count(row.tokens_per_s_per_gpu),
-    down: true,
-  },
-  { title: "MFU", key: "mfu_frac", number: true, show: (row) => percent(row.mfu_frac), down: true },
-  { title: "step", key: "step_s", number: true, show: (row) => seconds(row.step_s) },
-  { title: "exposed", key: "exposed_frac", number: true, show: (row) => percent(row.exposed_frac) },
-  { title: "bubble", key: "bubble_frac", number: true, show: (row) => percent(row.bubble_frac) },
-  { title: "memory", key: "memory_bytes", number: true, show: (row) => bytes(row.memory_bytes) },
-  { title: "power", key: "power_w_per_gpu", number: true, show: (row) => watts(row.power_w_per_gpu) },
-  { title: "tokens/J", key: "tokens_per_j", number: true, show: (row) => plain(row.tokens_per_j), down: true },
-  { title: "$/Mtoken", key: "usd_per_mtoken", number: true, show: (row) => usd(row.usd_per_mtoken) },
-  {
-    title: "robust",
-    key: "good_frac",
-    number: true,
-    show: (row) => percent(row.good_frac, 0),
-    down: true,
-  },
+  { title: "plan", key: "plan", raw: (row) => row.words, show: (row) => row.words },
+  ...[
+    "tokens_per_s_per_gpu",
+    "mfu_frac",
+    "step_s",
+    "exposed_frac",
+    "bubble_frac",
+    "memory_bytes",
+    "power_w_per_gpu",
+    "tokens_per_j",
+    "usd_per_mtoken",
+    "good_frac",
+  ].map(column),
 ];
 
 /** `is(row)` tells the plan of the question, `pick(row, event)` makes a row that plan. */
@@ -80,7 +71,7 @@ export function showFront(figure, rows, front, is, pick) {
                 x: "gib",
                 y: "tokens_per_s_per_gpu",
                 title: (row) =>
-                  `${planWords(row.plan)}\n${count(row.tokens_per_s_per_gpu)} tokens/s per GPU, ${bytes(row.memory_bytes)}\n${plain(row.tokens_per_j)} tokens per joule`,
+                  `${row.words}\n${count(row.tokens_per_s_per_gpu)} tokens/s per GPU, ${bytes(row.memory_bytes)}\n${plain(row.tokens_per_j)} tokens per joule`,
               }),
             ),
           ],
@@ -153,7 +144,7 @@ export function showHeat(figure, heat, pick) {
                 title: (cell) =>
                   cell.value === null
                     ? `tp ${cell.tp}, pp ${cell.pp}: ${cell.reason ?? "no plan fits"}`
-                    : `${planWords(cell.plan)}\n${count(cell.value)} tokens/s per GPU`,
+                    : `${cell.words}\n${count(cell.value)} tokens/s per GPU`,
               }),
             ),
           ],
@@ -176,7 +167,7 @@ export function showHeat(figure, heat, pick) {
         number: true,
         show: (cell) => (cell.value === null ? "no plan fits" : count(cell.value)),
       },
-      { title: "plan", key: "plan", raw: (cell) => planWords(cell.plan), show: (cell) => planWords(cell.plan) },
+      { title: "plan", key: "plan", raw: (cell) => cell.words ?? "", show: (cell) => cell.words ?? "" },
     ],
     rows: cells,
   });

@@ -3,7 +3,7 @@
 import { post } from "./api.js";
 import { Figure, SERIES, key } from "./charts.js";
 import { el, fill, notes, scroll, table, uid } from "./dom.js";
-import { count, percent, plain, planWords, seconds } from "./format.js";
+import { count, percent, plain, seconds } from "./format.js";
 import { METRICS, scaleChart } from "./scale_chart.js";
 import { Curves, curveName } from "./scale_curves.js";
 import { changed } from "./timing.js";
@@ -113,7 +113,7 @@ export class ScaleView {
     return {
       trust: last?.trust,
       trustOf: last ? `at ${count(last.gpus)} GPUs, ` : "",
-      plan: usable.find((point) => String(point.gpus) === state.get("gpus", values))?.plan ?? usable[0]?.plan ?? null,
+      point: usable.find((point) => String(point.gpus) === state.get("gpus", values)) ?? usable[0] ?? null,
       command: curves.map((curve) => curve.command).join("\n"),
       python: curves.map((curve) => curve.python).join("\n"),
       says: curves.map((curve) => curve.sentence).join(" "),
@@ -186,8 +186,8 @@ export class ScaleView {
         {
           title: "plan",
           key: "plan",
-          show: (row) => planWords(row.point.plan),
-          raw: (row) => planWords(row.point.plan),
+          show: (row) => row.point.words ?? "",
+          raw: (row) => row.point.words ?? "",
         },
         ...METRICS.map((one) => ({
           title: one.title,

@@ -1,6 +1,5 @@
 // The view as one HTML file that opens without a server: charts as they are drawn, every table open to be read, no script.
 
-import { planWords } from "./format.js";
 
 const LEFT_OUT =
   ".tools, .adder, .search, button.plain[aria-label^='Remove'], .timeline-box, .timeline-tools, input, datalist, select, .segments, .bench, .help";
@@ -56,7 +55,7 @@ ${style().replaceAll("</style", "<\\/style")}
 </style>
 </head>
 <body>
-<header class="top"><div class="brand"><h1>${escaped(title.replace(" – knee explorer", ""))}</h1><p class="lead">${escaped(app.question.sentence())}; ${escaped(planWords(app.question.chosen))}</p></div></header>
+<header class="top"><div class="brand"><h1>${escaped(title.replace(" – knee explorer", ""))}</h1><p class="lead">${escaped(app.question.sentence())}; ${escaped(app.question.chosen?.words ?? "")}</p></div></header>
 <main>
 <section aria-label="Trust" id="trust">${trust.innerHTML}</section>
 ${copy.outerHTML}

@@ -3,24 +3,6 @@
 
 export const VIEWS = ["step", "scale", "plan", "budget"];
 
-/** Fields of a plan that a search takes as given; it chooses all others. */
-export const KEPT_BY_SEARCH = [
-  "precision",
-  "fp8_recipe",
-  "reduce_dtype",
-  "state_dtype",
-  "sync_every",
-  "sync_fragments",
-  "sync_dtype",
-  "collectives",
-  "dispatcher",
-  "ep_overlap",
-  "routing",
-  "imbalance",
-  "capacity_factor",
-  "recompute_modules",
-];
-
 /** State of the page alone: never part of a question. */
 const PAGE = {
   view: "step",
@@ -87,6 +69,18 @@ export class State {
     return query ? `?${query}` : location.pathname;
   }
 
+  /** The values after some changes (null: back to the default). */
+  changed(patch) {
+    const next = { ...this.values };
+    for (const [name, value] of Object.entries(patch)) {
+      if (value === null || value === "" || String(value) === this.defaults[name]) delete next[name];
+      else next[name] = String(value);
+    }
+    if ("local_batch" in patch && patch.local_batch !== null) delete next.global_batch;
+    if ("global_batch" in patch && patch.global_batch !== null) delete next.local_batch;
+    return next;
+  }
+
   /**
    * Changes some values (null: back to the default). Changes of one gesture, such as a drag, make one entry in the
    * browser's history, so that Back undoes what a person did and not each pixel of it.
@@ -95,14 +89,7 @@ export class State {
     const before = this.query(),
       continues = quiet || (gesture !== null && gesture === this.gesture);
     if (!continues) this.flush();
-    const next = { ...this.values };
-    for (const [name, value] of Object.entries(patch)) {
-      if (value === null || value === "" || String(value) === this.defaults[name]) delete next[name];
-      else next[name] = String(value);
-    }
-    if ("local_batch" in patch && patch.local_batch !== null) delete next.global_batch;
-    if ("global_batch" in patch && patch.global_batch !== null) delete next.local_batch;
-    this.values = next;
+    this.values = this.changed(patch);
     if (this.query() === before) return;
     this.record(continues ? "replaceState" : "pushState");
     if (!quiet) this.gesture = gesture;
@@ -153,7 +140,7 @@ export class State {
   question(values = this.values, { plan = true, run = true } = {}) {
     const body = {};
     for (const control of this.controls.values()) {
-      if (control.group === "plan" && !plan && !KEPT_BY_SEARCH.includes(control.name)) continue;
+      if (control.group === "plan" && !plan && !control.kept) continue;
       if (control.group === "run" && !run) continue;
       const text = this.get(control.name, values);
       if (text === "" || (control.group !== "job" && text === this.defaults[control.name])) continue;
