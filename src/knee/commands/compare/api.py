@@ -10,7 +10,6 @@ from typing import Any
 
 from knee.base.errors import InputError, either
 from knee.commands.compare.side_by_side import (
-    FORM,
     ComparedRow,
     checked_record,
     compared,
@@ -20,6 +19,7 @@ from knee.commands.compare.side_by_side import (
 )
 from knee.show.result import Result
 from knee.specs.argument_types import checked_arguments
+from knee.trust.validation.user_records import FORM
 
 # Records side by side, and the same as plain data.
 

@@ -31,7 +31,7 @@ from knee.specs.argument_types import checked_arguments
 from knee.specs.choices import STUDY_LAUNCHERS, StudyLauncher
 from knee.specs.kept_files import forget_files
 from knee.trust.validation.bundled_runs import CarriedFidelity, carried_fidelity
-from knee.trust.validation.user_runs import records_in
+from knee.trust.validation.user_records import records_in
 
 # Studies before they are run: what each asks, runs, assumes and is judged by.
 
