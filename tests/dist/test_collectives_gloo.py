@@ -14,7 +14,7 @@ import pytest
 
 from knee.measure.hardware_fit.links import fit_links
 from knee.measure.machine.collective_grid import COLLECTIVES
-from knee.measure.machine.probe_points import Record
+from knee.measure.machine.readings import Record
 from knee.measure.machine.readings import read_readings
 from waiting import LIMIT_S, until
 
@@ -47,7 +47,7 @@ def kept(folder: Path) -> list[Record]:
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode != 0
-    assert "the same command goes on" in err
+    assert "the same command continues" in err
     return list(read_readings(path).records)
 
 

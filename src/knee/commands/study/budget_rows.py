@@ -10,12 +10,10 @@ from typing import Any
 from knee.base.digest import digest
 from knee.base.files import make_folder
 from knee.base.units import short
-from knee.commands.budget.budget_run import BudgetLimits, BudgetRun
-from knee.commands.budget.budget_search import Problem
-from knee.commands.budget.flop_counting import flop_choice
 from knee.commands.budget.frontier import lost_by
 from knee.commands.budget.model_family import family_of
 from knee.commands.budget.scaling_laws import assumed_mfu, batch_law, law_of
+from knee.commands.budget.search import BudgetLimits, BudgetRun, Problem, flop_choice
 from knee.commands.budget.throughput import Rates
 from knee.commands.study.quantities import Row
 from knee.commands.study.record_store import cached, engine
@@ -33,12 +31,15 @@ EVERY, AROUND = 4, 2
 
 def budget_rows(study: str, grid: Budgets, folder: Path | None = None) -> Iterator[Row]:
     """A row for each count; kept in a folder while neither engine nor catalogue changes."""
-    if folder is None:
-        rows = _rows(grid)
-    else:
-        key = key_of(grid)
-        rows = cached(make_folder(folder) / f"budget-{key}.json", key, lambda: _rows(grid))
+    rows = _rows(grid) if folder is None else keep_budget(grid, folder)
     yield from ({"study": study} | row for row in rows)
+
+
+def keep_budget(grid: Budgets, folder: Path) -> list[dict[str, Any]]:
+    """The rows of a grid from its file in a folder, which is written where there is none."""
+    key = key_of(grid)
+    rows: list[dict[str, Any]] = cached(make_folder(folder) / f"budget-{key}.json", key, lambda: _rows(grid))
+    return rows
 
 
 def _rows(grid: Budgets) -> list[dict[str, Any]]:

@@ -1,20 +1,28 @@
-"""Settings that are tuned after the plan: one of them changed at a time, around the best run so far."""
+"""What is tuned, in two stages: plans of the whole space, then settings changed one at a time around the best run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
+from math import log2
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from knee.base.arrays import Floats
-from knee.base.errors import SpecError
-from knee.commands.tune.candidates import Candidates
+from knee.base.errors import InputError, SpecError, argument
 from knee.commands.tune.loop import Stage
-from knee.commands.tune.plan_covariance import carried_spreads
-from knee.commands.tune.plan_stage import Planner, candidates_for, question_of, shares_of
-from knee.commands.tune.posterior import Beliefs
+from knee.commands.tune.posterior import (
+    Beliefs,
+    Candidates,
+    Mechanisms,
+    SimulatedShares,
+    candidates_of,
+    carried_spreads,
+    carried_transfer,
+    simulated_shares,
+)
 from knee.commands.tune.tuning_folder import plan_key
 from knee.engine.simulator import simulate_table
 from knee.specs.job import Job
@@ -23,8 +31,158 @@ from knee.specs.plan import REDUCE_DTYPES, Plan
 from knee.specs.plan_table import table_of
 from knee.specs.plan_words import plan_words
 from knee.specs.profile import Kernels
-from knee.training.sweeps.job_for_trainer import RunSettings
-from knee.training.sweeps.preflight import PlannedRun, RequestedRun
+from knee.training.sweeps.job_for_trainer import STEPS, RunSettings, device_of
+from knee.training.sweeps.preflight import PlannedRun, RequestedRun, plan_runs
+
+# Runs that are smaller than the job: fewer replicas, or fewer layers; the same plan otherwise.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Smaller:
+    """What a run has of the job; None is all of it."""
+
+    gpus: int | None = None
+    layers: int | None = None
+
+    def of(self, job: Job) -> Job:
+        """The job as it is run; SpecError where its plan cannot be made smaller."""
+        if self.layers is not None:
+            job = replace(job, model=replace(job.model, layers=self.layers))
+        if self.gpus is None:
+            return job
+        times = job.gpus // self.gpus
+        fewer = np.gcd(times, job.plan.dp_replicate)
+        shards = times // fewer
+        if job.plan.dp_shard % shards or job.global_batch % times:
+            text = f"a plan without {times:,} times as many replicas or shards cannot run on {self.gpus:,} GPUs"
+            raise SpecError(text, code="does-not-divide", field="smaller")
+        plan = replace(
+            job.plan,
+            dp_replicate=int(job.plan.dp_replicate // fewer),
+            dp_shard=int(job.plan.dp_shard // shards),
+        )
+        return replace(job, plan=plan, gpus=self.gpus, global_batch=job.global_batch // times)
+
+    def check(self, *, gpus: int, layers: int) -> None:
+        """Refuse what is not smaller than the job."""
+        for name, unit, mine, most in (("gpus", "GPUs", self.gpus, gpus), ("layers", "layers", self.layers, layers)):
+            if mine is not None and not 1 <= mine <= most:
+                raise InputError(
+                    f"{argument(f'smaller_{name}')} is {mine}, but the job has {most:,} {unit}",
+                    hint=f"give a number between 1 and {most:,}",
+                    code="out-of-range",
+                    field=f"smaller_{name}",
+                )
+        if self.gpus is not None and gpus % self.gpus:
+            raise InputError(
+                f"{argument('smaller_gpus')} is {self.gpus}, which does not divide the {gpus:,} GPUs of the job",
+                hint="a smaller run has fewer replicas of the same plan",
+                code="does-not-divide",
+                field="smaller_gpus",
+            )
+
+    def error_frac(self, job: Job) -> float:
+        """Standard deviation of a plan's log throughput at full size around what its smaller run tells.
+
+        Formula: sqrt(g^2 log2(N / n) + l^2 log2(L / k))
+        Where: N GPUs and L layers of the job, n and k of the run; g and l fitted to pairs of published runs of one plan
+        Source: tools/fit_tuning.py (transfer_pairs.py)
+        """
+        spreads = carried_transfer()
+        halvings = log2(job.gpus / (self.gpus or job.gpus))
+        cuts = log2(job.model.layers / (self.layers or job.model.layers))
+        return float(np.sqrt(spreads["gpus"] ** 2 * halvings + spreads["layers"] ** 2 * cuts))
+
+
+def joined(small: Candidates, full: Candidates) -> Candidates:
+    """The plans as they are run, and after them the same plans at full size."""
+    # a plan with fewer replicas or layers is the same plan: its mechanisms are those at full size
+    m = {f.name: np.concatenate([getattr(full.mechanisms, f.name)] * 2) for f in fields(Mechanisms)}
+    return Candidates(
+        mechanisms=Mechanisms(**m),
+        tokens_per_s_per_gpu=np.concatenate([small.tokens_per_s_per_gpu, full.tokens_per_s_per_gpu]),
+        memory_bytes=np.concatenate([small.memory_bytes, full.memory_bytes]),
+        log_rate_draws=np.concatenate([small.log_rate_draws, full.log_rate_draws], axis=1),
+        log_memory_draws=np.concatenate([small.log_memory_draws, full.log_memory_draws], axis=1),
+        hbm_bytes=full.hbm_bytes,
+        gpu_h=np.concatenate([small.gpu_h, full.gpu_h]),
+        parameters=full.parameters,
+        positions=full.positions,
+    )
+
+
+def transfer_variance(jobs: Sequence[Job], smaller: Smaller) -> Floats:
+    """Covariance: none of the runs; the error of the transfer of the plans at full size, each for itself."""
+    own = smaller.error_frac(jobs[0]) ** 2
+    return np.diag(np.concatenate([np.zeros(len(jobs)), np.full(len(jobs), own)]))
+
+
+# The first stage: plans of the whole space, each a short run of the job.
+
+Planner = Callable[[Sequence[RequestedRun], int], list[PlannedRun]]
+"""Runs that are asked for, and the number of the first -> runs with their folders and estimates."""
+
+
+def candidates_for(jobs: Sequence[Job], settings: RunSettings) -> Candidates:
+    """The jobs of one model, cluster and stack, simulated."""
+    first = jobs[0]
+    steps = (settings.steps or STEPS[device_of(first, settings)]) + settings.trace_steps
+    return candidates_of(first.model, first.cluster, first.profile, table_of(jobs), steps=steps)
+
+
+def stage_of_plans(jobs: Sequence[Job], settings: RunSettings, planner: Planner, smaller: Smaller) -> Stage:
+    """Candidates are jobs that differ in their plan; each is run as it is, or smaller."""
+    made = [smaller.of(job) for job in jobs]
+    asked = [question_of(job) for job in made]
+    keys = tuple(plan_key(question) for question in asked)
+
+    def make(rows: Sequence[int], first: int) -> list[PlannedRun]:
+        return planner([_requested(made[row], asked[row], keys[row]) for row in rows], first)
+
+    rate, memory = carried_spreads("throughput"), carried_spreads("memory")
+    full = candidates_for(jobs, settings)
+    shares = shares_of(made, full)
+    if smaller == Smaller():
+        return Stage(name="plan", keys=keys, beliefs=Beliefs(full, rate, memory, shares=shares), make=make)
+    both = joined(candidates_for(made, settings), full)
+    beliefs = Beliefs(both, rate, memory, more=transfer_variance(jobs, smaller), goal=len(jobs), shares=shares)
+    return Stage(name="plan", keys=keys, beliefs=beliefs, make=make)
+
+
+def shares_of(jobs: Sequence[Job], candidates: Candidates) -> Callable[[int], SimulatedShares]:
+    """Exposed communication that is expected of a run, by row; simulated once, where a run has a trace."""
+    return cache(lambda row: simulated_shares(jobs[row], candidates))
+
+
+def question_of(job: Job, **more: Any) -> dict[str, Any]:
+    """What makes a run another one."""
+    return {
+        "model": job.model.name,
+        "layers": job.model.layers,
+        "gpus": job.gpus,
+        "global_batch": job.global_batch,
+        "seq_len": job.seq_len,
+        "plan": asdict(job.plan),
+        **more,
+    }
+
+
+def _requested(job: Job, question: Mapping[str, Any], key: str) -> RequestedRun:
+    return RequestedRun(
+        name=plan_words(job.plan), series=key, model=job.model.name, gpus=job.gpus, question=question, job=job
+    )
+
+
+def planner_of(settings: RunSettings, *, gpus_per_node: int | None, command: Sequence[str]) -> Planner:
+    """Runs of the trainer; memory is weighed by the choice, so none is refused for it."""
+
+    def plan(requested: Sequence[RequestedRun], first: int) -> list[PlannedRun]:
+        return plan_runs(
+            requested, settings, gpus_per_node=gpus_per_node, anyway=True, command=list(command), first=first
+        )
+
+    return plan
+
 
 Knob = Literal["micro_batch", "recompute", "prefetch", "compile", "reduce_dtype", "precision", "nccl"]
 KNOBS: tuple[Knob, ...] = get_args(Knob)
