@@ -16,7 +16,7 @@ from knee.specs.metrics import METRICS, values_of
 
 if TYPE_CHECKING:
     from knee.commands.simulate.api import Simulation
-    from knee.engine.why.chain import WhyLine
+    from knee.engine.why import WhyLine
     from knee.trust.trust import Trust
 
 UNKNOWN = "unknown"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -13,6 +14,7 @@ from knee.engine.workload.layers_per_stage import chunk_layers
 from knee.engine.workload.parameters import head_layers
 from knee.specs.catalog import ROOT, read_toml
 from knee.specs.job import Job
+from knee.specs.legality import PlanRule, first_broken
 from knee.specs.plan import Plan
 from knee.specs.plan_words import plan_words
 
@@ -111,33 +113,42 @@ def refuse_processors(launch: LaunchCommand, job: Job) -> None:
         raise cannot(launch.tool, "cluster.gpu", f"{job.cluster.name} has no GPUs", hint)
 
 
-def refuse_prefetch(launch: LaunchCommand, plan: Plan) -> None:
-    """Neither program has an option for how far FSDP gathers ahead."""
-    if plan.prefetch != 1 and plan.sharding in ("fsdp", "fsdp_no_reshard", "hsdp") and plan.dp_shard * plan.cp > 1:
-        raise cannot(
-            launch.tool,
-            "plan.prefetch",
-            f"it has no option to prefetch {plan.prefetch} layers",
-            "the nearest plan that it can run has --prefetch 1",
-        )
+NEAREST = "the nearest plan that it can run has"
 
 
-def refuse_rare_exchange(launch: LaunchCommand, plan: Plan) -> None:
-    """No recorded option of either program lets replicas run apart for a while."""
-    if plan.sync_every > 1:
-        raise cannot(
-            launch.tool,
-            "plan.sync_every",
-            f"it has no known option to synchronize replicas only every {plan.sync_every:,} steps",
-            "the nearest plan that it can run has no --sync-every; an export to knee can be simulated",
-        )
-    if plan.collectives != "flat":
-        raise cannot(
-            launch.tool,
-            "plan.collectives",
-            "it has no option for hierarchical collectives",
-            "the nearest plan that it can run has no --collectives; an export to knee can be simulated",
-        )
+def refuse(tool: str, rules: Iterable[PlanRule], job: Job) -> None:
+    """Refuse a job that breaks a rule of this program's table."""
+    if (rule := first_broken(rules, job)) is not None:
+        assert rule.field is not None
+        raise cannot(tool, rule.field, *rule.words(job))
+
+
+PREFETCHES = PlanRule(
+    "plan.prefetch",
+    lambda job: (
+        job.plan.prefetch != 1
+        and job.plan.sharding in ("fsdp", "fsdp_no_reshard", "hsdp")
+        and job.plan.dp_shard * job.plan.cp > 1
+    ),
+    "it has no option to prefetch {plan.prefetch} layers",
+    f"{NEAREST} --prefetch 1",
+)
+"""Neither program has an option for how far FSDP gathers ahead."""
+EXCHANGES_RARELY = (
+    PlanRule(
+        "plan.sync_every",
+        lambda job: job.plan.sync_every > 1,
+        "it has no known option to synchronize replicas only every {plan.sync_every:,} steps",
+        f"{NEAREST} no --sync-every; an export to knee can be simulated",
+    ),
+    PlanRule(
+        "plan.collectives",
+        lambda job: job.plan.collectives != "flat",
+        "it has no option for hierarchical collectives",
+        f"{NEAREST} no --collectives; an export to knee can be simulated",
+    ),
+)
+"""No recorded option of either program lets replicas run apart for a while."""
 
 
 def placed(plan: Plan, order: tuple[str, ...]) -> bool:
