@@ -16,7 +16,7 @@ import knee
 from knee.commands.catalog.api import FILE_KINDS, FileKind, file_schema
 from knee.commands.catalog.result import file_entry
 from knee.commands.main import main
-from knee.specs.catalog import KINDS, ROOT, Kind, entry_names
+from knee.specs.catalog import ALIASES, KINDS, ROOT, Kind, entry_names
 from knee.specs.field_words import descriptions, field_rows
 from knee.specs.named_specs import _read
 
@@ -33,10 +33,11 @@ def validator(kind: FileKind) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_entry_follows_its_schema(kind: FileKind) -> None:
-    check = validator(kind)
     for path in (ROOT / f"{kind}s").glob("*.toml"):
         for name, entry in tomllib.loads(path.read_text(encoding="utf-8")).items():
-            assert [error.message for error in check.iter_errors(entry)] == [], name
+            check = validator("cluster" if kind == "gpu" and "gpu" in entry else kind)  # beside the GPU that it is of
+            written = {key: value for key, value in entry.items() if key not in ALIASES}  # the catalogue's own
+            assert [error.message for error in check.iter_errors(written)] == [], name
 
 
 def test_every_study_follows_its_schema() -> None:
