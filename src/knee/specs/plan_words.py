@@ -1,32 +1,35 @@
-"""A plan in words, for a cell of a table."""
+"""A plan in words."""
 
 from __future__ import annotations
 
-from knee.specs.plan import Plan
+from collections.abc import Collection, Iterator
+
+from knee.specs.plan import KNOBS, Plan
+
+ORDER = tuple(dict.fromkeys(("sharding", "dp_replicate", *KNOBS)))
 
 
-def plan_words(plan: Plan) -> str:
-    """A plan in a cell of a table; what is usual is left out."""
-    words: list[str] = [plan.sharding]
-    words += [
-        f"{axis} {getattr(plan, axis):,}"
-        for axis in ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep", "etp")
-        if getattr(plan, axis) > 1
-    ]
-    if plan.pp > 1:
-        words.append(plan.schedule + (f" x {plan.virtual_stages}" if plan.virtual_stages > 1 else ""))
-    words += [f"synchronize replicas every {plan.sync_every:,} steps"] if plan.sync_every > 1 else []
-    words += [f"in {plan.sync_fragments:,} fragments"] if plan.sync_fragments > 1 else []
-    words += [f"in {plan.sync_dtype}"] if plan.sync_dtype is not None else []
-    words += ["hierarchical collectives"] if plan.collectives != "flat" else []
-    words += ["no sequence_parallel"] if plan.tp > 1 and not plan.sequence_parallel else []
-    words += [plan.cp_method] if plan.cp > 1 and plan.cp_method != "allgather" else []
-    words += [plan.dispatcher] if plan.ep > 1 and plan.dispatcher != "alltoall" else []
-    words += ["ep_overlap"] if plan.ep > 1 and plan.ep_overlap else []
-    words.append(f"micro-batch {plan.micro_batch:,}")
-    share = "" if plan.recompute_frac == 1 else f" ({plan.recompute_frac:.0%})"
-    again = "+".join(plan.recompute_modules) or plan.recompute
-    words += [f"recompute {again}{share}"] if plan.recompute != "none" else []
-    words += [plan.precision] if plan.precision != "bf16" else []
-    words += [plan.fp8_recipe] if plan.fp8_recipe != "tensorwise" else []
+def plan_words(plan: Plan, *, also: Collection[str] = (), without: Collection[str] = ()) -> str:
+    """Describe a plan in one line: ``hsdp, dp_replicate 8, dp_shard 8, micro-batch 2``.
+
+    Fields at their default are left out, except those in ``also``; fields in ``without`` are always left out.
+    """
+    words: list[str] = []
+    for name in ORDER:
+        knob, value = KNOBS[name], getattr(plan, name)
+        means_something = knob.needs is None or getattr(plan, knob.needs) > 1
+        if name in without or not (name in also or (means_something and (knob.always or value != knob.default))):
+            continue
+        text = knob.describe(value)
+        if text.startswith(" "):
+            words[-1] += text
+        else:
+            words.append(text)
     return ", ".join(words)
+
+
+def simulated_only(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Name and words of the fields of this plan that neither knee's trainer nor an export has."""
+    for name, knob in KNOBS.items():
+        if knob.simulated_only and getattr(plan, name) != knob.default:
+            yield name, knob.describe(getattr(plan, name))

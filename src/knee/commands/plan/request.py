@@ -23,7 +23,7 @@ from knee.specs.arguments import require
 from knee.specs.defaults import DEFAULT_SEQ_LEN
 from knee.specs.load import split_overrides
 from knee.specs.make import global_batch_of
-from knee.specs.plan import DATA_TYPES, EXCHANGES, ROUTED
+from knee.specs.plan import GIVEN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ def searched_parts(
         )
     if is_job_file(model):
         job = request(model, cluster=cluster, profile=profile, sizes=sizes, plan={}, overrides=overrides).job
-        types = {name: getattr(job.plan, name) for name in (*DATA_TYPES, *ROUTED, *EXCHANGES)}
+        types = {name: getattr(job.plan, name) for name in GIVEN}
         return SearchedParts(
             model=job.model,
             cluster=job.cluster,

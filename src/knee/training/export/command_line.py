@@ -14,7 +14,7 @@ from knee.engine.workload.parameters import head_layers
 from knee.specs.catalog import ROOT, read_toml
 from knee.specs.job import Job
 from knee.specs.plan import Plan
-from knee.specs.plan_words import plan_words
+from knee.specs.plan_words import plan_words, simulated_only
 
 LARGEST_HOST = 16
 """More GPUs than this in what knee calls a node are a rack of hosts."""
@@ -122,21 +122,14 @@ def refuse_prefetch(launch: LaunchCommand, plan: Plan) -> None:
         )
 
 
-def refuse_rare_exchange(launch: LaunchCommand, plan: Plan) -> None:
-    """No recorded option of either program lets replicas run apart for a while."""
-    if plan.sync_every > 1:
+def refuse_simulated_only(launch: LaunchCommand, plan: Plan) -> None:
+    """Refuse what no recorded option of either program does."""
+    for name, words in simulated_only(plan):
         raise cannot(
             launch.tool,
-            "plan.sync_every",
-            f"it has no known option to synchronize replicas only every {plan.sync_every:,} steps",
-            "the nearest plan that it can run has no --sync-every; an export to knee can be simulated",
-        )
-    if plan.collectives != "flat":
-        raise cannot(
-            launch.tool,
-            "plan.collectives",
-            "it has no option for hierarchical collectives",
-            "the nearest plan that it can run has no --collectives; an export to knee can be simulated",
+            f"plan.{name}",
+            f"it has no known option for: {words}",
+            f"the nearest plan that it can run has no --{name.replace('_', '-')}; an export to knee can be simulated",
         )
 
 

@@ -16,7 +16,7 @@ from knee.training.export.command_line import (
     placed,
     refuse_prefetch,
     refuse_processors,
-    refuse_rare_exchange,
+    refuse_simulated_only,
     routing_note,
     tp_overlap_frac,
 )
@@ -290,7 +290,7 @@ def _environment(launch: LaunchCommand, job: Job) -> str:
 def _refuse(launch: LaunchCommand, job: Job) -> None:
     """What no option of Megatron-LM says."""
     plan = job.plan
-    refuse_rare_exchange(launch, plan)
+    refuse_simulated_only(launch, plan)
     if plan.sharding == "zero2":
         raise cannot(
             TOOL,

@@ -16,7 +16,7 @@ from knee.training.export.command_line import (
     recorded,
     refuse_prefetch,
     refuse_processors,
-    refuse_rare_exchange,
+    refuse_simulated_only,
     routing_note,
     tp_overlap_frac,
 )
@@ -231,7 +231,7 @@ def _refuse(launch: LaunchCommand, job: Job) -> None:
     """What no option of torchtitan says."""
     plan, model = job.plan, job.model
     registered(job)  # before the plan: no other plan helps a model that it does not know
-    refuse_rare_exchange(launch, plan)
+    refuse_simulated_only(launch, plan)
     if plan.sharding in ("zero1", "zero2"):
         raise cannot(
             TOOL,

@@ -11,6 +11,7 @@ from knee.base.errors import SpecError, argument
 from knee.specs.model import Model
 from knee.specs.model.decoder import departures
 from knee.specs.plan import Plan
+from knee.specs.plan_words import simulated_only
 
 SPLITS_EXPERTS = (2, 12)
 """Release of torch whose Functions have the ``_input_metadata`` that a split backward asks them for; 2.11 has not."""
@@ -89,15 +90,9 @@ def of_plan(plan: Plan) -> Iterator[NotTrained]:
     if plan.recompute == "ops":
         text = "recompute ops can be simulated but not trained"
         yield NotTrained("plan.recompute", text, f"use {argument('recompute')} blocks or full")
-    if plan.sync_every > 1:
-        yield NotTrained(
-            "plan.sync_every",
-            f"replicas that synchronize every {plan.sync_every:,} steps can be simulated but not trained",
-            f"leave {argument('sync_every')} out; the replicas then reduce gradients in every step",
-        )
-    if plan.collectives != "flat":
-        text = "hierarchical collectives can be simulated but not trained"
-        yield NotTrained("plan.collectives", text, f"leave {argument('collectives')} out")
+    for name, words in simulated_only(plan):
+        text = f"{words} can be simulated but not trained"
+        yield NotTrained(f"plan.{name}", text, f"leave {argument(name)} out")
     if plan.cp > 1 and plan.cp_method == "ring":
         text = "ring attention can be simulated but not trained"
         yield NotTrained("plan.cp_method", text, f"use {argument('cp_method')} allgather")

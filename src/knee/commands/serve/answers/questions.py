@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import fields
 from functools import cache
 from typing import Any
 
 import knee
 from knee.base.errors import InputError
 from knee.specs.catalog import Kind, did_you_mean, entry_names
-from knee.specs.plan import Plan
+from knee.specs.knobs import names_of
+from knee.specs.plan import KNOBS
 
 KINDS: tuple[Kind, ...] = ("model", "cluster", "profile")
 LONGEST_TEXT = 200
@@ -23,7 +23,7 @@ MOST_OVERRIDES = 32
 
 OF_PAGE = ("view", "compare", "counts", "curves", "number", "kind")
 """What a state has beside the arguments of functions."""
-CHOSEN = ("sharding", "schedule", "recompute", "micro_batch")
+CHOSEN = names_of(KNOBS, "listed")
 """Fields of a plan that a search takes as lists of what it may choose; a state has one of each."""
 
 
@@ -31,7 +31,7 @@ CHOSEN = ("sharding", "schedule", "recompute", "micro_batch")
 def parameters(function: str) -> frozenset[str]:
     """Names that a function of ``import knee`` takes, those of the plan included; without what only Python can give."""
     found = inspect.signature(getattr(knee, function)).parameters
-    plan = {field.name for field in fields(Plan)} if "plan" in found else set()
+    plan = set(KNOBS) if "plan" in found else set()
     return frozenset((set(found) - {"plan", "progress", "on_better"}) | plan)
 
 

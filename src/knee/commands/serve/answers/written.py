@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from knee.base.errors import argument, as_flags
+from knee.specs.plan import KNOBS
 
 
 def command_of(function: str, asked: Mapping[str, Any]) -> str:
@@ -28,9 +29,8 @@ def _option(name: str, value: Any) -> list[str]:
     if isinstance(value, Mapping):
         return [word for key, one in value.items() for word in (flag, f"{key}={one}")]
     if isinstance(value, (list, tuple)):
-        joined = {"gpus": ",", "placement": "-", "recompute_modules": "+"}.get(name)
-        if joined:
-            return [flag, joined.join(map(str, value))]
+        if name == "gpus" or (name in KNOBS and KNOBS[name].many):
+            return [flag, ("," if name == "gpus" else KNOBS[name].joint).join(map(str, value))]
         return [word for one in value for word in (flag, str(one))]
     return [flag, f"{value:g}" if isinstance(value, float) and value == int(value) else str(value)]
 
