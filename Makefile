@@ -2,6 +2,7 @@
 # make check   linters and the fast tests, in a minute and a half: before every commit
 # make test    everything that is checked before a change is accepted
 # make fuzz    damaged and unlikely files and arguments (CASES=20000 SEED=0 KINDS=trace,job, CASE=... repeats one)
+# make mutants random faults of the source, and how many of them the fast tests notice (MUTANTS=200 SEED=0 ONLY=search/)
 # make bench   speed beside other tools and the last record, in five minutes (BENCH="--only engine,search", BENCH=--record)
 # make docs    the documentation site, into out/site; it also makes the pages that come from the code
 # make clean   remove what the others made
@@ -18,12 +19,15 @@ BIN := $(VENV)/bin
 JOBS ?= 4
 CHECK_JOBS ?= 2
 OUT ?= out
-# Of make fuzz.
+# Of make fuzz, and SEED of make mutants.
 CASES ?= 20000
 SEED ?= 0
 KINDS ?=
 CASE ?=
 WORKERS ?= 2
+# Of make mutants.
+MUTANTS ?= 200
+ONLY ?=
 # Of make bench: options of benchmarks/bench.py, and where the tools lie that knee is compared with. What is measured of
 # llm-analysis needs only fire; with its other requirements pip tries old releases for minutes.
 BENCH ?=
@@ -36,7 +40,7 @@ TORCH ?= torch==2.13.0
 # namespaces. Where they cannot be had, the tests that need them skip.
 APT_PACKAGES := chromium fonts-liberation poppler-utils slurm-wlm munge iproute2
 
-.PHONY: study check test lint fuzz bench docs clean apt
+.PHONY: study check test lint fuzz mutants bench docs clean apt
 .DELETE_ON_ERROR:
 
 study: $(VENV)/.report
@@ -74,6 +78,9 @@ lint: $(VENV)/.dev
 fuzz: $(VENV)/.dev
 	PYTHONPATH=tests $(BIN)/python -m fuzz --cases $(CASES) --seed $(SEED) --kinds "$(KINDS)" --case "$(CASE)" \
 	    --jobs $(WORKERS) --out $(OUT)/fuzz
+
+mutants: $(VENV)/.dev
+	$(BIN)/python tools/mutants.py --mutants $(MUTANTS) --seed $(SEED) --jobs $(WORKERS) --only "$(ONLY)"
 
 bench: $(VENV)/.dev $(PEERS)/.installed
 	@$(BIN)/python benchmarks/bench.py $(BENCH)

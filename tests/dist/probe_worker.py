@@ -9,23 +9,26 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from knee.base.signals import StopSignal, catch_signals
 from knee.commands.main import main
 from knee.measure.machine import collective_timing as collectives
 from knee.measure.machine import torchrun_ranks as ranks
 from knee.measure.machine.readings import ReadingsFile
 from waiting import POLL_S
 
-made: list[ranks.Stop] = []
+made: list[StopSignal] = []
 
 
-class Stop(ranks.Stop):
-    """One that can be looked at from outside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        made.append(self)
+@contextmanager
+def watched(**how: Any) -> Iterator[StopSignal]:
+    """Catch signals, and keep what was caught where a reading can see it."""
+    with catch_signals(**how) as stop:
+        made.append(stop)
+        yield stop
 
 
 def held(add: Any) -> Any:
@@ -33,7 +36,7 @@ def held(add: Any) -> Any:
 
     def add_and_wait(*reading: Any) -> None:
         add(*reading)
-        while made[0].number is None:
+        while made[0].signal is None:
             time.sleep(POLL_S)
 
     return add_and_wait
@@ -42,6 +45,6 @@ def held(add: Any) -> Any:
 if __name__ == "__main__":
     collectives.QUICK["cpu"] = collectives.Effort(longest_s=3600.0, rounds=1, round_s=0.0)
     if "HELD" in os.environ:
-        ranks.Stop = Stop  # type: ignore[misc]
+        ranks.catch_signals = watched
         ReadingsFile.add = held(ReadingsFile.add)  # type: ignore[method-assign]
     sys.exit(main(["probe", "collectives", "--backend", "gloo", "--quick", *sys.argv[1:]]))

@@ -10,9 +10,9 @@ import pytest
 from knee.specs.choices import Device
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.training.launch.failures import diagnose
+from knee.training.launch.start_ranks import write_job
 from knee.training.launch.supervisor import SupervisedRun, supervise
 from knee.training.launch.sweep_folder import SweepRun
-from knee.training.run.start_ranks import write_job
 from knee.training.sweeps.job_for_trainer import RunSettings, train_job
 
 from .test_failures import left

@@ -14,13 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from knee.base.processes import process_key
 from knee.commands.sweep import text as sweep_tables
-from knee.training.launch.processes import process_key
 from knee.training.launch.run_status import Status, read_status
 from knee.training.launch.site import Site
-from knee.training.launch.sweep_folder import SweepRun, new_attempt
+from knee.training.launch.sweep_folder import SweepRun, new_attempt, with_usage
 from knee.training.launch.terminate import end_ranks
-from knee.training.launch.usage import with_usage
 from knee.training.sweeps.local import living_processes, signal_on_hosts
 
 from . import left_over

@@ -57,7 +57,7 @@ def test_no_shell_is_fed_an_unquoted_word(tmp_path: Path) -> None:
     write_env(folder, {"A": ODD})
     text = script(made, Site(env={"A": ODD}), [[an_entry()]], name="0001.sbatch", job_name="j", on_gpus=True)
     assert "#SBATCH --gpus-per-node=1\n" in text
-    fake = text.replace(" -m knee.training.launch.supervisor", f" {told}").replace('"$SLURM_ARRAY_TASK_ID"', "0")
+    fake = text.replace(" -m knee.training.launch.slurm_job", f" {told}").replace('"$SLURM_ARRAY_TASK_ID"', "0")
     out = subprocess.run(
         ["bash", "-c", fake + '\necho "A=$A"'], capture_output=True, text=True, cwd=tmp_path, check=True
     ).stdout.splitlines()
@@ -188,7 +188,7 @@ def by_launcher(launcher: str, site: Site, run: Path, program: list[str]) -> sub
             options={"timeout_s": 9.0, "program": program, "pack": 1},
         )
         text = script(made, site, [[entry]], name="1.sbatch", job_name="j", on_gpus=False)
-        supervisor = f"{shlex.quote(interpreter_outside(site))} -m knee.training.launch.supervisor"
+        supervisor = f"{shlex.quote(interpreter_outside(site))} -m knee.training.launch.slurm_job"
         assert supervisor in text
         text = text.replace(supervisor, "fake").replace('"$SLURM_ARRAY_TASK_ID"', "0")
         fake = 'fake() { shift 2; while [ "$1" = srun ] || [[ "$1" = --* ]]; do shift; done; "$@"; }\n'

@@ -18,11 +18,10 @@ from knee.specs.plan import (
     REDUCE_DTYPES,
     REDUCING,
     ROUTINGS,
-    SCHEDULES,
     SHARDINGS,
-    SPLIT_BACKWARD,
     STATE_DTYPES,
 )
+from knee.specs.schedules import PIPELINE_SCHEDULES
 
 MODELS = ("llama-tiny", "llama-tiny", "llama2-7b", "llama3-8b", "llama3-8b", "llama3-405b")
 MODELS += ("gemma3-4b", "olmo2-7b", "gpt-neox-20b")
@@ -85,7 +84,7 @@ def plans(draw: st.DrawFn, of: Model, placement: tuple[str, ...], most_microbatc
         shard, copies = max(shard, 2), max(copies, 2)
     tp = draw(st.sampled_from([1, *(size for size in (1, 2, 4, 8, 16) if of.heads % size == 0)]))
     pp = draw(st.sampled_from((1, 1, 2, 3, 4) if of.layers < 16 else (1, 1, 2, 3, 4, 8)))
-    schedules = [s for s in SCHEDULES if not (s in SPLIT_BACKWARD and sharding in REDUCING)]
+    schedules = [s.name for s in PIPELINE_SCHEDULES if not (s.splits_backward and sharding in REDUCING)]
     schedules = [s for s in schedules if s != "dualpipe" or pp % 2 == 0]
     chunks = [v for v in (2, 4) if pp > 1 and pp * v <= of.layers]
     if pp > 1 and not chunks:

@@ -20,9 +20,10 @@ from knee.specs.catalog import entry_names
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
 from knee.specs.load import load_cluster, load_model, load_profile
-from knee.specs.plan import COLLECTIVES, DISPATCHERS, FP8_RECIPES, RECOMPUTES, ROUTINGS, SCHEDULES, SHARDINGS, Plan
+from knee.specs.plan import COLLECTIVES, DISPATCHERS, FP8_RECIPES, RECOMPUTES, ROUTINGS, SHARDINGS, Plan
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
+from knee.specs.schedules import SCHEDULES
 
 PLANS = 160
 SHAPE = ("tp", "cp", "micro_batch", "ep", "etp", "recompute", "sequence_parallel", "cp_method")

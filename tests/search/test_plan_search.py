@@ -22,7 +22,7 @@ from knee.specs.load import load_cluster, load_model, load_profile
 from knee.specs.notes import Note
 from knee.specs.plan import RECOMPUTES
 from refusals import caught, kind, numbers
-from search.brute_force import differences
+from search.brute_force import differences, everything, random_job
 
 MODEL, CLUSTER, PROFILE = load_model("llama2-7b").spec, load_cluster("dgx-h100").spec, load_profile("eager").spec
 
@@ -35,6 +35,16 @@ def found() -> SearchResult:
 @pytest.mark.parametrize("seed", range(12))
 def test_the_ranking_and_the_front_are_those_of_simulating_everything(seed: int) -> None:
     assert differences(seed) == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_fastest_plan_with_other_memory_is_that_of_simulating_everything(seed: int) -> None:
+    space, cluster, profile, objective, keep = random_job(seed)
+    found = search(space, cluster, profile, objective=objective, keep=keep, front=True)  # type: ignore[arg-type]
+    for factor in (0.6, 1.25):
+        hbm_bytes = factor * cluster.gpu.hbm_bytes
+        every = everything(space, replace(cluster, gpu=replace(cluster.gpu, hbm_bytes=hbm_bytes)), profile)
+        assert found.fastest_with_memory(hbm_bytes) == pytest.approx(every.tokens_per_s.max(initial=0.0), rel=1e-9)
 
 
 def test_few_plans_are_simulated(found: SearchResult) -> None:

@@ -19,7 +19,8 @@ from knee.search.space_tables import count_plans, sharded_table, unsharded_table
 from knee.specs.job import Job
 from knee.specs.load import load_cluster, load_model, load_profile
 from knee.specs.model import Experts, Model
-from knee.specs.plan import CP_METHODS, RECOMPUTES, SCHEDULES, SHARDINGS, Plan
+from knee.specs.plan import CP_METHODS, RECOMPUTES, SHARDINGS, Plan
+from knee.specs.schedules import SCHEDULES
 from refusals import caught, kind
 
 TINY = Model(name="tiny", layers=4, hidden=64, ffn=128, heads=4, kv_heads=2, vocab=512)

@@ -156,6 +156,10 @@ def test_values_are_shown_as_people_read_them() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_text_of_an_entry_is_all_that_its_file_says_of_it(kind: Kind) -> None:
     whole = {}
-    for path in sorted((ROOT / f"{kind}s").glob("*.toml")):
-        whole |= tomllib.loads(path.read_text(encoding="utf-8"))
+    for folder in ("clusters", "gpus") if kind == "cluster" else (f"{kind}s",):
+        for path in sorted((ROOT / folder).glob("*.toml")):
+            entries = tomllib.loads(path.read_text(encoding="utf-8"))
+            # a file of GPUs may hold clusters with them
+            wanted = {name for name, entry in entries.items() if ("gpu" in entry) == (kind == "cluster")}
+            whole |= {name: entries[name] for name in (wanted if folder == "gpus" else entries)}
     assert {name: _parsed(kind, name) for name in _index(kind)} == whole

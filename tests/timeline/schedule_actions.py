@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from knee.engine.timeline.pipelines.schedules import KINDS, Order
+from knee.specs.schedules import KINDS, Order
 
 
 def actions(order: Order) -> list[tuple[str, int, int]]:

@@ -10,10 +10,12 @@ import pytest
 from knee.engine.simulator import evaluate
 from knee.engine.timeline.local_comm import paired_share
 from knee.engine.timeline.pipelines import recurrence as pipeline
-from knee.engine.timeline.pipelines.schedules import in_flight, orders
 from knee.engine.workload import memory
 from knee.specs.load import load_model
-from knee.specs.plan import SCHEDULES, SPLIT_BACKWARD
+from knee.specs.schedules import PIPELINE_SCHEDULES, SCHEDULES, PipelineSchedule, schedule_of
+from knee.specs.schedules import B as BACKWARD
+from knee.specs.schedules import F as FORWARD
+from knee.specs.schedules import W as WEIGHTS
 from tables import job, table
 from timeline.schedule_actions import actions
 
@@ -29,6 +31,16 @@ TWO_WAY = [("dualpipe", ranks, 2, microbatches) for ranks in (2, 4, 8) for micro
 """Microbatches of one direction."""
 FEW = [(s, r, 1, m) for s in CHUNKS if s != "interleaved" for r in (2, 4, 8) for m in (1, 2, 3)]
 
+SPLIT_BACKWARD = [schedule.name for schedule in PIPELINE_SCHEDULES if schedule.splits_backward]
+
+
+def in_flight(schedule: PipelineSchedule, rank: int, ranks: int, chunks: int, microbatches: int) -> int:
+    """Most microbatch-chunks whose activations a rank holds at once, counted from its order."""
+    kind = schedule.order(rank, ranks, chunks, microbatches).kind
+    releases = WEIGHTS if schedule.splits_backward else BACKWARD
+    return int(np.cumsum((kind == FORWARD) * 1 - (kind == releases)).max())
+
+
 F, B, W = 1.0, 1.25, 0.75
 """Forward, backward of the input, backward of the weights, of a rank's whole share of one microbatch."""
 
@@ -37,7 +49,7 @@ F, B, W = 1.0, 1.25, 0.75
 def test_orders_are_valid(schedule: str, ranks: int, chunks: int, microbatches: int) -> None:
     kinds = ("F", "B", "W") if schedule in SPLIT_BACKWARD else ("F", "B")
     everything = {(kind, c, m) for kind in kinds for c in range(chunks) for m in range(microbatches)}
-    for columns in orders(schedule, ranks, chunks, microbatches):
+    for columns in schedule_of(schedule).orders(ranks, chunks, microbatches):
         order = actions(columns)
         assert len(order) == len(everything)
         assert set(order) == everything
@@ -67,7 +79,7 @@ def ends(
     schedule: str, ranks: int, chunks: int, microbatches: int, durations: np.ndarray, drains: np.ndarray | None = None
 ) -> float:
     """When the last action ends, all ranks ready from the start."""
-    graph = pipeline.graph(schedule, ranks, chunks, microbatches)
+    graph = pipeline.graph(schedule_of(schedule), ranks, chunks, microbatches)
     drains = np.zeros_like(durations) if drains is None else drains
     _, done = pipeline.run(graph, durations, drains, np.zeros((ranks, 1)))
     return float(done.max())
@@ -82,6 +94,7 @@ def test_bubbles_are_the_textbooks(schedule: str, ranks: int, chunks: int, micro
         "interleaved": (ranks - 1) * (F + B + W) / chunks,
         "zero_bubble": (ranks - 1) * (F + B - W),
     }[schedule]
+    assert schedule_of(schedule).bubble(ranks, chunks, F, B, W) == pytest.approx(bubble)
     found = span(schedule, ranks, chunks, microbatches) - microbatches * (F + B + W)
     assert found == pytest.approx(bubble, abs=1e-9)
 
@@ -95,20 +108,25 @@ def test_the_bubble_of_dualpipe_is_its_authors(ranks: int, chunks: int, microbat
     whole = span("dualpipe", ranks, chunks, microbatches, (forward, forward, weight))
     found = whole - microbatches * (2 * forward + weight)
     assert found == pytest.approx(bubble, abs=1e-9)
+    assert schedule_of("dualpipe").bubble(ranks, 1, forward, forward, weight) == pytest.approx(bubble)
+
+
+def test_codes_of_plans_are_the_places_of_schedules() -> None:
+    assert tuple(schedule.name for schedule in PIPELINE_SCHEDULES) == SCHEDULES
 
 
 @pytest.mark.parametrize(("ranks", "chunks", "microbatches"), [shape[1:] for shape in TWO_WAY])
 def test_dualpipe_holds_one_microbatch_more_than_ranks(ranks: int, chunks: int, microbatches: int) -> None:
     shape = table(job(pp=ranks, schedule="dualpipe", sharding="zero1", microbatches=2 * microbatches))
     for rank in range(ranks):
-        assert in_flight("dualpipe", rank, ranks, chunks, microbatches) == ranks + 1
+        assert in_flight(schedule_of("dualpipe"), rank, ranks, chunks, microbatches) == ranks + 1
         assert memory.in_flight(shape, np.array([rank]))[0] == ranks + 1
 
 
 def pairs(schedule: str, ranks: int, chunks: int, microbatches: int) -> float:
     """Forwards right before a backward of the other kind of pass, mean over ranks and over microbatches."""
     found = 0
-    for columns in orders(schedule, ranks, chunks, microbatches):
+    for columns in schedule_of(schedule).orders(ranks, chunks, microbatches):
         kinds = [kind for kind, _, _ in actions(columns) if kind != "W"]
         steady = [i for i in range(len(kinds) - 1) if kinds[i] == "F" and kinds[i + 1] == "B"]
         found += len(steady)
@@ -135,7 +153,7 @@ def test_tokens_hide_beside_passes_that_have_a_partner(ranks: int, microbatches:
 def test_memory_counts_what_the_order_holds(schedule: str, ranks: int, chunks: int, microbatches: int) -> None:
     shape = table(job(pp=ranks, schedule=schedule, virtual_stages=chunks, microbatches=microbatches))
     for rank in range(ranks):
-        counted = in_flight(schedule, rank, ranks, chunks, microbatches)
+        counted = in_flight(schedule_of(schedule), rank, ranks, chunks, microbatches)
         assert memory.in_flight(shape, np.array([rank]))[0] == counted
 
 
@@ -173,8 +191,8 @@ def test_a_gradient_is_handed_on_before_the_reductions_drain() -> None:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_folding_walks_two_fills_and_no_more_than_there_are(schedule: str) -> None:
-    assert 16 <= pipeline.first_walk(schedule, 8, 512) <= 24
-    assert pipeline.first_walk(schedule, 8, 5) == 5
+    assert 16 <= pipeline.first_walk(schedule_of(schedule), 8, 512) <= 24
+    assert pipeline.first_walk(schedule_of(schedule), 8, 5) == 5
 
 
 def test_a_plan_without_stages_ignores_its_schedule() -> None:

@@ -13,11 +13,11 @@ from knee.engine.simulator import Results, evaluate
 from knee.engine.timeline.closed_forms import run, run_reductions
 from knee.engine.timeline.passes import Pass, Sums
 from knee.engine.timeline.pipelines import recurrence as pipeline
-from knee.engine.timeline.pipelines.schedules import orders
 from knee.engine.timeline.walk import run_passes
 from knee.search.space import Space
 from knee.search.space_tables import whole_table
 from knee.specs.load import load_model, load_profile
+from knee.specs.schedules import schedule_of
 from random_passes import random_passes
 from tables import H100
 from timeline.schedule_actions import actions
@@ -100,7 +100,7 @@ def test_passes_as_shallow_as_the_layers_walked_first(layers: int) -> None:
 
 def plain_done(schedule: str, ranks: int, chunks: int, microbatches: int, lasts: np.ndarray, leaves: np.ndarray):
     """When each rank is done, action after action: what ``pipeline.run`` computes in wavefronts."""
-    todo = [actions(order) for order in orders(schedule, ranks, chunks, microbatches)]
+    todo = [actions(order) for order in schedule_of(schedule).orders(ranks, chunks, microbatches)]
     free, left = [np.zeros(lasts.shape[1])] * ranks, {}
     while any(todo):
         for rank, order in enumerate(todo):
@@ -143,7 +143,7 @@ def test_pipelines_walked_together_are_those_walked_alone(
     draw, rows, width = np.random.default_rng(ranks), ranks * chunks * len(pipeline.KINDS), 21
     lasts = draw.uniform(1.0, 3.0, (rows, width))
     leaves = lasts * draw.uniform(0.0, 0.5, (rows, width)) * (draw.random((rows, 1)) < 0.5) * drains
-    graph = pipeline.graph(schedule, ranks, chunks, microbatches)
+    graph = pipeline.graph(schedule_of(schedule), ranks, chunks, microbatches)
     ready = np.zeros((ranks, width))
     expected = plain_done(schedule, ranks, chunks, microbatches, lasts, leaves)
     sent, done = pipeline.run(graph, lasts, leaves, ready)
@@ -159,7 +159,7 @@ def test_pipelines_walked_together_are_those_walked_alone(
 
 def test_chunks_of_a_kind_share_their_durations() -> None:
     """A table with a row for each kind, and one with a row for each chunk."""
-    graph, rows = pipeline.graph("1f1b", 6, 1, 13), 6 * len(pipeline.KINDS)
+    graph, rows = pipeline.graph(schedule_of("1f1b"), 6, 1, 13), 6 * len(pipeline.KINDS)
     draw = np.random.default_rng(4)
     few, row_of = draw.uniform(1.0, 2.0, (9, 5)), draw.integers(0, 9, rows)
     ready, none = np.zeros((6, 5)), np.zeros((9, 5))

@@ -22,9 +22,9 @@ from knee.base.errors import ExitCode
 from knee.specs.model import Experts, Model
 from knee.specs.plan import Plan
 from knee.training.checkpoints.folder import check_resumable, checkpoints_in, find_checkpoint, read_state
+from knee.training.launch.start_ranks import write_job
 from knee.training.parallelism.learning_rate import learning_rate
 from knee.training.parallelism.trainer_job import TrainJob
-from knee.training.run.start_ranks import write_job
 from refusals import caught, kind
 from waiting import LIMIT_S, until
 

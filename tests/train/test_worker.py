@@ -19,9 +19,9 @@ from knee.base.errors import ExitCode
 from knee.measure.machine.gpus import nvml_library
 from knee.specs.load import load_model
 from knee.specs.plan import Plan
+from knee.training.launch.start_ranks import write_job
 from knee.training.parallelism.trainer_job import TrainJob
 from knee.training.run.run_record import compose, compose_from_files, verdict, write_piece
-from knee.training.run.start_ranks import write_job
 from knee.trust.validation.user_records import read_records
 from refusals import caught, kind, numbers
 from waiting import LIMIT_S

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from knee.base.errors import SpecError
+from knee.specs.catalog import gpu_aliases
 from knee.specs.load import catalog_entries
 from knee.specs.notes import Note
 from knee.trust.validation.published_runs import MEASURED, REQUIRED, RunFile, Setting, read_runs
-from knee.trust.validation.run_to_job import GPUS, RECOMPUTE, RunJob, gpu_key, job_of
+from knee.trust.validation.run_to_job import RECOMPUTE, RunJob, gpu_key, job_of
 from knee.trust.validation.stacks import STACKS, stack_of
 from refusals import caught, kind, numbers
 from runs_files import ROW, runs_file
@@ -169,7 +170,7 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
 
 def test_every_gpu_key_is_in_the_catalogue() -> None:
     known = catalog_entries("cluster")
-    for key, cluster in GPUS.items():
+    for key, cluster in gpu_aliases().items():
         assert cluster in known
         precision = "fp16" if key.startswith("v100") else "bf16"
         assert asked(gpu=key, gpus_per_node=8, precision=precision).job.cluster.gpu.hbm_bytes > 0
@@ -181,11 +182,18 @@ def test_the_40_gb_board() -> None:
 
 
 def test_nodes_and_fabric_are_the_runs_own() -> None:
-    cluster = asked(gpus_per_node=4, node_bytes_per_s=50e9, note="A cluster with EFA").job.cluster
+    cluster = asked(gpus_per_node=4, node_bytes_per_s=50e9, fabric="efa").job.cluster
     assert cluster.node.gpus == 4
     assert cluster.fabric.nic_bytes_per_s == 12.5e9
     assert cluster.fabric.kind == "efa"
-    assert asked(note="MP mode DEFAULT").job.cluster.fabric.kind == "infiniband", "efa is no word of it"
+    assert asked(fabric="slingshot").job.cluster.fabric.kind == "slingshot"
+    assert asked(fabric="ndr").job.cluster.fabric == asked().job.cluster.fabric
+
+
+def test_free_text_does_not_change_the_job() -> None:
+    plain = asked().job
+    for note in ("no EFA here: InfiniBand", "RoCE", "8x200G, zero2, V100, NeMo with FP8"):
+        assert asked(note=note).job == plain
 
 
 @pytest.mark.parametrize(

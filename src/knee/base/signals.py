@@ -1,10 +1,13 @@
-"""SIGINT, SIGTERM and SIGHUP end a command at any moment: once with its clean-up, twice at once.
+"""The one place that handles signals: a command ends on them, and whoever supervises processes notes them.
 
-The first signal is raised in the main thread as ``KeyboardInterrupt``, so that ``with`` and ``finally`` do their work.
-That alone does not always arrive: Python's handlers wait for a library's call to return, an exception that is raised
-inside a destructor is dropped, and a shell's background jobs inherit that SIGINT is ignored. So handlers are installed
-whatever was inherited, a process whose exception is dropped ends there, and a thread that hears of signals at once ends
-one that has not ended by itself. SIGHUP is heard unless it is ignored: that is what ``nohup`` sets.
+``listen`` makes SIGINT, SIGTERM and SIGHUP end a command at any moment: once with its clean-up, twice at once.
+``catch_signals`` notes them for a while instead, because what was started has to be ended first.
+
+In a command the first signal is raised in the main thread as ``KeyboardInterrupt``, so that ``with`` and ``finally`` do
+their work. That alone does not always arrive: Python's handlers wait for a library's call to return, an exception that
+is raised inside a destructor is dropped, and a shell's background jobs inherit that SIGINT is ignored. So handlers are
+installed whatever was inherited, a process whose exception is dropped ends there, and a thread that hears of signals at
+once ends one that has not ended by itself. SIGHUP is heard unless it is ignored: that is what ``nohup`` sets.
 
 Imports are few, because a signal must not meet a process that is still importing what it needs to hear it.
 """
@@ -16,11 +19,11 @@ import signal
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
 GRACE_S = 5.0
@@ -44,6 +47,50 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM, or SIGHUP. Whoever cleans up after Ctrl-C does the same for it."""
 
 
+class StopSignal:
+    """The first signal that asked this process to end; None while none has."""
+
+    __slots__ = ("signal",)
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+
+@contextmanager
+def catch_signals(*, wakeup: int | None = None, second_ends: bool = False) -> Iterator[StopSignal]:
+    """Note the first signal to end while the block runs, instead of being ended by it.
+
+    With ``second_ends`` the same signal ends the process when it comes again.
+    ``wakeup`` is a file descriptor that gets the number of each signal as a byte at once, also while the main thread is
+    in a library's call. Only the main thread can catch signals; in another one nothing is ever noted. SIGHUP stays
+    ignored where it is.
+    """
+    stop = StopSignal()
+
+    def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the form that signal calls
+        stop.signal = stop.signal or number
+        if second_ends:
+            signal.signal(number, signal.SIG_DFL)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.signal(number, note) for number in _heeded()}
+    woken = None if wakeup is None else signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+    try:
+        yield stop
+    finally:
+        if woken is not None:
+            signal.set_wakeup_fd(woken)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _heeded() -> list[signal.Signals]:
+    """The signals that end a process; ``nohup`` has it ignore SIGHUP."""
+    return [number for number in SIGNALS if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN]
+
+
 def before_the_end(work: Callable[[], None]) -> Callable[[], None]:
     """Have this done also where a process is ended without unwinding. It may be done twice, and at any moment."""
     _last.append(work)
@@ -56,9 +103,8 @@ def listen() -> None:
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     os.register_at_fork(after_in_child=_forget)  # else a child's signals would be written to its parent's pipe
-    for number in SIGNALS:
-        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _hear)
+    for number in _heeded():
+        signal.signal(number, _hear)
     sys.unraisablehook = _dropped
     threading.Thread(target=_watch, args=(reader,), name="knee-signals", daemon=True).start()
 

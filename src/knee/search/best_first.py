@@ -26,6 +26,7 @@ from knee.specs.hardware import Cluster
 from knee.specs.plan import AXES
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
+from knee.specs.schedules import schedule_of
 
 FEW_SHAPES, SHAPES_FIRST = 2048, 1024
 """Kernel shapes of a space that is priced at once, and those of another whose plans are priced together at first."""
@@ -97,8 +98,9 @@ class Unsharded:
 
 
 def hides_most(space: Space, shapes: PlanTable) -> PlanTable:
-    """The shapes as in plans that hide most tokens: DualPipe hides them in all plans."""
-    return replace(shapes, ep_overlap=shapes.ep_overlap | ("dualpipe" in space.schedules))
+    """The shapes as in plans that hide most tokens: pipelines that run both ways hide them in all plans."""
+    both_ways = any(schedule_of(name).directions > 1 for name in space.schedules)
+    return replace(shapes, ep_overlap=shapes.ep_overlap | both_ways)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

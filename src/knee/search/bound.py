@@ -27,9 +27,10 @@ from knee.engine.timeline.plan_passes import recomputed
 from knee.engine.workload.layers_per_stage import ModelLayers, cuts_of
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
-from knee.specs.plan import SCHEDULES, SHARDINGS
-from knee.specs.plan_table import PlanTable, is_dualpipe
+from knee.specs.plan import SHARDINGS
+from knee.specs.plan_table import PlanTable, runs_both_ways
 from knee.specs.profile import Profile
+from knee.specs.schedules import ONE_F_ONE_B
 from knee.specs.variants import columns_of, variant_rows
 
 # What the bound of a step is put together from: a layer and the ends of the model, without the messages of the
@@ -341,11 +342,11 @@ def least_unsharded_step(model: Model, cluster: Cluster, profile: Profile, table
     """Whatever the sharding of the plans: compute, bubble, and tensor- and context-parallel messages alone."""
     names = ("gpus", "global_batch", "seq_len", "dp", "tp", "pp", "cp", "ep", "etp", "micro_batch")
     columns = [getattr(table, name) for name in (*names, *_SEGMENTS)]
-    first, kind = equal_rows(*columns, is_dualpipe(table), *columns_of(model))
+    first, kind = equal_rows(*columns, runs_both_ways(table), *columns_of(model))
     # a schedule puts the same stretches together; the longest bubble leaves most power, and so the highest clock. Of
     # schedules in one direction, no other hides more tokens than 1F1B
     few = table.rows(first)
-    usual = np.where(is_dualpipe(few), few.schedule, SCHEDULES.index("1f1b"))
+    usual = np.where(runs_both_ways(few), few.schedule, ONE_F_ONE_B.code)
     few = _zero1(replace(few, schedule=usual, virtual_stages=np.ones_like(few.pp)))
     own = variant_rows(model, first)
     parts = _unsharded(priced(own, cluster, profile, few, any_sharding=True)[0])
@@ -438,7 +439,7 @@ def _span_s(
         ended, handed_on = passes_s(rank)
         spans.append(fill + received * wait + np.maximum(ended, handed_on + drain))
     span = np.asarray(np.max(spans, axis=0), dtype=np.float64)
-    two_way = is_dualpipe(table)
+    two_way = runs_both_ways(table)
     return np.where(two_way, _two_way_span_s(table, work, ranks), span) if two_way.any() else span
 
 

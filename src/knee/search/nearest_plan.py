@@ -11,6 +11,7 @@ from knee.search.space import Space, degrees
 from knee.search.space_tables import whole_table
 from knee.specs.hardware import Cluster
 from knee.specs.profile import Profile
+from knee.specs.schedules import ONE_F_ONE_B
 
 FURTHEST = 64
 """GPUs up or down in which a count with plans is looked for."""
@@ -62,7 +63,7 @@ def gpus_that_fit(space: Space, cluster: Cluster, profile: Profile) -> int | Non
             shardings=space.shardings or ("fsdp",),
             micro_batches=space.micro_batches or (1,),
             recomputes=space.recomputes or ("full",),
-            schedules=space.schedules or ("1f1b",),
+            schedules=space.schedules or (ONE_F_ONE_B.name,),
         )
         table = whole_table(lean)
         if len(table) and memory_table(lean.model, profile, table).total_bytes.min() <= cluster.gpu.hbm_bytes:

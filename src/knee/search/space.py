@@ -15,6 +15,7 @@ from knee.base.errors import InputError
 from knee.specs.model import Model
 from knee.specs.model.split_rules import OWN_STAGES, splits_heads, splits_sequence
 from knee.specs.plan import Collectives, Plan, RecomputeModule, Sharding
+from knee.specs.schedules import ONE_F_ONE_B, searched_schedules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,13 +120,15 @@ def shardings(space: Space, dp: int) -> list[tuple[Sharding, int, int]]:
 def schedules(space: Space, pp: int) -> list[tuple[str, int]]:
     """(schedule, virtual stages) of a pipeline."""
     if pp == 1:
-        return [("1f1b", 1)]
-    found = [("gpipe", 1), ("1f1b", 1), ("zero_bubble", 1)]
-    most = (space.model.walked_layers + OWN_STAGES) // pp
-    found += [("interleaved", v) for v in range(2, most + 1) if _sensible(space.model.walked_layers, pp, v)]
-    if "dualpipe" in space.schedules and pp % 2 == 0:  # only where it is asked for: few stacks have it
-        found.append(("dualpipe", 1))
-    return [one for one in found if not space.schedules or one[0] in space.schedules]
+        return [(ONE_F_ONE_B.name, 1)]
+    layers = space.model.walked_layers
+    virtual = [v for v in range(2, (layers + OWN_STAGES) // pp + 1) if _sensible(layers, pp, v)]
+    return [
+        (schedule.name, v)
+        for schedule in searched_schedules()
+        if (schedule.name in space.schedules if space.schedules else schedule.by_default) and schedule.takes_ranks(pp)
+        for v in (virtual if schedule.virtual else (1,))
+    ]
 
 
 def _sensible(layers: int, pp: int, virtual: int) -> bool:

@@ -12,20 +12,19 @@ import numpy as np
 from knee.base.arrays import Bools, Ints, distinct
 from knee.search.collective_choice import with_each
 from knee.search.space import Space, degrees, divisors, folds, schedules, shardings
-from knee.specs.model.split_rules import splits_directions, splits_tokens
+from knee.specs.model.split_rules import splits_tokens
 from knee.specs.plan import (
     CP_METHODS,
     FIXED,
     GIVEN,
     RECOMPUTES,
     REDUCING,
-    SCHEDULES,
     SHARDINGS,
-    SPLIT_BACKWARD,
     Plan,
     Sharding,
 )
 from knee.specs.plan_table import COLUMNS, SIZES, PlanTable, column_of, same_columns
+from knee.specs.schedules import ONE_F_ONE_B, PIPELINE_SCHEDULES, SCHEDULES
 
 Shared = Sequence[tuple[Sharding, int, int]]
 """Mode, dp_shard and dp_replicate of some shardings."""
@@ -109,7 +108,7 @@ def kernel_shapes(space: Space) -> PlanTable:
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     rows = len(columns["tp"])
     modules = int(column_of("recompute_modules", [space.modules])[0])
-    first = Plan(sharding="zero1", schedule="1f1b", collectives=space.every_collectives[-1])
+    first = Plan(sharding="zero1", schedule=ONE_F_ONE_B.name, collectives=space.every_collectives[-1])
     columns |= same_columns(space.fixed, (*GIVEN, *FIXED), rows)
     columns |= same_columns(first, ("dp_replicate", "sharding", "schedule", "virtual_stages", "collectives"), rows)
     columns |= {name: np.full(rows, getattr(space, name), dtype=np.int64) for name in SIZES}
@@ -192,13 +191,10 @@ def _cut_and_shared(space: Space, shapes: PlanTable, rows: Ints, pp: int, dp: in
 def _cuts_batch(space: Space, pp: int, dp: int, micro: Ints, schedule: Ints) -> Bools:
     """Whether schedules of a pipeline take so many microbatches."""
     count = space.global_batch // dp // micro
-    interleaved = (schedule == SCHEDULES.index("interleaved")) & (pp > 1)
-    can_be = ~(interleaved & (count % pp > 0))
-    two_way = (schedule == SCHEDULES.index("dualpipe")) & (pp > 1)
-    if two_way.any():
-        splits = np.array([splits_directions(pp, one) for one in count.ravel().tolist()], dtype=np.bool_)
-        can_be &= ~two_way | splits.reshape(count.shape)
-    return np.asarray(can_be, dtype=np.bool_)
+    if pp == 1:
+        return np.ones(np.broadcast_shapes(count.shape, schedule.shape), dtype=np.bool_)
+    takes = [one.takes_microbatches(pp, count) for one in PIPELINE_SCHEDULES]
+    return np.asarray(np.select([schedule == code for code in range(len(takes))], takes), dtype=np.bool_)
 
 
 def _sizes(space: Space, dp: int) -> list[int]:
@@ -226,7 +222,7 @@ def _options(space: Space, tp: int, cp: int) -> tuple[list[bool], list[str], Seq
 
 
 _REDUCES = np.array([name in REDUCING for name in SHARDINGS])
-_SPLITS = np.array([name in SPLIT_BACKWARD for name in SCHEDULES])
+_SPLITS = np.array([schedule.splits_backward for schedule in PIPELINE_SCHEDULES])
 
 
 def _can_be(mode: Ints, schedule: Ints, pp: Ints | int) -> Bools:

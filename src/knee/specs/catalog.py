@@ -7,6 +7,10 @@ is bare (``layers = 32``) or carries its own source::
 
 ``source`` and ``kind`` of a table cover every bare value in it. ``base = "other-entry"`` inherits; where a name is
 taken, a path is too, relative to the file that it stands in.
+
+A cluster of the catalogue may have other names, by which files of runs and drivers call it: ``aliases`` of its GPU,
+``loose_aliases`` that several boards share (with the board that is meant), and ``fabric_aliases`` of its network.
+A file of ``gpus/`` may hold clusters too: a table with a line ``gpu = "..."`` is one.
 """
 
 from __future__ import annotations
@@ -37,10 +41,14 @@ CLOSE = 0.65
 DATA_SHEET = frozenset(("hbm_bytes", "hbm_bytes_per_s", "tdp_w"))
 RATES = frozenset(("fp16_flop_per_s", "bf16_flop_per_s"))
 """What a table of a GPU of its own has, and one of these."""
+ALIASES = frozenset(("aliases", "loose_aliases", "fabric_aliases"))
+"""Keys of a catalogue cluster that hold its other names and no values of the spec."""
 ROOT = Path(__file__).parent.parent / "catalog"
 
 _HEADER = re.compile(r"""^\["?((?<=")[A-Za-z0-9_.-]+(?=")|[A-Za-z0-9_-]+)"?\]\s*$""", re.MULTILINE)
 """A table's name: in quotation marks if it has a dot; tables inside an entry have a dot and none."""
+
+_HAS_GPU = re.compile(r"^gpu = ", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +80,28 @@ def entry_names(kind: Kind) -> list[str]:
 def read_entry(kind: Kind, name: str) -> Tree:
     """The catalogue entry of that name, with what it inherits."""
     return _resolve(kind, _raw_entry(kind, name), default=None, within=(name,), folder=ROOT)
+
+
+@cache
+def gpu_aliases() -> dict[str, str]:
+    """Names of GPUs in files of runs, and the catalogue's own -> the cluster that stands for servers with that GPU."""
+    found = {alias: name for name, aliases in _aliases("aliases") for alias in aliases}
+    own = {str(_gpu_name(name)): name for name in dict.fromkeys(found.values())}
+    return found | own | {alias: name for name, aliases in _aliases("loose_aliases") for alias in aliases}
+
+
+@cache
+def loose_gpu_aliases() -> dict[str, str]:
+    """Names that several boards share -> words for the board that is taken."""
+    return {alias: board for _, aliases in _aliases("loose_aliases") for alias, board in aliases.items()}
+
+
+@cache
+def fabric_aliases() -> dict[str, str | None]:
+    """Words for networks -> the cluster that has it; None where it is what the GPU's usual server has."""
+    usual = {name for name, _ in _aliases("aliases")}
+    found = {word: None if name in usual else name for name, words in _aliases("fabric_aliases") for word in words}
+    return dict(sorted(found.items(), key=lambda item: item[1] is None))
 
 
 def is_path(ref: str) -> bool:
@@ -196,12 +226,28 @@ def walk(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Leaf]]:
 @cache
 def _index(kind: Kind) -> dict[str, str]:
     """Entry name -> its text. Headers are found by their text, so that only the entry in question is parsed."""
+    own = _entries(f"{kind}s")
+    if kind == "gpu":
+        return {name: text for name, text in own.items() if not _HAS_GPU.search(text)}
+    if kind == "cluster":
+        return own | {name: text for name, text in _entries("gpus").items() if _HAS_GPU.search(text)}
+    return own
+
+
+@cache
+def _entries(folder: str) -> dict[str, str]:
     return {
         name: text[start:end]
-        for path in sorted((ROOT / f"{kind}s").glob("*.toml"))
+        for path in sorted((ROOT / folder).glob("*.toml"))
         for text in (path.read_text(encoding="utf-8"),)
         for name, start, end in _places(text)
     }
+
+
+def _aliases(key: str) -> Iterator[tuple[str, Any]]:
+    """Each cluster that has the key, in the files' order, and what it says; only their text is parsed."""
+    pattern = re.compile(rf"^{key} = ", re.MULTILINE)
+    return ((name, _parsed("cluster", name)[key]) for name, text in _index("cluster").items() if pattern.search(text))
 
 
 def _places(text: str) -> Iterator[tuple[str, int, int]]:
@@ -223,7 +269,7 @@ def _raw_entry(kind: Kind, name: str) -> dict[str, Any]:
         raise InputError(f"no {kind} is given", hint=hint, code="missing-argument", field=kind)
     if name not in _index(kind):
         raise InputError(f"no {kind} named {name!r}", hint=_name_hint(kind, name), code="unknown-name", field=kind)
-    return {"name": name, **_parsed(kind, name)}
+    return {"name": name} | {key: value for key, value in _parsed(kind, name).items() if key not in ALIASES}
 
 
 def _name_hint(kind: Kind, name: str) -> str:

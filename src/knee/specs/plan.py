@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar, Literal, get_args
 from knee.base.errors import SpecError, argument, out_of_range
 from knee.specs.hardware import Precision
 from knee.specs.knobs import Knob, names_of, read_knobs
+from knee.specs.schedules import INTERLEAVED, ONE_F_ONE_B, Schedule, schedule_of
 
 Sharding = Literal["ddp", "zero1", "zero2", "fsdp", "fsdp_no_reshard", "hsdp"]
-Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "dualpipe"]
 Recompute = Literal["none", "attention", "ops", "modules", "blocks", "full"]
 RecomputeModule = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe_act", "shared_experts", "moe"]
 CpMethod = Literal["allgather", "ring"]
@@ -32,9 +32,6 @@ SHARDING_FAMILIES = {
     "hsdp": "FSDP",
 }
 """Shardings that communicate alike."""
-SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
-SPLIT_BACKWARD: tuple[Schedule, ...] = ("zero_bubble", "dualpipe")
-"""Schedules that compute gradients of weights apart from those of inputs."""
 RESHARDING: tuple[Sharding, ...] = ("fsdp", "hsdp")
 """Modes that drop a layer's parameters after its forward and gather them again for its backward."""
 REDUCING: tuple[Sharding, ...] = (*RESHARDING, "zero2")
@@ -94,7 +91,7 @@ class Plan:
     ep: Annotated[int, Knob(search="limited", doubles=True, slider=512, label="Expert parallelism (ep)")] = 1
     """Expert-parallel degree: number of ranks that hold different experts. They are ranks of ``dp_shard``, ``cp`` and
     ``tp`` (Megatron's parallel folding)."""
-    etp: Annotated[int, Knob(needs="ep", doubles=True, slider=64, label="Tensor parallelism of experts (etp)")] = 1
+    etp: Annotated[int, Knob(doubles=True, slider=64, label="Tensor parallelism of experts (etp)")] = 1
     """Tensor-parallel degree of each expert: 1 or ``tp``."""
     dispatcher: Annotated[Dispatcher, Knob(search="kept", needs="ep", words="{}")] = "alltoall"
     """What sends tokens to their experts and back. alltoall is NCCL's all-to-all; the others are DeepEP and
@@ -125,7 +122,7 @@ class Plan:
         Knob(search="fixed", needs="tp", least=0, most=1, metavar="FRAC", default_words="the profile's value"),
     ] = None
     """Share of tensor-parallel communication that overlaps with GEMMs, from 0 to 1."""
-    schedule: Annotated[Schedule, Knob(search="listed", needs="pp", words="{}", always=True)] = "1f1b"
+    schedule: Annotated[Schedule, Knob(search="listed", needs="pp", words="{}", always=True)] = ONE_F_ONE_B.name
     """Pipeline schedule: the order of the microbatches. dualpipe runs half of them from each end; every rank holds two
     stages, and tokens travel to experts beside the compute of another microbatch."""
     virtual_stages: Annotated[int, Knob(needs="pp", words=" x {}", slider=16)] = 1
@@ -288,29 +285,30 @@ class Plan:
             )
 
     def _check_schedule(self) -> None:
-        if self.virtual_stages > 1 and self.schedule != "interleaved":
+        schedule = schedule_of(self.schedule)
+        if self.virtual_stages > 1 and not schedule.virtual:
             raise SpecError(
-                f"{self.virtual_stages} virtual stages need the interleaved schedule, not {self.schedule}",
-                hint=f"add {argument('schedule')} interleaved, or drop {argument('virtual_stages')}",
+                f"{self.virtual_stages} virtual stages need the {INTERLEAVED.name} schedule, not {self.schedule}",
+                hint=f"add {argument('schedule')} {INTERLEAVED.name}, or drop {argument('virtual_stages')}",
                 code="contradiction",
             )
         if self.virtual_stages > 1 and self.pp == 1:
             hint = f"give {argument('pp')}, or drop {argument('virtual_stages')}"
             raise SpecError("virtual stages need a pipeline", hint=hint, code="contradiction")
-        if self.schedule == "interleaved" and self.pp > 1 and self.virtual_stages == 1:
+        if schedule.virtual and self.pp > 1 and self.virtual_stages == 1:
             raise SpecError(
-                "the interleaved schedule with one virtual stage is 1f1b",
-                hint=f"give {argument('virtual_stages')} 2 or more, or use {argument('schedule')} 1f1b",
+                f"the {schedule.name} schedule with one virtual stage is {ONE_F_ONE_B.name}",
+                hint=f"give {argument('virtual_stages')} 2 or more, or use {argument('schedule')} {ONE_F_ONE_B.name}",
                 code="contradiction",
             )
-        if self.schedule == "dualpipe" and self.pp > 1 and self.pp % 2:
+        if self.pp > 1 and not schedule.takes_ranks(self.pp):
             raise SpecError(
-                f"dualpipe runs microbatches from both ends of the pipeline, so pp must be even; got {self.pp}",
-                hint=f"use an even {argument('pp')}, or {argument('schedule')} 1f1b",
+                f"{schedule.name} runs microbatches from both ends of the pipeline, so pp must be even; got {self.pp}",
+                hint=f"use an even {argument('pp')}, or {argument('schedule')} {ONE_F_ONE_B.name}",
                 code="does-not-divide",
                 field="plan.pp",
             )
-        if self.schedule in SPLIT_BACKWARD and self.pp > 1 and self.sharding in REDUCING:
+        if schedule.splits_backward and self.pp > 1 and self.sharding in REDUCING:
             raise SpecError(
                 f"{self.schedule} with {self.sharding} is not modelled: it would gather or reduce between the two "
                 "halves of backward",

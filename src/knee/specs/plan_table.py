@@ -17,16 +17,16 @@ from knee.specs.plan import (
     KNOBS,
     RECOMPUTE_MODULES,
     RECOMPUTES,
-    SCHEDULES,
-    SPLIT_BACKWARD,
     STATE_DTYPES,
     Plan,
     Recompute,
     RecomputeModule,
 )
+from knee.specs.schedules import PIPELINE_SCHEDULES
 
 SIZES = ("gpus", "global_batch", "seq_len")
-_SPLITS = np.array([name in SPLIT_BACKWARD for name in SCHEDULES])
+_SPLITS = np.array([schedule.splits_backward for schedule in PIPELINE_SCHEDULES])
+_TWO_WAY = np.array([schedule.directions > 1 for schedule in PIPELINE_SCHEDULES])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -176,17 +176,21 @@ def table_of(jobs: Sequence[Job]) -> PlanTable:
     ):
         if any(value != of[0] for value in of):
             raise SpecError(f"a table has one {what}, but the jobs differ in it", hint=f"make a table for each {what}")
-
     sizes: dict[str, Any] = {name: np.array([getattr(job, name) for job in jobs], dtype=np.int64) for name in SIZES}
     columns = {knob.name: column_of(knob.name, [getattr(plan, knob.name) for plan in plans]) for knob in _KNOBS}
     return PlanTable(**sizes, **columns, placement=plans[0].placement if plans else AXES)
 
 
-def is_dualpipe(table: PlanTable) -> Bools:
+def runs_both_ways(table: PlanTable) -> Bools:
     """Plans whose microbatches come from both ends of the pipeline, so that each stage has two copies."""
-    return np.asarray((table.schedule == SCHEDULES.index("dualpipe")) & (table.pp > 1), dtype=np.bool_)
+    return np.asarray(_TWO_WAY[table.schedule] & (table.pp > 1), dtype=np.bool_)
+
+
+def by_schedule(table: PlanTable, columns: Sequence[Floats | Ints]) -> Floats | Ints:
+    """Of columns, one for each of ``PIPELINE_SCHEDULES``, each plan's that of its schedule."""
+    return np.select([table.schedule == code for code in range(len(columns))], columns)
 
 
 def stage_copies(table: PlanTable) -> Ints:
     """Copies of each stage inside one pipeline."""
-    return np.where(is_dualpipe(table), 2, 1)
+    return np.where(runs_both_ways(table), 2, 1)

@@ -24,6 +24,7 @@ from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, RECOMPUTES, RESHARDING, SHARDINGS, Plan
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
+from knee.specs.schedules import ZERO_BUBBLE
 from knee.specs.variants import side_by_side, variant_rows
 
 # Plans of a model, count of GPUs and batch, and what is known of them so far: bounds, memory, simulated steps. A
@@ -386,7 +387,7 @@ class Rates:
             max_pp=MOST_PP,
             max_cp=SHORT_CP if self.seq_len < LONG_SEQUENCE else LONG_CP,
             shardings=SHARDED,
-            schedules=("zero_bubble",),
+            schedules=(ZERO_BUBBLE.name,),
             recomputes=("none", "full"),
             micro_batches=MICRO_BATCHES,
             sync_every=self.sync_every,

@@ -19,11 +19,11 @@ from knee.specs.plan import (
     RECOMPUTES,
     REDUCE_DTYPES,
     ROUTINGS,
-    SCHEDULES,
     SHARDINGS,
     STATE_DTYPES,
     SYNC_DTYPES,
 )
+from knee.specs.schedules import SCHEDULES
 
 PLAN = (
     "tp",

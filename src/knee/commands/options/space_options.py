@@ -8,7 +8,8 @@ from typing import Any
 
 from knee.commands.options.plan_options import option
 from knee.commands.options.sections import Word
-from knee.specs.plan import RECOMPUTES, SCHEDULES, SHARDINGS
+from knee.specs.plan import RECOMPUTES, SHARDINGS
+from knee.specs.schedules import SCHEDULES
 
 _limit = partial(option, section="Limits")
 _some = partial(_limit, multiple=True)

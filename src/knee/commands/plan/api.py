@@ -35,12 +35,12 @@ from knee.specs.plan import (
     RecomputeModule,
     ReduceDtype,
     Routing,
-    Schedule,
     Sharding,
     StateDtype,
     SyncDtype,
 )
 from knee.specs.plan_table import PlanTable
+from knee.specs.schedules import Schedule
 
 
 @np.errstate(all="ignore")  # extreme input overflows, and its answer says so

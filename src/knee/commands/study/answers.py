@@ -21,6 +21,7 @@ from knee.specs.load import Loaded, load_cluster, load_model, load_profile, make
 from knee.specs.model import Model
 from knee.specs.plan_table import PlanTable, table_of
 from knee.specs.profile import Profile
+from knee.specs.schedules import INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from knee.trust.answer_record import record_of
 from knee.trust.trust import trust_of
 
@@ -204,8 +205,8 @@ def _tuned(question: Question, options: dict[str, Any], layers: int) -> Iterator
         if pp == 1 or "schedule" in options:
             yield base
             continue
-        yield base | {"schedule": "1f1b"}
-        yield base | {"schedule": "zero_bubble"}
+        yield base | {"schedule": ONE_F_ONE_B.name}
+        yield base | {"schedule": ZERO_BUBBLE.name}
         for virtual in VIRTUAL:
-            if pp * virtual <= layers and per_rank // micro % pp == 0:
-                yield base | {"schedule": "interleaved", "virtual_stages": virtual}
+            if pp * virtual <= layers and INTERLEAVED.takes_microbatches(pp, per_rank // micro):
+                yield base | {"schedule": INTERLEAVED.name, "virtual_stages": virtual}

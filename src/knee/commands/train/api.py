@@ -14,9 +14,9 @@ from knee.commands.job_request import ModelLike
 from knee.commands.train.request import Say, checked_to_go_on, run_folder, trainer_job, under_torchrun
 from knee.measure.machine.machine_facts import need_torch
 from knee.show.result import Result
+from knee.training.launch.start_ranks import launch, prepare, run_one_rank
 from knee.training.parallelism.trainer_job import AUTO, TrainJob
 from knee.training.run.run_record import RECORD
-from knee.training.run.start_ranks import launch, prepare, run_one_rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,7 +40,8 @@ from knee.specs.defaults import TIMEOUT_S, TRACE_STEPS, WITHIN_FRAC
 from knee.specs.hardware import Precision
 from knee.specs.kept_files import forget_files
 from knee.specs.load import load_profile
-from knee.specs.plan import Recompute, ReduceDtype, Schedule, Sharding, StateDtype
+from knee.specs.plan import Recompute, ReduceDtype, Sharding, StateDtype
+from knee.specs.schedules import Schedule
 from knee.training.launch.environment import redacted
 from knee.training.launch.run_status import Status
 from knee.training.launch.site import Site

@@ -8,11 +8,12 @@ from dataclasses import replace
 from queue import SimpleQueue
 
 from knee.base.errors import InputError, argument
+from knee.base.signals import StopSignal, catch_signals
 from knee.specs.choices import Launcher
 from knee.specs.job import Job
 from knee.training.launch.run_status import Status
 from knee.training.launch.site import Site
-from knee.training.launch.supervisor import StopSignal, catch_signals, supervise
+from knee.training.launch.supervisor import supervise
 from knee.training.launch.sweep_folder import Sweep, SweepRun
 from knee.training.sweeps import local, slurm
 from knee.training.sweeps.job_for_trainer import PROCESSOR

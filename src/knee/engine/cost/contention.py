@@ -11,7 +11,7 @@ from knee.engine.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 from knee.specs.constants import constant
 from knee.specs.hardware import Cluster
 from knee.specs.plan import DISPATCHERS
-from knee.specs.plan_table import PlanTable, is_dualpipe
+from knee.specs.plan_table import PlanTable, runs_both_ways
 from knee.specs.profile import Profile
 
 
@@ -37,7 +37,7 @@ def contention(
     hides = (table.tp > 1) & (g.tp.nodes == 1) & (overlap > 0.0)
     share = np.minimum(1.0, rate / (constant("collectives", "contention_frac") * cluster.gpu.hbm_bytes_per_s))
     kappa = profile.compute_slowdown_frac * np.where(hides, 1.0, share)
-    beside = (table.ep > 1) & (table.ep_overlap | is_dualpipe(table))
+    beside = (table.ep > 1) & (table.ep_overlap | runs_both_ways(table))
     if not beside.any():
         return kappa
     taken = np.array([constant("dispatch_sms", name) for name in DISPATCHERS])[table.dispatcher]

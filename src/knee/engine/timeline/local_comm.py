@@ -19,9 +19,10 @@ from knee.engine.workload.shapes import on_one_gpu
 from knee.engine.workload.traffic import PARAMETER_BYTES, Modes, ParameterTraffic, Traffic
 from knee.specs.hardware import Gpu
 from knee.specs.model import Model
-from knee.specs.plan import CP_METHODS, SCHEDULES
-from knee.specs.plan_table import PlanTable, is_dualpipe
+from knee.specs.plan import CP_METHODS
+from knee.specs.plan_table import PlanTable, by_schedule, runs_both_ways
 from knee.specs.profile import Profile
+from knee.specs.schedules import PIPELINE_SCHEDULES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,17 +128,14 @@ def paired_share(table: PlanTable) -> Floats:
     """Share of the passes beside which a pass of another microbatch runs, the other way, and hides their tokens; 0 for
     plans that do not overlap them.
 
-    Formula: 1 - alone / M, alone = (P + 1) / 2 (1f1b, zero_bubble), P (interleaved), 5 P / 4 - 1/2 (dualpipe)
-    Where:   passes of the warm-up and of the drain are alone, mean over ranks: P - r in 1F1B, whose warm-up is one
-             longer; 2 P - p - 1 on the p-th rank from either end in DualPipe, less those of its fifth step. GPipe has
-             no pairs. Where whole blocks are recomputed, nothing is hidden
-    Source:  counted from ``pipelines.schedules`` (a test compares them); Megatron-LM 0.16, transformer_config.py:
-             overlap_moe_expert_parallel_comm excludes full recomputation
+    Formula: 1 - alone / M, alone by ``PipelineSchedule.passes_alone``. Where whole blocks are recomputed, nothing is
+             hidden
+    Source:  counted from the orders in ``specs.schedules`` (a test compares them); Megatron-LM 0.16,
+             transformer_config.py: overlap_moe_expert_parallel_comm excludes full recomputation
     """
     p, m = table.pp.astype(np.float64), table.microbatches
-    by_name = {"gpipe": np.where(p > 1, m, 1.0), "interleaved": p, "dualpipe": 1.25 * p - 0.5}
-    alone = np.select([table.schedule == SCHEDULES.index(name) for name in by_name], [*by_name.values()], (p + 1) / 2)
-    overlaps = (table.ep_overlap | is_dualpipe(table)) & (table.repeats_frac == 0.0)
+    alone = by_schedule(table, [schedule.passes_alone(p, m) for schedule in PIPELINE_SCHEDULES])
+    overlaps = (table.ep_overlap | runs_both_ways(table)) & (table.repeats_frac == 0.0)
     return np.where(overlaps, np.clip(1.0 - np.where(p > 1, alone, 1.0) / m, 0.0, 1.0), 0.0)
 
 

@@ -20,9 +20,10 @@ from knee.engine.workload.recomputed_modules import expert_bytes, freed_bytes
 from knee.engine.workload.shapes import BYTES, Fp8Shapes, Shapes, on_one_gpu
 from knee.engine.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 from knee.specs.model import Model
-from knee.specs.plan import CP_METHODS, PRECISIONS, RECOMPUTE_MODULES, RECOMPUTES, SCHEDULES, RecomputeModule
-from knee.specs.plan_table import PlanTable, is_dualpipe, stage_copies
+from knee.specs.plan import CP_METHODS, PRECISIONS, RECOMPUTE_MODULES, RECOMPUTES, RecomputeModule
+from knee.specs.plan_table import PlanTable, by_schedule, runs_both_ways, stage_copies
 from knee.specs.profile import MEGATRON_KERNELS, Profile
+from knee.specs.schedules import PIPELINE_SCHEDULES
 from knee.specs.variants import columns_of, variant_rows
 
 # Bytes that forward keeps for backward, per layer and token.
@@ -214,23 +215,15 @@ class _Stage:
 def in_flight(table: PlanTable, rank: NDArray[np.int64]) -> Floats:
     """Most microbatch-chunks held at once by a rank.
 
-    Formula: gpipe M; 1f1b min(M, P - r); zero_bubble min(M, P); interleaved min(M V, 2 (P - r - 1) + (V - 1) P + 1);
-             dualpipe P + 1. One more where tokens travel beside another microbatch: a forward then runs beside the
-             backward that would have freed its memory (dualpipe's order has it already)
-    Source:  counted from the orders in ``timeline.pipelines.schedules`` (a test compares them)
+    Formula: ``PipelineSchedule.in_flight``. One more where tokens travel beside another microbatch: a forward then runs
+             beside the backward that would have freed its memory (orders of both directions have it already)
+    Source:  counted from the orders in ``specs.schedules`` (a test compares them)
     """
     p, v, m = table.pp, table.virtual_stages, table.microbatches
-    held = {
-        "gpipe": m,
-        "1f1b": np.minimum(m, p - rank),
-        "zero_bubble": np.minimum(m, p),
-        "interleaved": np.minimum(m * v, 2 * (p - rank - 1) + (v - 1) * p + 1),
-        "dualpipe": np.minimum(m, p + 1),
-    }
-    chosen = np.select([table.schedule == i for i in range(len(SCHEDULES))], [held[name] for name in SCHEDULES])
+    chosen = by_schedule(table, [schedule.in_flight(p, v, m, rank) for schedule in PIPELINE_SCHEDULES])
     # without a pipeline a microbatch is finished before the next one starts
     most = np.where(p > 1, chosen, 1)
-    beside = table.ep_overlap & ~is_dualpipe(table)
+    beside = table.ep_overlap & ~runs_both_ways(table)
     return np.where(beside, np.minimum(most + 1, m * v), most).astype(np.float64)
 
 
@@ -260,7 +253,7 @@ def _full_ranks(table: PlanTable) -> list[Ints]:
 
 def _stages(table: PlanTable, ranks: Sequence[Ints], held: Floats, way: Ints) -> list[_Stage]:
     """Some ranks of every plan, ``way`` being how each plan is cut."""
-    two_way = is_dualpipe(table)
+    two_way = runs_both_ways(table)
 
     def stage(rank: Ints) -> _Stage:
         first, last = rank == 0, rank == table.pp - 1

@@ -17,29 +17,11 @@ from knee.measure.hardware_fit.link_constants import link_values
 from knee.measure.hardware_fit.measured_steps import PLAIN_LAUNCH_S
 from knee.measure.hardware_fit.power_constants import power_values
 from knee.measure.machine.readings import Machine, Probe, Readings, read_readings
-from knee.specs.catalog import is_path
+from knee.specs.catalog import gpu_aliases, is_path
 from knee.specs.hardware import Cluster
 from knee.specs.load import load_cluster, load_profile
 from knee.specs.write import Value, cluster_toml, four_digits
 
-BASES = {
-    "GH200": "gh200-nvl32",
-    "H200": "dgx-h200",
-    "H20": "h20-8",
-    "H100": "dgx-h100",
-    "A100": "dgx-a100",
-    "V100": "dgx-v100",
-    "GB300": "gb300-nvl72",
-    "B300": "dgx-b300",
-    "GB200": "gb200-nvl72",
-    "B200": "dgx-b200",
-    "MI300X": "mi300x-8",
-    "MI325X": "mi325x-8",
-    "MI355X": "mi355x-8",
-    "L40S": "l40s-8",
-    "6000": "rtx-pro-6000-8",
-}
-"""A word of a device's name -> the catalogue cluster that has it."""
 MEMORY_FRAC = 0.05
 """Drivers keep some of the memory for themselves."""
 
@@ -87,12 +69,13 @@ def base_of(machine: Machine, wanted: str | None) -> str:
         return wanted
     if machine.kind == "cpu":
         return "cpu"
-    for word in machine.device.replace("-", " ").split():
-        if word in BASES:
-            gpu = load_cluster(BASES[word]).spec.gpu
+    words = set(machine.device.lower().replace("-", " ").split())
+    for alias, name in gpu_aliases().items():
+        if words.issuperset(alias.split("-")):
+            gpu = load_cluster(name).spec.gpu
             # a name alone does not tell a PCIe card from the SXM module
             if gpu.sms == machine.sms and abs(machine.memory_bytes / gpu.hbm_bytes - 1.0) < MEMORY_FRAC:
-                return BASES[word]
+                return name
     memory = show(machine.memory_bytes, "bytes")
     raise InputError(
         f"the catalogue has no cluster with a {machine.device} of {machine.sms} SMs and {memory}",

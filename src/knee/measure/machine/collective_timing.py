@@ -433,7 +433,7 @@ def measure_collectives(
         listener.ended()
     ranks.close()
     if not complete:
-        number = ranks.stop.number or signal.SIGINT
+        number = ranks.stop.signal or signal.SIGINT
         raise ProbeStopped(file.path if file else None, kept=len(file.done) if file else 0, signal=number)
 
 

@@ -7,14 +7,14 @@ messages go over a gloo group of their own, so that they work while NCCL is what
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from knee.base.errors import InputError, RunFailed
+from knee.base.signals import catch_signals
 
 HOW = "torchrun --nproc-per-node 8 -m knee.commands.main probe collectives --out mine.toml"
 """The command for a node of eight GPUs."""
@@ -61,19 +61,6 @@ def read_launch() -> TorchrunLaunch:
     return TorchrunLaunch(rank=rank, world=world, local_rank=local_rank, per_node=per_node)
 
 
-class Stop:
-    """Remembers that someone asked to stop; a second time ends the process."""
-
-    def __init__(self) -> None:
-        self.number: int | None = None
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._ask)
-
-    def _ask(self, number: int, frame: Any) -> None:  # noqa: ARG002 - the form that signal calls
-        self.number = number
-        signal.signal(number, signal.SIG_DFL)
-
-
 class Ranks:
     """The job's ranks, met."""
 
@@ -89,7 +76,8 @@ class Ranks:
         with self.together():
             dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=wait)
             self.control = dist.new_group(backend="gloo", timeout=wait)
-        self.stop = Stop()
+        self._caught = ExitStack()
+        self.stop = self._caught.enter_context(catch_signals(second_ends=True))
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -119,7 +107,7 @@ class Ranks:
 
     def stopped(self) -> bool:
         """Whether some rank was asked to stop."""
-        return self.any(self.stop.number is not None)
+        return self.any(self.stop.signal is not None)
 
     def barrier(self) -> None:
         """All ranks are here, and their devices have nothing left to do."""
@@ -193,4 +181,5 @@ class Ranks:
         """Leave the process group of torch.distributed."""
         import torch.distributed as dist
 
+        self._caught.close()
         dist.destroy_process_group()

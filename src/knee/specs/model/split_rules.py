@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from knee.base.errors import SpecError, argument
 from knee.specs.model.decoder import Model
 from knee.specs.plan import ROUTED, Plan, RecomputeModule
+from knee.specs.schedules import ONE_F_ONE_B, schedule_of
 
 # Fields of a plan that only some models have a use for: the routing of experts, and modules that are recomputed.
 
@@ -110,14 +111,6 @@ def check_stages(model: Model, plan: Plan, *, own_stages: int) -> None:
         )
 
 
-def splits_directions(pp: int, microbatches: int) -> bool:
-    """Whether DualPipe can run: half of the microbatches, and no fewer than ranks, come from each end.
-
-    Source:  deepseek-ai/DualPipe, dualpipe/dualpipe.py: num_chunks is even and at least twice the number of ranks
-    """
-    return pp % 2 == 0 and microbatches % 2 == 0 and microbatches >= 2 * pp
-
-
 def check_sequence(seq_len: int, cp: int) -> None:
     """Refuse a sequence that context parallelism cannot split."""
     if not splits_sequence(seq_len, cp):
@@ -130,22 +123,22 @@ def check_sequence(seq_len: int, cp: int) -> None:
 
 
 def check_microbatches(plan: Plan, microbatches: int) -> None:
-    """Refuse microbatches that do not fill the groups of an interleaved pipeline, or both directions of DualPipe."""
-    if plan.schedule == "dualpipe" and plan.pp > 1 and not splits_directions(plan.pp, microbatches):
-        raise SpecError(
-            f"dualpipe needs an even number of microbatches, at least 2 * pp = {2 * plan.pp}; got {microbatches}",
-            hint=f"change {argument('micro_batch')} or the batch, or use {argument('schedule')} 1f1b",
-            code="does-not-divide" if microbatches % 2 else "out-of-range",
-            field="plan.pp",
-        )
-    if plan.schedule == "interleaved" and plan.pp > 1 and microbatches % plan.pp:
-        raise SpecError(
-            f"the interleaved schedule runs microbatches in groups of pp; {microbatches} is not a multiple "
-            f"of {plan.pp}",
-            hint=f"change {argument('micro_batch')} or the batch, or use {argument('schedule')} 1f1b",
-            code="does-not-divide",
-            field="plan.pp",
-        )
+    """Refuse microbatches that do not fill the groups of virtual stages, or both directions of a pipeline."""
+    schedule = schedule_of(plan.schedule)
+    if plan.pp == 1 or schedule.takes_microbatches(plan.pp, microbatches):
+        return
+    if schedule.directions > 1:
+        text = f"{schedule.name} needs an even number of microbatches, at least 2 * pp = {2 * plan.pp}; got"
+        text = f"{text} {microbatches}"
+    else:
+        text = f"the {schedule.name} schedule runs microbatches in groups of pp; {microbatches} is not a multiple"
+        text = f"{text} of {plan.pp}"
+    raise SpecError(
+        text,
+        hint=f"change {argument('micro_batch')} or the batch, or use {argument('schedule')} {ONE_F_ONE_B.name}",
+        code="out-of-range" if schedule.directions > 1 and microbatches % 2 == 0 else "does-not-divide",
+        field="plan.pp",
+    )
 
 
 def check_reduce_dtype(plan: Plan, products: str) -> None:

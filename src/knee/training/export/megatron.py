@@ -8,6 +8,7 @@ from knee.specs.job import Job
 from knee.specs.model import Model
 from knee.specs.model.decoder import SLIDING, Experts, departures
 from knee.specs.plan import AXES
+from knee.specs.schedules import PIPELINE_SCHEDULES
 from knee.training.export.command_line import (
     LaunchCommand,
     add_torchrun,
@@ -287,6 +288,9 @@ def _environment(launch: LaunchCommand, job: Job) -> str:
     return "export CUDA_DEVICE_MAX_CONNECTIONS=1\n" if needs_one else ""
 
 
+ITS_SCHEDULES = [schedule.name for schedule in PIPELINE_SCHEDULES if schedule.megatron]
+
+
 def _refuse(launch: LaunchCommand, job: Job) -> None:
     """What no option of Megatron-LM says."""
     plan = job.plan
@@ -298,11 +302,11 @@ def _refuse(launch: LaunchCommand, job: Job) -> None:
             "its distributed optimizer does not shard gradients before the last microbatch",
             "the nearest plan that it can run has --sharding zero1",
         )
-    if plan.pp > 1 and plan.schedule not in ("1f1b", "interleaved"):
+    if plan.pp > 1 and plan.schedule not in ITS_SCHEDULES:
         raise cannot(
             TOOL,
             "plan.schedule",
-            f"its schedules are 1f1b and interleaved, but the plan uses {plan.schedule}",
+            f"its schedules are {' and '.join(ITS_SCHEDULES)}, but the plan uses {plan.schedule}",
             "the nearest plan that it can run has --schedule 1f1b",
         )
     if plan.state_dtype != "fp32":

@@ -7,6 +7,7 @@ from typing import Any
 from knee.specs.job import Job
 from knee.specs.model.decoder import departures
 from knee.specs.plan import AXES, RESHARDING
+from knee.specs.schedules import schedule_of
 from knee.training.export.command_line import (
     LaunchCommand,
     add_torchrun,
@@ -201,7 +202,6 @@ def refuse_expert_plan(job: Job) -> None:
         )
 
 
-SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}
 ITS_CHUNKS = 2
 """Chunks a rank that torchtitan gives an interleaved schedule unless told otherwise."""
 LOCAL_BATCH = "knee's --local-batch is the global batch divided by all GPUs"
@@ -246,12 +246,13 @@ def _refuse(launch: LaunchCommand, job: Job) -> None:
             "it shards parameters over the context-parallel ranks, but ddp shards nothing",
             "the nearest plan that it can run has --sharding fsdp_no_reshard",
         )
-    if plan.pp > 1 and plan.schedule not in SCHEDULES:
+    schedule = schedule_of(plan.schedule)
+    if plan.pp > 1 and schedule.torchtitan is None:
         raise cannot(
             TOOL,
             "plan.schedule",
             "its DualPipeV has one copy of each stage, but this plan has two"
-            if plan.schedule == "dualpipe"
+            if schedule.directions > 1
             else f"its {plan.schedule} schedules need two chunks per rank, but this plan has one",
             "the nearest plan that it can run has --schedule 1f1b, or interleaved with --virtual-stages 2",
         )
@@ -373,7 +374,7 @@ def _add_pipeline(launch: LaunchCommand, job: Job) -> None:
             f"{chunks} stages of {layers} layers leave some stages without a layer",
             f"use at most {layers} stages in total",
         )
-    launch.option("--parallelism.pipeline_parallel_schedule", SCHEDULES[plan.schedule])
+    launch.option("--parallelism.pipeline_parallel_schedule", schedule_of(plan.schedule).torchtitan)
     # torchtitan deals the layers with the embedding and the head each counted as so many layers
     less = 0 if layers % chunks == 0 else 1
     launch.option("--parallelism.pipeline_parallel_first_stage_less_layers", less)

@@ -1,17 +1,23 @@
-"""Inside a Slurm job: where its ranks meet, and what its supervisor knows of it."""
+"""Inside a Slurm job: ``python -m knee.training.launch.slurm_job RUN -- srun ... torchrun ...`` supervises one run.
+
+It finds out where the ranks meet, and asks Slurm about nodes and jobs.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from knee.base.errors import InputError
+from knee.base.errors import InputError, KneeError
+from knee.base.processes import free_port
+from knee.base.signals import catch_signals
 from knee.training.launch.run_status import cancelled, read_status, write_status
-from knee.training.launch.supervisor import SupervisedRun
+from knee.training.launch.supervisor import SupervisedRun, supervise
 from knee.training.launch.sweep_folder import is_cancel_requested, read_sweep
-from knee.training.launch.torchrun import HEAD, PORT, free_port
+from knee.training.launch.torchrun import HEAD, PORT
 
 ASK_S = 30.0
 DOWN = ("down", "drain", "fail", "unknown", "unk", "no_respond", "reboot", "power")
@@ -94,3 +100,25 @@ def query_slurm(*words: str) -> str | None:
         return subprocess.run(words, capture_output=True, text=True, timeout=ASK_S, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Supervise a run of a Slurm job; 0 where it is done."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if len(arguments) < 3 or arguments[1] != "--":
+        print("usage: python -m knee.training.launch.slurm_job RUN -- COMMAND...", file=sys.stderr)
+        return 2
+    try:
+        with catch_signals() as stop:
+            what = supervised_run(Path(arguments[0]), arguments[2:])
+            if what is None:
+                return 0
+            what.stop = stop
+            return 0 if supervise(what).state == "done" else 1
+    except KneeError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

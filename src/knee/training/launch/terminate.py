@@ -10,7 +10,7 @@ import socket
 import sys
 from pathlib import Path
 
-from knee.training.launch.processes import alive, send
+from knee.base.processes import alive, send
 from knee.training.launch.run_files import files_of_ranks
 from knee.training.launch.sweep_folder import ENVIRONMENT
 

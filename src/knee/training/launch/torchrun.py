@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from knee.base.errors import InputError
+from knee.base.processes import free_port
 from knee.training.launch.environment import PACKAGE, SETUP_PYTHON, in_environment, path_line, setup_selects_python
 from knee.training.launch.site import SSH, Site
 from knee.training.launch.sweep_folder import SweepRun
@@ -172,10 +173,3 @@ def free_port_on(site: Site, host: str, run: Path) -> int:
         return int(text.split()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return free_port()
-
-
-def free_port() -> int:
-    """One that nobody has now; somebody may, a moment later, and the run then says so."""
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        return int(listener.getsockname()[1])

@@ -7,9 +7,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B, schedules
+from torch.distributed import pipelining
+from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining._backward import stage_backward
 
+from knee.specs.schedules import PipelineSchedule, schedule_of
 from knee.training.parallelism.fsdp import before_microbatch
 from knee.training.parallelism.mesh import Mesh, chunks_here
 from knee.training.parallelism.precision import TYPES
@@ -55,24 +57,21 @@ def gather_when_used(schedule: Any) -> None:
     schedule._assert_unsharded = lambda *_: None
 
 
-def ordered_schedule(
-    stage: Any, microbatches: int, loss: Callable[..., Any], orders: list[list[tuple[str, int]]]
-) -> Any:
-    """A schedule of torch's runtime for one stage per rank, from an order of F, B (the whole backward), I (the input's)
-    and W (the weights').
+def ordered_schedule(stage: Any, microbatches: int, loss: Callable[..., Any], order: PipelineSchedule) -> Any:
+    """A schedule of torch's runtime for one stage per rank, in knee's own order of actions.
 
     Its own zero-bubble classes want two stages per rank, and its 1F1B as many microbatches as stages.
     """
-    kinds = {
-        "F": schedules.FORWARD,
-        "B": schedules.FULL_BACKWARD,
-        "I": schedules.BACKWARD_INPUT,
-        "W": schedules.BACKWARD_WEIGHT,
-    }
+    backward = schedules.BACKWARD_INPUT if order.splits_backward else schedules.FULL_BACKWARD
+    kinds = (schedules.FORWARD, backward, schedules.BACKWARD_WEIGHT)
+    ranks = stage.num_stages
     schedule = schedules._PipelineScheduleRuntime([stage], n_microbatches=microbatches, loss_fn=loss, scale_grads=False)
     schedule.pipeline_order = {
-        rank: [schedules._Action(rank, kinds[kind], microbatch) for kind, microbatch in order]
-        for rank, order in enumerate(orders)
+        rank: [
+            schedules._Action(rank, kinds[kind], micro)
+            for kind, micro in zip(one.kind.tolist(), one.micro.tolist(), strict=True)
+        ]
+        for rank, one in enumerate(order.orders(ranks, 1, microbatches))
     }
     schedule._prepare_schedule_with_comms(schedule.pipeline_order)
     return schedule
@@ -113,7 +112,7 @@ class Pipeline:
         loss = torch.empty((), dtype=torch.float32, device="meta", requires_grad=True)
         kind = PipelineStage
         # a backward in two halves is torch's to reduce, after the last: FSDP2's hooks would see only the first half
-        if self.mesh.sharded is not None and plan.schedule != "zero_bubble":
+        if self.mesh.sharded is not None and not schedule_of(plan.schedule).splits_backward:
             kind = partial(HookedStage, before_backward=lambda last: before_microbatch(decoder, job, last=last))
         return kind(
             decoder,
@@ -127,37 +126,9 @@ class Pipeline:
 
     def _schedule(self, stages: list[Any], loss: Callable[..., Any]) -> Any:
         plan, n = self.job.plan, self.job.microbatches
-        if plan.schedule == "zero_bubble":
-            return ordered_schedule(stages[0], n, loss, [zero_bubble(r, plan.pp, n) for r in range(plan.pp)])
-        if plan.schedule == "1f1b" and n < plan.pp:
-            orders = [one_forward_one_backward(r, plan.pp, n) for r in range(plan.pp)]
-            return ordered_schedule(stages[0], n, loss, orders)
-        kind = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B}[plan.schedule]
-        what = stages if plan.schedule == "interleaved" else stages[0]
+        schedule = schedule_of(plan.schedule)
+        kind = getattr(pipelining, schedule.torch) if schedule.torch else None
+        if kind is None or (kind is pipelining.Schedule1F1B and n < plan.pp):
+            return ordered_schedule(stages[0], n, loss, schedule)
+        what = stages if schedule.virtual else stages[0]
         return kind(what, n_microbatches=n, loss_fn=loss, scale_grads=False)
-
-
-def one_forward_one_backward(rank: int, ranks: int, microbatches: int) -> list[tuple[str, int]]:
-    """1F1B, also with fewer microbatches than stages."""
-    warmup = min(ranks - rank - 1, microbatches)
-    order = [("F", m) for m in range(warmup)]
-    for m in range(microbatches):
-        if warmup + m < microbatches:
-            order.append(("F", warmup + m))
-        order.append(("B", m))
-    return order
-
-
-def zero_bubble(rank: int, ranks: int, microbatches: int) -> list[tuple[str, int]]:
-    """ZB-H1 (Qi et al., arXiv 2401.10241): 1F1B with the backward of weights (W) put off; rank r puts off r of them."""
-    warmup = min(ranks - rank - 1, microbatches)
-    order = [("F", m) for m in range(warmup)]
-    done = 0
-    for m in range(microbatches):
-        if warmup + m < microbatches:
-            order.append(("F", warmup + m))
-        order.append(("I", m))
-        if m >= rank:
-            order.append(("W", done))
-            done += 1
-    return order + [("W", m) for m in range(done, microbatches)]

@@ -12,6 +12,7 @@ from knee.specs.model import Model
 from knee.specs.model.decoder import departures
 from knee.specs.plan import Plan
 from knee.specs.plan_words import simulated_only
+from knee.specs.schedules import schedule_of
 
 SPLITS_EXPERTS = (2, 12)
 """Release of torch whose Functions have the ``_input_metadata`` that a split backward asks them for; 2.11 has not."""
@@ -102,17 +103,19 @@ def of_pipeline(model: Model, plan: Plan) -> Iterator[NotTrained]:
     """Pipelines."""
     if plan.pp == 1:
         return
-    if plan.schedule == "dualpipe":
-        text = "dualpipe can be simulated but not trained: torch's pipelines have one copy of each stage"
+    schedule = schedule_of(plan.schedule)
+    if not schedule.trained:
+        text = f"{schedule.name} can be simulated but not trained: torch's pipelines have one copy of each stage"
         yield NotTrained("plan.schedule", text, f"use {argument('schedule')} zero_bubble or 1f1b")
-    if plan.schedule == "zero_bubble" and plan.recompute in ("blocks", "full"):
+    splits = schedule.trained and schedule.splits_backward
+    if splits and plan.recompute in ("blocks", "full"):
         yield NotTrained(
             "plan.schedule",
-            f"zero_bubble with {argument('recompute')} {plan.recompute} can be simulated but not trained: torch's "
+            f"{schedule.name} with {argument('recompute')} {plan.recompute} can be simulated but not trained: torch's "
             "split backward would recompute a block once for every weight",
             f"use {argument('schedule')} 1f1b, or {argument('recompute')} attention or none",
         )
-    if plan.schedule == "zero_bubble" and plan.ep > 1 and torch_release() < SPLITS_EXPERTS:
+    if splits and plan.ep > 1 and torch_release() < SPLITS_EXPERTS:
         text = "this torch cannot split the backward of layers whose tokens go to experts on other ranks"
         hint = f"install torch {'.'.join(map(str, SPLITS_EXPERTS))} or later, or use {argument('schedule')} 1f1b"
         yield NotTrained("plan.schedule", text, hint)

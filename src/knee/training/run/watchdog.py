@@ -13,13 +13,15 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from knee.base.errors import ExitCode
-from knee.base.signals import BY_SIGNAL
+from knee.base.signals import BY_SIGNAL, SIGNALS, catch_signals
 
+LAUNCHED = "KNEE_LAUNCHED"
+"""Environment variable with the process id of a rank's parent, which writes the record of a run that ends early."""
 BEAT_S = 1.0
 """Between heartbeats of one rank; a hundred more ranks make it a second longer, to spare a shared file system."""
 GRACE_S = 5.0
@@ -27,7 +29,6 @@ GRACE_S = 5.0
 EARLY_FRAC = 0.9
 """Of the timeout: NCCL's own watchdog ends the process at the whole of it, without a record."""
 POLL_S = 0.2
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class RankTerminated(BaseException):
@@ -59,20 +60,20 @@ class Watch:
         self.path, self.timeout_s = path, timeout_s
         self.progress, self.step, self.write_final_record = progress, step, write_final_record
         self.beat_s = BEAT_S * (1 + world / 100)
-        self.signal: int | None = None
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._spoken = self._orphaned = False
-        self._reader, self._writer = os.pipe()
-        os.set_blocking(self._writer, False)
-        self._before: dict[int, Any] = {}
-        self._woken = -1
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._hear) for number in SIGNALS}
-            # the byte is written at once, even while the main thread is in a library's call
-            self._woken = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        self._reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        self._caught = ExitStack()
+        self._stop = self._caught.enter_context(catch_signals(wakeup=writer))
         self._thread = threading.Thread(target=self._run, name="knee-watch", daemon=True)
         self._thread.start()
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that asked this rank to end; None while none has."""
+        return self._stop.signal
 
     def check(self) -> None:
         """Between steps: end here if someone asked to."""
@@ -93,13 +94,7 @@ class Watch:
         """Stop watching, and give the signals back."""
         self._over.set()
         self._thread.join(timeout=2 * POLL_S + 1)
-        if self._before:
-            signal.set_wakeup_fd(self._woken)
-            for number, handler in self._before.items():
-                signal.signal(number, handler)
-
-    def _hear(self, number: int, frame: Any) -> None:  # noqa: ARG002 - the form that signal calls
-        self.signal = self.signal or number
+        self._caught.close()
 
     def _run(self) -> None:
         moved_s, seen, next_beat_s, asked_s = time.monotonic(), self.progress(), 0.0, None
@@ -107,10 +102,10 @@ class Watch:
             ready, _, _ = select.select([self._reader], [], [], POLL_S)
             if ready:
                 heard = [number for number in os.read(self._reader, 64) if number in SIGNALS]
-                self.signal = self.signal or next(iter(heard), None)
+                self._stop.signal = self.signal or next(iter(heard), None)
             if self.parent and os.getppid() != self.parent:
                 self._orphaned = self.signal is None or self._orphaned
-                self.signal = self.signal or signal.SIGTERM  # nobody else would end this process
+                self._stop.signal = self.signal or signal.SIGTERM  # nobody else would end this process
             now = time.monotonic()
             if now >= next_beat_s:
                 self._beat()

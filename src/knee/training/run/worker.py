@@ -53,9 +53,8 @@ from knee.training.run.run_record import (
     write_piece,
     write_record,
 )
-from knee.training.run.start_ranks import LAUNCHED
 from knee.training.run.timed_steps import Values, device_of, memory_of, synchronize
-from knee.training.run.watchdog import RankTerminated, Watch
+from knee.training.run.watchdog import LAUNCHED, RankTerminated, Watch
 
 # The same seed gives the same losses, bit by bit: kernels that add in no fixed order are replaced or refused.
 

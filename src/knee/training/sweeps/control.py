@@ -8,10 +8,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from knee.base.files import write_text
+from knee.base.signals import catch_signals
 from knee.training.launch.run_status import Status, cancelled, read_status, write_status
-from knee.training.launch.supervisor import catch_signals
-from knee.training.launch.sweep_folder import CANCEL, Sweep, is_locked, locked
-from knee.training.launch.usage import last_sign_s
+from knee.training.launch.sweep_folder import CANCEL, Sweep, is_locked, last_sign_s, locked
 from knee.training.sweeps.local import adopt_running, living_processes
 from knee.training.sweeps.slurm import cancel_jobs
 from knee.training.sweeps.slurm_queue import NoAnswer, with_queue

@@ -94,11 +94,11 @@ def _flop_per_token(model: Model, seq_len: int, convention: str) -> float | None
 @cache
 def gpus_known() -> list[dict[str, Any]]:
     """Dense peaks of the catalogue's GPUs with their sources, and the cluster that stands for each."""
-    from knee.measure.hardware_fit.cluster_file import BASES
+    from knee.specs.catalog import gpu_aliases
     from knee.specs.load import catalog_entries, load_cluster
 
     known: dict[str, dict[str, Any]] = {}
-    for name in dict.fromkeys((*BASES.values(), *catalog_entries("cluster"))):
+    for name in dict.fromkeys((*gpu_aliases().values(), *catalog_entries("cluster"))):
         loaded = load_cluster(name)
         gpu = loaded.spec.gpu
         if gpu.vendor == PROCESSOR or gpu.name in known:

@@ -11,14 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from knee.base.errors import InputError
+from knee.base.processes import ProcessKey, alive, works_in
+from knee.base.signals import StopSignal, catch_signals
 from knee.training.launch.failures import diagnose, diagnosed
-from knee.training.launch.processes import ProcessKey, alive, works_in
 from knee.training.launch.run_status import Status, cancelled, left_out, read_status, write_status
 from knee.training.launch.site import Site
-from knee.training.launch.supervisor import StopSignal, SupervisedRun, catch_signals, supervise
-from knee.training.launch.sweep_folder import CANCEL, Sweep, SweepRun, is_cancel_requested, read_record
+from knee.training.launch.supervisor import SupervisedRun, supervise
+from knee.training.launch.sweep_folder import CANCEL, Sweep, SweepRun, is_cancel_requested, read_record, with_usage
 from knee.training.launch.torchrun import interpreter_outside, is_direct, on_host, on_hosts, on_this_machine, through
-from knee.training.launch.usage import with_usage
 from knee.training.sweeps.stop_rule import StopRule, start_order
 
 ANSWER_S = 10.0

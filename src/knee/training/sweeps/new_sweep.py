@@ -12,9 +12,9 @@ from knee.training.export.job_file import job_file
 from knee.training.launch.environment import link_knee, write_env
 from knee.training.launch.run_status import Status, read_status, write_status
 from knee.training.launch.site import Site
+from knee.training.launch.start_ranks import write_job
 from knee.training.launch.sweep_folder import JOB_FILE, SWEEP, Sweep, read_object, read_sweep
 from knee.training.run.run_record import JOB
-from knee.training.run.start_ranks import write_job
 from knee.training.sweeps.preflight import PlannedRun
 from knee.training.sweeps.slurm_queue import refuse_while_queued
 

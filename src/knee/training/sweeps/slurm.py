@@ -19,11 +19,11 @@ from typing import TypeVar
 
 from knee.base.errors import InputError, MissingExtra
 from knee.base.files import make_folder, write_text
+from knee.base.signals import StopSignal
 from knee.training.launch.environment import environment_lines, path_line
 from knee.training.launch.run_status import Status, cancelled, left_out, write_status
 from knee.training.launch.site import Site
 from knee.training.launch.slurm_job import slurm_output
-from knee.training.launch.supervisor import StopSignal
 from knee.training.launch.sweep_folder import Sweep, SweepRun, is_cancel_requested, read_object
 from knee.training.launch.torchrun import interpreter_outside, on_slurm
 from knee.training.run.run_record import JOB
@@ -51,7 +51,7 @@ trap 'stopped=1' TERM  # Slurm tells all processes of a job to end; what has not
 supervise() {{  # each run has a supervisor, which writes its status, also where the set-up failed
   [ -z "$stopped" ] || return
   [ -z "$knee_why" ] || set -- "$1" -- bash -c 'echo "$0" >&2; exit 1' "$knee_why"
-  {python} -m knee.training.launch.supervisor "$@"
+  {python} -m knee.training.launch.slurm_job "$@"
 }}
 runs() {{
 case "$SLURM_ARRAY_TASK_ID" in

@@ -13,8 +13,7 @@ from knee.training.launch.failures import Diagnosis, diagnose
 from knee.training.launch.log_patterns import last_error_line
 from knee.training.launch.run_status import Status, read_status, write_status
 from knee.training.launch.slurm_job import query_slurm, slurm_output, unreachable_nodes
-from knee.training.launch.sweep_folder import Sweep, SweepRun, is_cancel_requested, read_record
-from knee.training.launch.usage import with_usage
+from knee.training.launch.sweep_folder import Sweep, SweepRun, is_cancel_requested, read_record, with_usage
 
 FOLDER = "slurm"
 """Of a sweep: scripts, the runs that each starts, and the job that sbatch made of it."""

@@ -14,11 +14,12 @@ from knee.engine.cost.nccl_tests import OPERATIONS, Operation, idle_s, reduce_by
 from knee.engine.cost.placement import GroupPlacement
 from knee.measure.hardware_fit.links import bus_factor
 from knee.measure.hardware_fit.residuals import Residuals
+from knee.specs.catalog import fabric_aliases, gpu_aliases
 from knee.specs.hardware import Cluster
 from knee.specs.load import load_cluster
-from knee.trust.validation.published_bandwidths import FABRICS, BandwidthFile, BandwidthRow, BandwidthSetting, Reading
+from knee.trust.validation.published_bandwidths import BandwidthFile, BandwidthRow, BandwidthSetting, Reading
 from knee.trust.validation.run_errors import by_name
-from knee.trust.validation.run_to_job import GPUS, gpu_key, too_many_in_node, unknown_gpu
+from knee.trust.validation.run_to_job import gpu_key, too_many_in_node, unknown_gpu
 from knee.trust.validation.skipped_rows import reason_of
 
 MIB = 2.0**20
@@ -175,19 +176,21 @@ def cluster_of(setting: BandwidthSetting) -> Cluster:
 
 @lru_cache(maxsize=4096)
 def _cluster(gpu: str, gpus_per_node: int | None, node_bytes_per_s: float | None, word: str | None) -> Cluster:
-    begins = next((key for key in GPUS if key == gpu or key.startswith(f"{gpu}-")), None) if gpu else None
+    known = gpu_aliases()
+    begins = next((key for key in known if key == gpu or key.startswith(f"{gpu}-")), None) if gpu else None
     key = begins or gpu_key(gpu)
     if key is None:
         raise unknown_gpu(gpu)
-    cluster = load_cluster(GPUS[key]).spec
-    if word is not None:
-        other = load_cluster(FABRICS[word]).spec
+    cluster = load_cluster(known[key]).spec
+    like = fabric_aliases()[word] if word else None
+    if like is not None:
+        other = load_cluster(like).spec
         # NICs and nodes go with the GPU; latency and efficiency are the network's own
         same = other if other.gpu.name == cluster.gpu.name else cluster
         fabric = replace(other.fabric, nic_bytes_per_s=same.fabric.nic_bytes_per_s, tiers=cluster.fabric.tiers)
         cluster = replace(cluster, fabric=fabric, node=replace(cluster.node, gpus=same.node.gpus))
     per_node = gpus_per_node or cluster.node.gpus
-    if per_node > max(cluster.node.gpus, load_cluster(GPUS[key]).spec.node.gpus):
+    if per_node > max(cluster.node.gpus, load_cluster(known[key]).spec.node.gpus):
         raise too_many_in_node(per_node, cluster)
     if node_bytes_per_s is not None:
         cluster = replace(cluster, fabric=replace(cluster.fabric, nic_bytes_per_s=node_bytes_per_s / per_node))

@@ -13,7 +13,7 @@ from typing import get_args
 from knee.base.errors import InputError
 from knee.engine.cost.nccl_tests import Operation, ReduceAlgorithm
 from knee.measure.hardware_fit.links import bus_factor
-from knee.specs.catalog import did_you_mean
+from knee.specs.catalog import did_you_mean, fabric_aliases
 from knee.trust.validation.csv_cells import Lines, check_columns, check_width, count, positive, read_table
 from knee.trust.validation.skipped_rows import reason_of
 
@@ -32,17 +32,13 @@ WORDS: dict[str, Operation] = {
     "sendreceive": "send_receive",
 }
 """A file's word, without its dashes and underscores -> knee's."""
-FABRICS = {"tcpxo": "a3-mega-tcpxo", "slingshot": "h100-4-slingshot", "efa": "p5-h100-efa", "roce": "dgx-h100-roce"}
-"""A file's word for its network -> the catalogue cluster that has it."""
-INFINIBAND = ("infiniband", "ib", "ndr", "hdr", "edr", "xdr", "quantum", "nvlink", "nvswitch")
-"""Words for a network, or none, that the catalogue's own clusters have."""
 NOT_MODELLED = ("pat", "collnet", "collnetdirect", "collnetchain", "auto", "default")
 """Algorithms, or none, that leave the choice to knee."""
 DEFAULTS = {
     "nodes": "nodes: the fewest that hold the GPUs",
     "gpus_per_node": "gpus_per_node: as in the GPU's usual server",
-    "node_gbit_per_s": "network rate: as in that server, or as in the note",
-    "fabric": "fabric: InfiniBand, or as in the note",
+    "node_gbit_per_s": "network rate: as in that server",
+    "fabric": "fabric: as in that server",
     "algorithm": "algorithm: the fastest",
 }
 """Column -> what is taken where a file does not have it."""
@@ -66,7 +62,7 @@ class BandwidthSetting:
     node_bytes_per_s: float | None
     """Injection bandwidth of a node, one direction."""
     fabric: str | None
-    """A word of ``FABRICS``, from the file's column or its note."""
+    """The catalogue's word for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,8 +201,8 @@ def _setting(found: Mapping[str, str], operation: Operation, source: str) -> Ban
         message_bytes=_whole("bytes", found["bytes"]),
         algorithm=_algorithm(found.get("algorithm", "")) if operation == "all_reduce" else None,
         gpus_per_node=per_node,
-        node_bytes_per_s=positive("node_gbit_per_s", rate) * GBIT if rate else _rate_in(note),
-        fabric=_fabric(found.get("fabric", ""), note),
+        node_bytes_per_s=positive("node_gbit_per_s", rate) * GBIT if rate else None,
+        fabric=_fabric(found.get("fabric", "")),
     )
 
 
@@ -230,22 +226,15 @@ def _algorithm(text: str) -> ReduceAlgorithm | None:
     return next((name for name in known if name == word), None)
 
 
-def _fabric(text: str, note: str) -> str | None:
-    """Of the column; of the note where that is empty, in which other words may stand."""
-    words = re.findall(r"[a-z]+", (text or note).lower())
-    found = next((word for word in FABRICS if word in words), None)
-    if text and found is None and not any(word in INFINIBAND for word in words):
-        known = ("infiniband", *FABRICS)
+def _fabric(text: str) -> str | None:
+    """The catalogue's word for the network of a file's column; None for that of the GPU's usual server."""
+    words, known = re.findall(r"[a-z]+", text.lower()), fabric_aliases()
+    found = next((word for word in known if word in words), None)
+    if text and found is None:
         close = did_you_mean(text, known)
         guess = f"did you mean {close}?" if close else f"known: {', '.join(known)}"
         raise InputError(f"fabric is {text!r}; {guess}", code="unknown-choice", field="fabric")
-    return found
-
-
-def _rate_in(note: str) -> float | None:
-    """Bytes per second of a node whose note says 8x200G or 4x HDR200."""
-    found = re.search(r"\b(\d{1,2}) ?x ?(?:[ehn]dr)?(\d{2,3})(?:g|\b)", note)
-    return int(found[1]) * int(found[2]) * GBIT if found else None
+    return found if found and known[found] else None
 
 
 def _measured(found: Mapping[str, str], setting: BandwidthSetting) -> float:

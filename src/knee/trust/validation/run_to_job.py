@@ -9,13 +9,14 @@ from functools import lru_cache
 from typing import Any, get_args
 
 from knee.base.errors import SpecError
-from knee.specs.catalog import did_you_mean
+from knee.specs.catalog import did_you_mean, fabric_aliases, gpu_aliases, loose_gpu_aliases
 from knee.specs.hardware import Cluster, Fabric
 from knee.specs.job import Job
 from knee.specs.load import load_cluster, make_job
 from knee.specs.model import Experts, LatentAttention, Mlp, Model
 from knee.specs.plan import DISPATCHERS, PRECISIONS, RECOMPUTE_MODULES, SHARDINGS, Recompute, Routing
 from knee.specs.profile import Profile
+from knee.specs.schedules import usual_schedule
 from knee.trust.validation.csv_cells import unknown_choice
 from knee.trust.validation.published_runs import GIB, PublishedRun, Setting
 from knee.trust.validation.stacks import MemoryRead, profile_of, stack_of
@@ -82,54 +83,6 @@ def expert_options(setting: Setting, notes: list[str]) -> Mapping[str, Any]:
     }
 
 
-GPUS = {
-    "h100-80gb": "dgx-h100",
-    "h200-141gb": "dgx-h200",
-    "a100-80gb": "dgx-a100",
-    "a100-40gb": "dgx-a100-40",
-    "v100-32gb": "dgx-v100",
-    "b200-180gb": "dgx-b200",
-    "b200-192gb": "dgx-b200",
-    "gb200-186gb": "gb200-nvl72",
-    "gb200-192gb": "gb200-nvl72",
-    "b300-270gb": "dgx-b300",
-    "b300-288gb": "dgx-b300",
-    "gb300-279gb": "gb300-nvl72",
-    "gb300-288gb": "gb300-nvl72",
-    "h20-96gb": "h20-8",
-    "gh200-96gb": "gh200-nvl32",
-    "gh200-480gb": "gh200-nvl32",
-    "mi300x-192gb": "mi300x-8",
-    "mi325x-256gb": "mi325x-8",
-    "mi355x-288gb": "mi355x-8",
-    "l40s-48gb": "l40s-8",
-    "rtx-pro-6000-96gb": "rtx-pro-6000-8",
-    "h100-sxm": "dgx-h100",
-    "h200-sxm": "dgx-h200",
-    "a100-sxm-80": "dgx-a100",
-    "a100-sxm-40": "dgx-a100-40",
-    "v100-sxm2-32": "dgx-v100",
-    "b200-sxm": "dgx-b200",
-    "b300-sxm": "dgx-b300",
-    "h100": "dgx-h100",
-    "h200": "dgx-h200",
-    "a100": "dgx-a100",
-    "v100": "dgx-v100",
-    "b200": "dgx-b200",
-    "gb200": "gb200-nvl72",
-    "b300": "dgx-b300",
-    "gb300": "gb300-nvl72",
-    "h20": "h20-8",
-    "gh200": "gh200-nvl32",
-    "mi300x": "mi300x-8",
-    "mi325x": "mi325x-8",
-    "mi355x": "mi355x-8",
-    "l40s": "l40s-8",
-    "rtx-pro-6000": "rtx-pro-6000-8",
-}
-"""A file's key of a GPU, the catalogue's own names and plain ones -> the catalogue cluster that has it."""
-MEMORIES = {"a100": "the 80 GB board", "v100": "the 32 GB board"}
-"""A plain name of a GPU that comes with several memories -> the one that is taken."""
 SHARDING_WORDS = {
     "zero3": "fsdp",
     "fsdp1": "fsdp",
@@ -140,35 +93,10 @@ SHARDING_WORDS = {
     "distributedoptimizer": "zero1",
     "noshard": "ddp",
     "shardgradop": "fsdp_no_reshard",
-    "zero2": "fsdp_no_reshard",
 }
 """Others' words, without their marks -> knee's nearest."""
-_MARKETING = {
-    "nvidia",
-    "amd",
-    "instinct",
-    "tesla",
-    "gpu",
-    "tensor",
-    "core",
-    "dgx",
-    "hgx",
-    "oam",
-    "sxm",
-    "sxm2",
-    "sxm3",
-    "sxm4",
-    "sxm5",
-    "sxm6",
-    "hbm2",
-    "hbm2e",
-    "hbm3",
-    "hbm3e",
-}
+_MARKETING = re.compile(r"nvidia|amd|instinct|tesla|gpu|tensor|core|dgx|hgx|oam|sxm[2-6]?|hbm[23]e?")
 """Words of a GPU's full name that tell no two of the catalogue apart."""
-FABRICS = {"efa": "p5-h100-efa", "roce": "dgx-h100-roce"}
-"""A word of the fabric column, or of the note where that is empty -> the catalogue cluster whose fabric has that
-latency and efficiency."""
 RECOMPUTE: dict[str, tuple[Recompute, float, str | None]] = {
     "none": ("none", 1.0, None),
     "attention": ("attention", 1.0, None),
@@ -217,8 +145,8 @@ def job_of(setting: Setting, *, profile: Profile | None = None, cluster: Cluster
     notes: list[str] = []
     stack = stack_of(setting)
     where = cluster_of(setting) if cluster is None else _given_cluster(setting, cluster, notes)
-    if setting.gpu in MEMORIES and cluster is None:
-        notes.append(f"gpu {setting.gpu} is treated as {MEMORIES[setting.gpu]}")
+    if setting.gpu in loose_gpu_aliases() and cluster is None:
+        notes.append(f"gpu {setting.gpu} is treated as {loose_gpu_aliases()[setting.gpu]}")
     model = _model(setting, notes)
     software = profile_of(setting, stack, where.gpu, notes, profile)
     options = {
@@ -227,7 +155,7 @@ def job_of(setting: Setting, *, profile: Profile | None = None, cluster: Cluster
         "cp": setting.cp,
         "micro_batch": setting.micro_batch,
         "virtual_stages": setting.virtual_pp,
-        "schedule": "interleaved" if setting.virtual_pp > 1 else "1f1b",
+        "schedule": usual_schedule(setting.virtual_pp).name,
         "sequence_parallel": setting.sequence_parallel,
         **_recompute(setting, notes),
         **_precision(setting),
@@ -259,43 +187,43 @@ def check_memory(run: PublishedRun, asked: RunJob) -> None:
 
 
 def gpu_key(text: str) -> str | None:
-    """A key of ``GPUS`` for a name as vendors, drivers and clouds write it: NVIDIA H100 80GB HBM3 is h100-80gb."""
-    text = text.lower().strip()
-    if text in GPUS:
+    """The catalogue's alias for a name as vendors, drivers and clouds write it: NVIDIA H100 80GB HBM3 is h100-80gb."""
+    text, known = text.lower().strip(), gpu_aliases()
+    if text in known:
         return text
     words = re.sub(r"(\d) gb\b", r"\1gb", re.sub(r"[^a-z0-9]+", " ", text)).split()
-    key = "-".join(word for word in words if word not in _MARKETING)
-    return key if key in GPUS else None
+    key = "-".join(word for word in words if not _MARKETING.fullmatch(word))
+    return key if key in known else None
 
 
 def unknown_gpu(text: str) -> SpecError:
-    """What is said of another."""
-    close = did_you_mean(text, GPUS)
-    guess = f"did you mean {close}?" if close else f"known: {', '.join(GPUS)}"
+    """The refusal of a GPU that the catalogue does not have."""
+    known = gpu_aliases()
+    close = did_you_mean(text, known)
+    guess = f"did you mean {close}?" if close else f"known: {', '.join(known)}"
     return SpecError(f"the GPU {text!r} is unknown; {guess}", code="unknown-choice", field="gpu")
 
 
 def too_many_in_node(per_node: int, cluster: Cluster) -> SpecError:
-    """What is said of more GPUs a node than a server with them has."""
+    """The refusal of more GPUs per node than a server with this GPU has."""
     text = f"gpus_per_node is {per_node}, but a server with {cluster.gpu.name} has {cluster.node.gpus}"
     return SpecError(text, code="out-of-range", field="gpus_per_node")
 
 
 def cluster_of(setting: Setting) -> Cluster:
     """The catalogue's cluster with the run's own nodes and injection bandwidth."""
-    words = [setting.fabric] if setting.fabric else re.findall(r"\w+", setting.note.lower())
-    fabric = next((word for word in FABRICS if word in words), None)
+    fabric = fabric_aliases().get(setting.fabric)
     return _cluster(gpu_key(setting.gpu) or setting.gpu, setting.gpus_per_node, setting.node_bytes_per_s, fabric)
 
 
 @lru_cache(maxsize=4096)
-def _cluster(gpu: str, gpus_per_node: int | None, node_bytes_per_s: float | None, word: str | None) -> Cluster:
-    """One object for equal words; its name tells it from the others."""
-    if gpu not in GPUS:
+def _cluster(gpu: str, gpus_per_node: int | None, node_bytes_per_s: float | None, like: str | None) -> Cluster:
+    """One object for equal arguments; ``like`` is the cluster whose kind of network it has."""
+    if gpu not in gpu_aliases():
         raise unknown_gpu(gpu)
-    base = load_cluster(GPUS[gpu]).spec
-    if word is not None:
-        base = replace(base, fabric=_of_kind(base.fabric, load_cluster(FABRICS[word]).spec.fabric))
+    base = load_cluster(gpu_aliases()[gpu]).spec
+    if like is not None:
+        base = replace(base, fabric=_of_kind(base.fabric, load_cluster(like).spec.fabric))
     return _with_nodes(base, gpu, gpus_per_node, node_bytes_per_s)
 
 
@@ -321,7 +249,7 @@ def _given_cluster(setting: Setting, cluster: Cluster, notes: list[str]) -> Clus
     if key is None:
         notes.append(f"gpu {setting.gpu!r} is treated as the {cluster.gpu.name} of {cluster.name}")
     else:
-        gpu = load_cluster(GPUS[key]).spec.gpu
+        gpu = load_cluster(gpu_aliases()[key]).spec.gpu
         # what a probe reads of the memory is a little less than what is sold
         if gpu.name != cluster.gpu.name or abs(gpu.hbm_bytes / cluster.gpu.hbm_bytes - 1.0) > MEMORY_FRAC:
             text = f"the GPU is {setting.gpu}, but {cluster.name} has the GPU {cluster.gpu.name}"

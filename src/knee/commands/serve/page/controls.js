@@ -348,7 +348,7 @@ export class Question {
     this.controls.get("global_batch").element.hidden = !strong;
     const experts = this.catalog.models.find((one) => one.name === this.state.get("model"))?.experts ?? true;
     for (const { name, needs } of this.state.controls.values())
-      if (name === "ep" || needs === "ep")
+      if (needs === "ep" || ["ep", "etp"].includes(name))
         this.controls.get(name).element.hidden = !experts && !this.state.isSet(name);
     const staged = Number(this.state.get("pp") || plan?.pp || 1) > 1;
     for (const { name, needs } of this.state.controls.values())

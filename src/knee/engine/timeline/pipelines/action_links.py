@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knee.base.arrays import Ints
-from knee.engine.timeline.pipelines.schedules import KINDS, B, F, orders
-from knee.specs.plan import Schedule
+from knee.specs.schedules import KINDS, B, F, PipelineSchedule
 
 
 class ScheduledActions(NamedTuple):
@@ -24,8 +23,8 @@ class ScheduledActions(NamedTuple):
     """Of the action (kind, rank, chunk, microbatch)."""
 
 
-def scheduled_actions(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> ScheduledActions:
-    per_rank = orders(schedule, ranks, chunks, microbatches)
+def scheduled_actions(schedule: PipelineSchedule, ranks: int, chunks: int, microbatches: int) -> ScheduledActions:
+    per_rank = schedule.orders(ranks, chunks, microbatches)
     kind, chunk, micro, late = (np.concatenate(columns) for columns in zip(*per_rank, strict=True))
     rank = np.repeat(np.arange(ranks), [len(order.kind) for order in per_rank])
     number = np.full((len(KINDS), ranks, chunks, microbatches), -1)

@@ -9,7 +9,7 @@ import numpy as np
 
 from knee.base.arrays import Bools, Floats, Ints, names_of
 from knee.engine.workload.layers_per_stage import Cuts, ModelLayers
-from knee.specs.plan import Schedule
+from knee.specs.schedules import PipelineSchedule
 
 ONLY, FIRST, LAST, LAST_EARLY, MIDDLE = range(5)
 """Kinds of chunks. Those between the ends follow from ``MIDDLE`` on, by the layers that they have, and then early ones
@@ -97,11 +97,16 @@ def layout_of(layers: ModelLayers, ranks: int, virtual: int) -> Layout:
     )
 
 
-def rank_chunks(schedule: Schedule, layout: Layout, ranks: int, virtual: int) -> list[tuple[int, ...]]:
-    """Kinds of each rank's chunks. A rank of DualPipe has the stages of both directions."""
-    if schedule == "dualpipe":
+def rank_chunks(schedule: PipelineSchedule, layout: Layout, ranks: int, virtual: int) -> list[tuple[int, ...]]:
+    """Kinds of each rank's chunks: its virtual stages, or its stages of both directions."""
+    if schedule.directions > 1:
         return [(layout.kinds[rank], layout.kinds[ranks - 1 - rank]) for rank in range(ranks)]
     return [tuple(layout.kinds[rank::ranks][:virtual]) for rank in range(ranks)]
+
+
+def first_chunks(schedule: PipelineSchedule, chunks: tuple[int, ...]) -> tuple[int, ...]:
+    """Of a rank's chunks, those that gather before it starts: upper virtual stages gather beside the lowest one."""
+    return chunks[: schedule.directions]
 
 
 def chunk_rows(cuts: Cuts) -> tuple[ChunkRows, Ints]:

@@ -9,10 +9,10 @@ import numpy as np
 from knee.base.arrays import Bools, Floats, Ints
 from knee.engine.timeline.local_comm import StepParts
 from knee.engine.timeline.pipelines import recurrence as pipeline
-from knee.engine.timeline.pipelines.chunks import rank_chunks
+from knee.engine.timeline.pipelines.chunks import first_chunks, rank_chunks
 from knee.engine.timeline.pipelines.spans import pipeline_times, transfers
 from knee.engine.timeline.step_actions import Actions
-from knee.specs.plan import SCHEDULES
+from knee.specs.schedules import PIPELINE_SCHEDULES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,17 +41,17 @@ class PlacedActions:
 def actions_in(parts: StepParts) -> int:
     """How many actions the pipeline of plan 0 has."""
     table = parts.table
-    schedule = SCHEDULES[table.schedule[0]]
-    chunks = pipeline.chunks_per_rank(schedule, int(table.virtual_stages[0]))
+    schedule = PIPELINE_SCHEDULES[int(table.schedule[0])]
+    chunks = schedule.chunks_per_rank(int(table.virtual_stages[0]))
     return 2 * int(table.pp[0]) * chunks * int(table.microbatches[0])
 
 
 def placed_actions(parts: StepParts, a: Actions) -> PlacedActions:
     """Every action where the recurrence puts it; nothing is folded."""
     table = parts.table
-    schedule, p = SCHEDULES[table.schedule[0]], int(table.pp[0])
-    v, m = pipeline.chunks_per_rank(schedule, int(table.virtual_stages[0])), int(table.microbatches[0])
-    g = pipeline.graph(schedule, p, v, m // pipeline.directions(schedule))
+    schedule, p = PIPELINE_SCHEDULES[int(table.schedule[0])], int(table.pp[0])
+    v, m = schedule.chunks_per_rank(int(table.virtual_stages[0])), int(table.microbatches[0])
+    g = pipeline.graph(schedule, p, v, m // schedule.directions)
     times = pipeline_times(parts, a, np.array([0]), transfers(parts))
     ends = np.empty((g.size, 1))
     pipeline.run(g, times.durations, times.drains, times.ready, row_of=times.row_of, ends=ends)
@@ -67,8 +67,5 @@ def placed_actions(parts: StepParts, a: Actions) -> PlacedActions:
         sender=g.rank_of[np.where(g.receives, g.needs, 0)],
         wait_s=float(transfers(parts)[0]),
         end_s=float(ends.max()),
-        filled=tuple(
-            tuple(int(a.row_of[one, 0]) for one in (held[r] if schedule == "dualpipe" else held[r][:1]))
-            for r in range(p)
-        ),
+        filled=tuple(tuple(int(a.row_of[one, 0]) for one in first_chunks(schedule, held[r])) for r in range(p)),
     )

@@ -1,6 +1,6 @@
 """The pipeline recurrence: an action starts when its rank is free and its input is there.
 
-Orders come from ``timeline.pipelines.schedules``; durations are columns over plans. Actions that do not depend on each
+Orders come from ``specs.schedules``; durations are columns over plans. Actions that do not depend on each
 other stand in one wavefront and are computed together, so a batch of plans costs one walk over the wavefronts.
 """
 
@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from knee.base.arrays import Floats, Ints
 from knee.engine.timeline.pipelines.action_links import one_way_links, scheduled_actions, two_way_links, wavefronts_of
-from knee.engine.timeline.pipelines.schedules import B, F
-from knee.specs.plan import Schedule
+from knee.specs.schedules import B, F, PipelineSchedule
 
 # rows of a rank's chunk in the table of durations
 KINDS = ("F_first", "F", "B", "B_last", "W", "W_last", "F_fill", "B_late")
@@ -83,32 +82,17 @@ def duration_row(rank: int, chunk: int, chunks: int, kind: int) -> int:
     return (rank * chunks + chunk) * len(KINDS) + kind
 
 
-def directions(schedule: Schedule) -> int:
-    """Ends of the pipeline from which microbatches come; the actions of a chunk are those of one direction."""
-    return 2 if schedule == "dualpipe" else 1
-
-
-def chunks_per_rank(schedule: Schedule, virtual: int) -> int:
-    """Chunks of a rank: virtual stages, or one for each direction."""
-    return 2 if schedule == "dualpipe" else virtual
-
-
-def period(schedule: Schedule, ranks: int) -> int:
-    """Microbatches after which an order repeats itself: interleaved orders run in groups of ranks."""
-    return ranks if schedule == "interleaved" else 1
-
-
-def first_walk(schedule: Schedule, ranks: int, microbatches: int) -> int:
+def first_walk(schedule: PipelineSchedule, ranks: int, microbatches: int) -> int:
     """Microbatches to walk before asking whether the rest can be counted: two fills, in whole periods."""
-    return min(microbatches, 2 * ranks + period(schedule, ranks))
+    return min(microbatches, 2 * ranks + schedule.period(ranks))
 
 
 @lru_cache(maxsize=512)
-def graph(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> Graph:
+def graph(schedule: PipelineSchedule, ranks: int, chunks: int, microbatches: int) -> Graph:
     """Number the actions, link each to what it waits for, and cut them into wavefronts."""
     a = scheduled_actions(schedule, ranks, chunks, microbatches)
     size = len(a.rank)
-    before, needs = one_way_links(a, ranks, chunks) if schedule != "dualpipe" else two_way_links(a, ranks)
+    before, needs = one_way_links(a, ranks, chunks) if schedule.directions == 1 else two_way_links(a, ranks)
     fronts = wavefronts_of(before, needs)
     order = np.concatenate(fronts)
     edges = [0, *np.cumsum([len(front) for front in fronts]).tolist()]
@@ -117,7 +101,7 @@ def graph(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> Gra
     rank_of, chunk_of = a.rank[order], a.chunk[order]
     ends = np.where(a.kind == F, a.micro == 0, a.micro == microbatches - 1)
     between = ROWS_BETWEEN[a.kind]
-    if schedule == "interleaved":
+    if schedule.virtual:
         # beside the first and last group of microbatches run the gathers and reductions of the chunk above
         near = np.where(a.kind == F, a.micro < ranks, a.micro >= microbatches - ranks) & (a.chunk < chunks - 1)
         between = np.where(near, ROWS_IN_END_GROUPS[a.kind], between)
@@ -210,17 +194,17 @@ def _slots(before: Ints, needs: Ints, edges: list[int], ranks: int, keep: list[i
     return slot, slots
 
 
-def _repeats(schedule: Schedule, ranks: int, microbatches: int, number: Ints) -> tuple[Repeat, ...]:
+def _repeats(schedule: PipelineSchedule, ranks: int, microbatches: int, number: Ints) -> tuple[Repeat, ...]:
     """Backwards of the first rank before the drain, and of the last before its end: of two ranks that are nearly as
     busy, the later runs ahead for a while, and the end with it. GPipe's two halves settle apart, each at its end."""
-    apart = period(schedule, ranks)
-    late = microbatches - 1 if schedule == "gpipe" else microbatches - ranks - 1
+    apart = schedule.period(ranks)
+    late = microbatches - 1 if schedule.separate_halves else microbatches - ranks - 1
     if late - apart < 0:
         return ()
     # the last group of an interleaved order takes over reductions, and so is no cycle
-    end = late if schedule == "interleaved" else microbatches - 2
+    end = late if schedule.virtual else microbatches - 2
     seen = ((B, 0, late), (B, ranks - 1, end))
-    if schedule == "gpipe":
+    if schedule.separate_halves:
         seen = ((F, ranks - 1, late), (B, 0, late))
     found = []
     for kind, rank, last in seen:
@@ -299,7 +283,8 @@ def _run_one(
     g: Graph, rows: Ints, durations: Floats, drains: Floats, ready: Floats, ends: Floats | None
 ) -> tuple[Floats, Floats]:
     """The same for one plan, where NumPy's calls would cost more than the sums."""
-    kept = [*ready[:, 0].tolist(), *([0.0] * (g.slots - len(ready)))]
+    kept = [0.0] * g.slots
+    kept[: len(ready)] = ready[:, 0].tolist()
     sent = kept.copy()
     lasts, leaves = durations[:, 0].tolist(), drains[:, 0].tolist()
     all_ends = []

@@ -9,9 +9,9 @@ import numpy as np
 from knee.base.arrays import Bools, Floats, Ints, distinct, equal_rows, fingerprint
 from knee.engine.timeline.local_comm import StepParts
 from knee.engine.timeline.pipelines import recurrence as pipeline
-from knee.engine.timeline.pipelines.chunks import rank_chunks
+from knee.engine.timeline.pipelines.chunks import first_chunks, rank_chunks
 from knee.engine.timeline.step_actions import Actions
-from knee.specs.plan import SCHEDULES, SPLIT_BACKWARD, Schedule
+from knee.specs.schedules import PIPELINE_SCHEDULES, PipelineSchedule
 
 
 def transfers(parts: StepParts) -> Floats:
@@ -55,9 +55,9 @@ def _spans(parts: StepParts, a: Actions, plans: Ints, micro: Ints, wait_s: Float
     most the schedule's cycle. Where the two differ too much, more is walked.
     """
     table = parts.table
-    schedule = SCHEDULES[table.schedule[plans[0]]]
-    p, v = int(table.pp[plans[0]]), pipeline.chunks_per_rank(schedule, int(table.virtual_stages[plans[0]]))
-    micro = micro // pipeline.directions(schedule)
+    schedule = PIPELINE_SCHEDULES[int(table.schedule[plans[0]])]
+    p, v = int(table.pp[plans[0]]), schedule.chunks_per_rank(int(table.virtual_stages[plans[0]]))
+    micro = micro // schedule.directions
     times = pipeline_times(parts, a, plans, wait_s)
     spans = np.empty(len(plans))
     open_ = np.arange(len(plans))
@@ -71,12 +71,12 @@ def _spans(parts: StepParts, a: Actions, plans: Ints, micro: Ints, wait_s: Float
         if len(open_):
             spans[open_], good = _count_on(schedule, p, v, walk, micro[open_], times.rows(open_))
             open_ = open_[~good]
-            walk = 2 * walk - walk % pipeline.period(schedule, p)
+            walk = 2 * walk - walk % schedule.period(p)
     return spans
 
 
 def _count_on(
-    schedule: Schedule, ranks: int, chunks: int, walk: int, micro: Ints, times: PipelineTimes
+    schedule: PipelineSchedule, ranks: int, chunks: int, walk: int, micro: Ints, times: PipelineTimes
 ) -> tuple[Floats, Bools]:
     """Spans from a walk of fewer microbatches, and which of them are good enough."""
     end, distance, before = _walk_pipeline(schedule, ranks, chunks, walk, times)
@@ -86,7 +86,7 @@ def _count_on(
     spans = end + beyond * times.cycle
     rest = np.flatnonzero(~settled)
     if len(rest):
-        some, step = times.rows(rest), pipeline.period(schedule, ranks)
+        some, step = times.rows(rest), schedule.period(ranks)
         shorter, _, _ = _walk_pipeline(schedule, ranks, chunks, walk - step, some)
         least = (end[rest] - shorter) / step
         low = end[rest] + beyond[rest] * least
@@ -97,19 +97,19 @@ def _count_on(
 
 
 def _walk_pipeline(
-    schedule: Schedule, ranks: int, chunks: int, microbatches: int, times: PipelineTimes
+    schedule: PipelineSchedule, ranks: int, chunks: int, microbatches: int, times: PipelineTimes
 ) -> tuple[Floats, Floats, Floats]:
     """When the last rank is done, and what a microbatch added late in the walk and a period before."""
     graph = pipeline.graph(schedule, ranks, chunks, microbatches)
     sent, done = pipeline.run(graph, times.durations, times.drains, times.ready, row_of=times.row_of)
     # GPipe's halves add up; of a schedule's ranks the one that runs ahead is the one to look at
-    halves = schedule == "gpipe" and bool(graph.repeats)
+    halves = schedule.separate_halves and bool(graph.repeats)
     add = np.add if halves else np.minimum
     late, early = (np.full(sent.shape[1], 0.0 if halves else np.inf) for _ in range(2))
     for repeat in graph.repeats:
         first, last = (repeat.earlier, repeat.before) if repeat.earlier != repeat.before else repeat[1::-1]
-        late = add(late, (sent[repeat.now] - sent[repeat.before]) / pipeline.period(schedule, ranks))
-        early = add(early, (sent[last] - sent[first]) / pipeline.period(schedule, ranks))
+        late = add(late, (sent[repeat.now] - sent[repeat.before]) / schedule.period(ranks))
+        early = add(early, (sent[last] - sent[first]) / schedule.period(ranks))
     return np.asarray(done.max(axis=0), dtype=np.float64), late, early
 
 
@@ -144,8 +144,8 @@ def pipeline_times(parts: StepParts, a: Actions, plans: Ints, wait_s: Floats) ->
     table = parts.table
     p, v = int(table.pp[plans[0]]), int(table.virtual_stages[plans[0]])
     layout = a.layout(int(plans[0]))
-    schedule = SCHEDULES[table.schedule[plans[0]]]
-    names = [n for n in pipeline.KINDS if n in a.walked and (n[0] != "W" or schedule in SPLIT_BACKWARD)]
+    schedule = PIPELINE_SCHEDULES[int(table.schedule[plans[0]])]
+    names = [n for n in pipeline.KINDS if n in a.walked and (n[0] != "W" or schedule.splits_backward)]
     kinds = sorted(set(layout.kinds))
     per_kind = len(pipeline.KINDS)
     durations, drains = (np.zeros((len(kinds) * per_kind, len(plans))) for _ in range(2))
@@ -165,15 +165,14 @@ def pipeline_times(parts: StepParts, a: Actions, plans: Ints, wait_s: Floats) ->
     row_of = (np.array(own)[:, :, None] * per_kind + np.arange(per_kind)).ravel()
     ready = np.tile(a.late_gather_s[plans], (p, 1))
     for rank in range(p):
-        # upper chunks of an interleaved rank gather beside the lowest one
-        for kind in held[rank] if schedule == "dualpipe" else held[rank][:1]:
+        for kind in first_chunks(schedule, held[rank]):
             ready[rank] += a.filling_gather_s[rows[kind]]
     return PipelineTimes(
         row_of=row_of, durations=durations, drains=drains, ready=ready, cycle=_cycle(schedule, own, durations)
     )
 
 
-def _cycle(schedule: Schedule, own: list[tuple[int, ...]], durations: Floats) -> Floats:
+def _cycle(schedule: PipelineSchedule, own: list[tuple[int, ...]], durations: Floats) -> Floats:
     """What a microbatch adds once the pipeline has settled, ``own`` being the kinds of each rank's chunks."""
     of_kind = durations.reshape(-1, len(pipeline.KINDS), durations.shape[1])
     forward, back, weight = (of_kind[:, pipeline.KINDS.index(name)] for name in ("F", "B", "W"))
@@ -183,6 +182,6 @@ def _cycle(schedule: Schedule, own: list[tuple[int, ...]], durations: Floats) ->
         return np.asarray(np.max(ranks, axis=0), dtype=np.float64)
 
     # GPipe's two halves have a busiest rank each
-    if schedule == "gpipe":
+    if schedule.separate_halves:
         return busiest(forward) + busiest(back + weight)
     return busiest(forward + back + weight)

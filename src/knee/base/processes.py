@@ -1,0 +1,174 @@
+"""Processes: how they are started, watched, ended and known. The package starts them here and nowhere else.
+
+``ProcessGroup`` holds processes that work together, such as the ranks of a run. ``process_pool`` spreads function calls
+over worker processes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Literal, TypeVar
+
+from knee.base.signals import StopSignal
+
+ProcessKey = tuple[int, int]
+"""Id and start, in the kernel's ticks since it booted: an id alone may have been given to another process since."""
+Reason = TypeVar("Reason", bound=str)
+POLL_S = 0.05
+ASK_AGAIN_S = 5.0
+REAP_S = 10.0
+
+
+class ProcessGroup:
+    """Processes that work together: they are started one by one, and ended together."""
+
+    def __init__(
+        self,
+        stop: StopSignal | None = None,
+        *,
+        peer_grace_s: float,
+        end_grace_s: float,
+        adopted: Sequence[ProcessKey] = (),
+        ask: Callable[[signal.Signals], object] | None = None,
+    ) -> None:
+        self.stop = stop or StopSignal()
+        self.peer_grace_s = peer_grace_s
+        """How long the others may take to notice that one has failed, before all are ended."""
+        self.end_grace_s = end_grace_s
+        """How long what is asked to end may take, before it is killed."""
+        self.ask = ask
+        """Sends all a signal, where one to what was started would not reach them, or too many."""
+        self.children: list[subprocess.Popen[bytes]] = []
+        self.adopted = tuple(adopted)
+        """Processes that somebody else has started."""
+        self.keys: list[ProcessKey] = list(adopted)
+        self.killed: set[int] = set()
+        """Children that did not end when they were asked to, by the order of their start."""
+
+    def start(
+        self, words: Sequence[str], *, output: int | IO[bytes], env: Mapping[str, str], cwd: Path | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start a process in a session of its own, with no input; ``OSError`` where that cannot be."""
+        child = subprocess.Popen(
+            words,
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self.children.append(child)
+        if (key := process_key(child.pid)) is not None:
+            self.keys.append(key)
+        return child
+
+    @property
+    def codes(self) -> list[int | None]:
+        """Exit codes of the children; None for those that run."""
+        return [child.poll() for child in self.children]
+
+    @property
+    def is_running(self) -> bool:
+        """Whether any has not ended."""
+        return any(code is None for code in self.codes) or any(map(alive, self.adopted))
+
+    def wait(self, reason_to_end: Callable[[float], Reason]) -> Reason | Literal["signal", ""]:
+        """Wait until all have ended. The reason for which they were ended; empty where they ended by themselves, or
+        after one of them had failed.
+
+        All are ended when a signal was caught ("signal"), when ``reason_to_end``, which is called with the monotonic
+        time, gives a reason, or some time after one has failed.
+        """
+        failed_s = None
+        while self.is_running:
+            now = time.monotonic()
+            if failed_s is None and any(self.codes):
+                failed_s = now
+            reason: Reason | Literal["signal"] = "signal" if self.stop.signal is not None else reason_to_end(now)
+            if reason or (failed_s is not None and now - failed_s > self.peer_grace_s):
+                self.end()
+                return reason
+            time.sleep(POLL_S)
+        return ""
+
+    def end(self) -> None:
+        """Ask all to end, wait, and kill what is left."""
+        asked_s, began_s = None, time.monotonic()
+        while self.is_running and (now := time.monotonic()) - began_s < self.end_grace_s:
+            if asked_s is None or (self.ask is not None and now - asked_s > ASK_AGAIN_S):
+                asked_s = now
+                self._send(signal.SIGTERM)
+            time.sleep(POLL_S)
+        if self.is_running:
+            self.killed |= {at for at, code in enumerate(self.codes) if code is None}
+            self._send(signal.SIGKILL)
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill and reap all, and what they have left behind in their sessions."""
+        for key in self.keys:
+            send(key, signal.SIGKILL)
+        for child in self.children:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(timeout=REAP_S)
+
+    def _send(self, number: signal.Signals) -> None:
+        if self.ask is not None:
+            self.ask(number)
+            return
+        for key in self.keys:
+            send(key, number)
+
+
+def process_key(pid: int) -> ProcessKey | None:
+    """The key of a process that lives; None where none does."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if stat[0] in ("Z", "X") else (pid, int(stat[19]))
+
+
+def alive(process: ProcessKey) -> bool:
+    """Whether it is still that process."""
+    return process_key(process[0]) == tuple(process)
+
+
+def works_in(process: ProcessKey, folder: Path) -> bool:
+    """Whether its working directory is that folder, wherever the folder was moved since."""
+    with suppress(OSError):
+        return Path(f"/proc/{process[0]}/cwd").samefile(folder)
+    return False
+
+
+def send(process: ProcessKey, number: int) -> None:
+    """Send a signal to a process and to those of its group, if it leads one; nothing where it has ended."""
+    if not alive(process):
+        return
+    with suppress(ProcessLookupError, PermissionError):
+        if os.getpgid(process[0]) == process[0]:
+            os.killpg(process[0], number)
+        else:
+            os.kill(process[0], number)
+
+
+def free_port() -> int:
+    """A TCP port that nobody has now; somebody may, a moment later, and what needs it then fails."""
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        return int(listener.getsockname()[1])
+
+
+def core_count() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
