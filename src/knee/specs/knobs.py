@@ -36,6 +36,8 @@ class Knob:
     """Whether neither knee's trainer nor an export has any value but the default."""
     metavar: str = "N"
     label: str = ""
+    noun: str = ""
+    """What a value is called in the limits of a search."""
     least: float = 1
     most: float | None = None
     slider: int | None = None

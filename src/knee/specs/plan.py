@@ -122,7 +122,9 @@ class Plan:
         Knob(search="fixed", needs="tp", least=0, most=1, metavar="FRAC", default_words="the profile's value"),
     ] = None
     """Share of tensor-parallel communication that overlaps with GEMMs, from 0 to 1."""
-    schedule: Annotated[Schedule, Knob(search="listed", needs="pp", words="{}", always=True)] = ONE_F_ONE_B.name
+    schedule: Annotated[
+        Schedule, Knob(search="listed", needs="pp", words="{}", always=True, noun="pipeline schedule")
+    ] = ONE_F_ONE_B.name
     """Pipeline schedule: the order of the microbatches. dualpipe runs half of them from each end; every rank holds two
     stages, and tokens travel to experts beside the compute of another microbatch."""
     virtual_stages: Annotated[int, Knob(needs="pp", words=" x {}", slider=16)] = 1
@@ -139,11 +141,12 @@ class Plan:
             words="micro-batch {:,}",
             always=True,
             metavar="M",
+            noun="microbatch size",
             default_words="all sequences of the rank in one microbatch, or 1 with a pipeline",
         ),
     ] = 1
     """Sequences per microbatch on each data-parallel rank."""
-    recompute: Annotated[Recompute, Knob(search="listed")] = "none"
+    recompute: Annotated[Recompute, Knob(search="listed", noun="recomputation policy")] = "none"
     """Which activations the backward pass recomputes instead of storing them. attention: only attention (Megatron-LM
     calls this selective). ops: everything except attention and every second matrix product (torchtitan calls this
     selective). modules: the parts of a block that ``recompute_modules`` names. blocks: the share of blocks given by
