@@ -2,34 +2,8 @@
 
 from __future__ import annotations
 
-PLAN = (
-    "tp",
-    "pp",
-    "cp",
-    "dp_shard",
-    "dp_replicate",
-    "sharding",
-    "schedule",
-    "virtual_stages",
-    "micro_batch",
-    "cp_method",
-    "recompute",
-    "recompute_frac",
-    "precision",
-    "fp8_recipe",
-    "reduce_dtype",
-    "sync_every",
-    "sync_fragments",
-    "sync_dtype",
-    "collectives",
-    "ep",
-    "etp",
-    "dispatcher",
-    "ep_overlap",
-    "routing",
-    "imbalance",
-)
-"""Of the plan."""
+from knee.specs.plan import KNOBS
+
 METRICS = (
     "step_s",
     "tokens_per_s",
@@ -66,7 +40,7 @@ COLUMNS: tuple[str, ...] = (
     "seq_len",
     "set",
     "plan",
-    *PLAN,
+    *KNOBS,
     "degree",
     *METRICS,
     "trust",
