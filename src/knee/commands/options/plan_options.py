@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from knee.base.errors import InputError, argument, as_flags
+from knee.base.errors import argument, as_flags
 from knee.commands.options.sections import Option, Word
 from knee.specs.field_words import descriptions
 from knee.specs.knobs import Knob
@@ -82,9 +82,9 @@ def _knob_option(knob: Knob, section: str, default: str) -> Decorator:
         return option(flag, knob.name, metavar=knob.metavar, callback=_split, **settings)
     if knob.choices:
         return option(flag, knob.name, type=Word(knob.choices), **settings)
-    if knob.name.endswith("_frac"):
-        return option(flag, knob.name, metavar=knob.metavar, callback=_share, **settings)
-    return option(flag, knob.name, type=knob.kind, metavar=knob.metavar, **settings)
+    # a share is read with its unit where the plan is made: 0.25 or 25%
+    kind = str if knob.name.endswith("_frac") else knob.kind
+    return option(flag, knob.name, type=kind, metavar=knob.metavar, **settings)
 
 
 def split_words(text: str) -> tuple[str, ...]:
@@ -94,19 +94,6 @@ def split_words(text: str) -> tuple[str, ...]:
 
 def _split(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[str, ...] | None:  # noqa: ARG001
     return None if text is None else split_words(text)
-
-
-def _share(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:  # noqa: ARG001
-    return None if text is None else share_of(text, param.opts[0], str(param.name))
-
-
-def share_of(text: str, flag: str, name: str) -> float:
-    """A share, given as 0.02 or 2%."""
-    try:
-        return float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
-    except ValueError:
-        hint = f"use {flag} 2% or {flag} 0.02"
-        raise InputError(f"{flag} {text!r} is not a share", hint=hint, code="invalid-value", field=name) from None
 
 
 def plan_of(options: Mapping[str, Any]) -> dict[str, Any]:

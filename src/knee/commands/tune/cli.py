@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from knee.base.errors import InputError
 from knee.base.signals import BY_SIGNAL
 from knee.commands.options import job_options
-from knee.commands.options.plan_options import knob_options, option, share_of, space_limits
+from knee.commands.options.plan_options import knob_options, option, space_limits
 from knee.commands.options.sections import Sectioned, Word
 from knee.commands.options.sweep_options import program_words, run_options, site_options, take_site
 from knee.show.terminal.progress_bar import Patience
@@ -177,7 +177,7 @@ def run(
     The answer is the fastest measured plan, and a bound: with 90% probability, no untried candidate is faster by more.
     """
     _check_page(html)
-    options["within"] = share_of(options["within"], "--within", "within")
+    options["within"] = _share_of(options["within"])
     if replay is not None:
         _refuse_unplayed(ctx, replay)
         _replay(replay, within=options["within"], least_plans=least_plans, as_json=as_json)
@@ -269,6 +269,15 @@ def _replay(file: str, *, within: float, least_plans: int | None, as_json: bool)
         click.echo(json.dumps(answer.to_dict(), indent=1, allow_nan=False))
     else:
         print_replay(answer)
+
+
+def _share_of(text: str) -> float:
+    """A share, as 0.02 or 2%."""
+    try:
+        return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        hint = "use --within 2% or --within 0.02"
+        raise InputError(f"--within {text!r} is not a share", hint=hint, code="invalid-value", field="within") from None
 
 
 def _check_page(html: str | None) -> None:
