@@ -24,6 +24,7 @@ from knee.commands.study.study_file import load_study, study_names  # noqa: E402
 from knee.engine.measurement import CommLoad, Measurement, Memory  # noqa: E402
 from knee.specs.catalog import KINDS, entry_names  # noqa: E402
 from knee.specs.field_words import descriptions, field_rows  # noqa: E402
+from knee.specs.metrics import METRICS  # noqa: E402
 from knee.specs.named_specs import describe, read_tree  # noqa: E402
 from knee.trust.bands import CONSTANTS, MOE_CONSTANTS  # noqa: E402
 from knee.trust.error_table import EXPERTS, OWN, read_errors  # noqa: E402
@@ -279,9 +280,14 @@ def field_table(*specs: type) -> str:
     for spec in specs:
         parts.append(f"**{spec.__name__}**: {' '.join((spec.__doc__ or '').split()).replace('``', '`')}")
         parts.append(
-            table(("key", "meaning"), ((f"`{name}`", words or WORDS[name]) for name, _, words in field_rows(spec)))
+            table(("key", "meaning"), ((f"`{name}`", words or _meaning(name)) for name, _, words in field_rows(spec)))
         )
     return "\n\n".join(parts)
+
+
+def _meaning(name: str) -> str:
+    """What a key or column without a docstring means."""
+    return METRICS[name].meaning if name in METRICS and METRICS[name].meaning else WORDS[name]
 
 
 def column_table() -> str:
@@ -289,7 +295,7 @@ def column_table() -> str:
     from knee.commands.study.row_columns import COLUMNS
 
     words = descriptions(Measurement) | descriptions(knee.Plan) | descriptions(Trust)
-    return table(("column", "meaning"), ((f"`{name}`", words.get(name) or WORDS[name]) for name in COLUMNS))
+    return table(("column", "meaning"), ((f"`{name}`", words.get(name) or _meaning(name)) for name in COLUMNS))
 
 
 def answer_tables() -> str:

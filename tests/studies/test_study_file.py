@@ -20,9 +20,9 @@ from knee.commands.study.questions import points_of
 from knee.commands.study.record_store import IMPOSSIBLE, Store
 from knee.commands.study.rows import bandwidth_rows, hardware_row, impossible_row, step_row
 from knee.commands.study.run_study import sheet_rows
-from knee.commands.study.study_file import FOLDER, Study, _checked, known_keys, load_study, study_names, uncounted
+from knee.commands.study.study_file import FOLDER, Study, check_study, load_study, study_names, uncounted
 from knee.commands.study.study_layers import laid_over_common
-from knee.specs.check import SeveralMistakes
+from knee.specs.check import SeveralMistakes, all_keys
 from refusals import caught, kind
 
 MINE = """\
@@ -79,9 +79,9 @@ def load(folder: Path, text: str, name: str = "mine.toml") -> Study:
 def refused(folder: Path, text: str) -> KneeError:
     error = caught(lambda: load(folder, text))
     assert isinstance(error, InputError)
-    assert error.message.startswith("mine.toml: ")
+    assert error.message.startswith(("mine.toml: ", "mine.toml has "))
     assert error.hint
-    assert len(error.message) < 400
+    assert all(len(line) < 400 for line in error.message.splitlines())
     return error
 
 
@@ -178,7 +178,7 @@ def test_all_mistakes_are_said_at_once(tmp_path: Path) -> None:
     error = refused(tmp_path, many + MINE.replace("title =", "t ="))
     assert isinstance(error, SeveralMistakes)
     assert len(error.mistakes) == 41
-    assert error.message.count(";") == 5  # five of them are shown
+    assert error.message.count("\n") == 41
 
 
 def test_a_grid_is_enough(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def _harmed(raw: dict[str, Any], chance: random.Random) -> dict[str, Any]:
     elif what < 0.3 and isinstance(node, list):
         node.append(copy.deepcopy(node[path[-1]]))
     elif what < 0.4 and isinstance(node, dict):
-        node[chance.choice(known_keys(Study))] = copy.deepcopy(chance.choice(ODD))
+        node[chance.choice(all_keys(Study))] = copy.deepcopy(chance.choice(ODD))
     else:
         node[path[-1]] = copy.deepcopy(chance.choice(ODD))
     return raw
@@ -280,7 +280,7 @@ def test_whatever_a_file_has_is_answered_in_words(name: str) -> None:
     for _ in range(150):
         harmed = _harmed(raw, chance)
         try:
-            study = _checked(name, laid_over_common(harmed, where="mine.toml", hint=""), where="mine.toml")
+            study = check_study(name, laid_over_common(harmed, where="mine.toml", hint=""), where="mine.toml")
             accepted += 1
             points_of(study)
             assert all(verdict.found for verdict in judge(study.claim, rows, name))

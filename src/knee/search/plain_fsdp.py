@@ -12,6 +12,7 @@ from knee.engine.one_job import simulate
 from knee.search.plan_search import SearchResult, search
 from knee.search.space import Space
 from knee.specs.job import Job
+from knee.specs.metrics import METRICS, VIEWS
 from knee.specs.notes import Note
 from knee.specs.plan import SHARDINGS, Plan
 from knee.specs.plan_table import PlanTable
@@ -62,12 +63,7 @@ def _rows_like(table: PlanTable, plan: Plan) -> list[int]:
     return [int(row) for row in np.flatnonzero(alike)]
 
 
-PARTS = {
-    "compute_s": "compute",
-    "exposed_comm_s": "exposed communication",
-    "bubble_s": "pipeline bubble",
-    "idle_s": "host time",
-}
+PARTS = VIEWS["parts of a step"]
 
 
 def why(job: Job, result: Measurement, base: Baseline) -> str:
@@ -81,10 +77,10 @@ def why(job: Job, result: Measurement, base: Baseline) -> str:
     share = total / base.result.step_s
     said = f"{abs(share):.1%} {'less' if share >= 0 else 'more'} time per step than plain FSDP"
     if gains:
-        said += ": " + ", ".join(f"{show(s, 's')} less {PARTS[name]}" for name, s in gains)
+        said += ": " + ", ".join(f"{show(s, 's')} less {METRICS[name].label}" for name, s in gains)
         said += _group(result, base)
     if losses:
-        said += "; " + ", ".join(f"{show(-s, 's')} more {PARTS[name]}" for name, s in losses)
+        said += "; " + ", ".join(f"{show(-s, 's')} more {METRICS[name].label}" for name, s in losses)
     return said
 
 

@@ -1,13 +1,14 @@
-"""From an unchecked tree of values to a spec, with every mistake reported at once."""
+"""From unchecked values of a file to a spec or another dataclass, with every mistake reported at once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, is_dataclass, replace
-from functools import cache
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache, partial
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from knee.base import units
 from knee.base.errors import FieldError, SpecError
@@ -16,8 +17,9 @@ from knee.specs.fields import SPECS, Field, field_at, fields_of, known_keys, opt
 from knee.specs.plan import RENAMED
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter
+    from pydantic import TypeAdapter, ValidationError
 
+T = TypeVar("T")
 
 # Specs from values that already have the types of their fields, as all of the catalogue do. Importing pydantic and
 # preparing it for the specs takes longer than reading the catalogue. It is needed only for a value that has to be
@@ -117,8 +119,8 @@ def below(place: str, value: object, rule: str) -> Mistake:
     return Mistake(code=OUT_OF_RANGE, place=place, text=f"is {value}; {rule}", predicate=True)
 
 
-def raise_mistakes(label: str, mistakes: list[Mistake]) -> None:
-    """One error that names them all, if there are any."""
+def raise_mistakes(label: str, mistakes: Sequence[Mistake], hint: str | None = None) -> None:
+    """Raise one error that names all mistakes, if there are any; ``hint`` is for those that have none of their own."""
     if not mistakes:
         return
     if len(mistakes) == 1:
@@ -126,10 +128,10 @@ def raise_mistakes(label: str, mistakes: list[Mistake]) -> None:
         label = "" if only.place.startswith((SET, label)) else label
         text = f"{label}: {_sentence(only)}".removeprefix(": ")
         field = only.field or only.place.removeprefix(f"{SET} ") or None
-        raise SpecError(text, hint=only.hint, code=only.code, field=field)
+        raise SpecError(text, hint=only.hint or hint, code=only.code, field=field)
     lines = [f"{m.place}: {m.text}".removeprefix(": ") + (f" ({m.hint})" if m.hint else "") for m in mistakes]
-    hint = None
-    if label.endswith(".toml") and any(mistake.code == MISSING_FIELD for mistake in mistakes):
+    hint = next((mistake.hint for mistake in mistakes if mistake.hint), hint)
+    if hint is None and label.endswith(".toml") and any(mistake.code == MISSING_FIELD for mistake in mistakes):
         hint = 'base = "NAME" in the file takes what it lacks from that entry of `knee catalog`'
     raise SeveralMistakes("\n  ".join([f"{label} has {len(mistakes)} mistakes:", *lines]), mistakes, hint=hint)
 
@@ -155,13 +157,12 @@ def build(kind: str, tree: Tree, mistakes: list[Mistake], prefix: str = "") -> A
     bad |= _flags_as_numbers(kind, tree)
     mistakes += [_moved(mistake, tree, prefix) for mistake in bad.values()]
     try:
-        spec = _adapter(kind).validate_python(plain)
-    except UnicodeEncodeError:  # bytes of an argument or of a file that are half of a letter
-        text = "contains text that is not valid UTF-8"
-        mistakes.append(Mistake(code="not-utf8", place=prefix.rstrip("."), text=text))
+        spec = _adapter(SPECS[kind]).validate_python(plain)
+    except UnicodeEncodeError:
+        mistakes.append(_not_utf8(prefix.rstrip(".")))
         return None
     except ValidationError as error:
-        for mistake in (*(_worded(kind, item) for item in error.errors(include_url=False)), *_negatives(kind, tree)):
+        for mistake in (*mistakes_of(error, plain, partial(known_keys, kind)), *_negatives(kind, tree)):
             if mistake.place not in bad:
                 bad[mistake.place] = mistake
                 mistakes.append(_moved(mistake, tree, prefix))
@@ -187,10 +188,10 @@ def _dots(path: str) -> list[int]:
 
 
 @cache
-def _adapter(kind: str) -> TypeAdapter[Any]:
+def _adapter(form: type) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
-    return TypeAdapter(SPECS[kind])
+    return TypeAdapter(form)
 
 
 def _plain(tree: Tree, prefix: str, bad: dict[str, Mistake]) -> dict[str, Any]:
@@ -281,41 +282,167 @@ def _moved(mistake: Mistake, tree: Tree, prefix: str) -> Mistake:
     return replace(mistake, place=place.rstrip("."))
 
 
-def _worded(kind: str, item: Any) -> Mistake:
-    """A pydantic error in our words."""
-    place = ".".join(str(part) for part in item["loc"])
-    table, _, key = place.rpartition(".")
-    error = item.get("ctx", {}).get("error")
-    if isinstance(error, SpecError):
-        return _in_place(place, error)
-    if item["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
+# One translator of pydantic's errors, for every file that is read: specs, studies, sites and jobs of the trainer.
+
+EXPECTED = {
+    "bool": "true or false",
+    "dataclass": "a table",
+    "dict": "a table",
+    "float": "a number",
+    "int": "a whole number",
+    "string": "text",
+    "tuple": "a list",
+}
+"""First word of pydantic's type of an error -> what belongs there."""
+CODES = {
+    "finite_number": OUT_OF_RANGE,
+    "float_parsing": NO_NUMBER,
+    "greater_than": OUT_OF_RANGE,
+    "int_from_float": NO_NUMBER,
+    "int_parsing": NO_NUMBER,
+    "int_parsing_size": NO_NUMBER,
+    "less_than_equal": OUT_OF_RANGE,
+    "too_short": OUT_OF_RANGE,
+}
+"""pydantic's type of an error -> code of the mistake; the rest is of a wrong type."""
+LONG = 60
+"""Characters of a value that an error quotes."""
+MOST_LISTED = 60
+"""Keys that an error lists."""
+
+
+def validate(
+    form: Callable[..., T],
+    raw: Mapping[str, Any],
+    label: str,
+    *,
+    hint: str | None = None,
+    strict: bool = False,
+    relative: bool = False,
+    also: Sequence[str] = (),
+) -> T:
+    """The dataclass ``form`` of plain data, or SpecError with all mistakes.
+
+    ``label`` is what errors call the data. ``strict`` converts no text to numbers. ``relative``: errors that tables of
+    the form raise name fields of that table. ``also`` are keys that a file may have beside those of the form.
+    """
+    from pydantic import ValidationError
+
+    try:
+        adapter = _adapter(form)
+        # only in JSON does strict validation take a list for a tuple
+        made: T = (
+            adapter.validate_json(json.dumps(raw, default=str), strict=True) if strict else adapter.validate_python(raw)
+        )
+        return made
+    except UnicodeEncodeError:
+        found = [_not_utf8("")]
+    except ValidationError as error:
+        found = mistakes_of(error, raw, lambda _: (*also, *all_keys(form)), relative=relative)
+    raise_mistakes(label, found, hint)
+    raise AssertionError(label)
+
+
+def mistakes_of(
+    error: ValidationError, raw: Any, known: Callable[[str], Sequence[str]], *, relative: bool = False
+) -> list[Mistake]:
+    """pydantic's errors about ``raw``, one for each place; ``known`` gives the keys of the table at a place."""
+    found: dict[str, list[Mistake]] = {}
+    there: dict[str, Any] = {}
+    for item in error.errors(include_url=False):
+        place, there_now = _locate(item["loc"], raw, missing=item["type"].startswith("missing"))
+        mistake = _translate(item, place, there_now, known)
+        if relative and mistake.field:
+            mistake = replace(mistake, place=f"{place}.{mistake.field}".lstrip("."), field=None)
+        found.setdefault(place, []).append(mistake)
+        there[place] = there_now
+    # several at one place: the value has none of the forms that it may have
+    return [
+        some[0]
+        if len(set(some)) == 1
+        else Mistake(code=WRONG_TYPE, place=place, text=f"cannot be {_quote(there[place])}", predicate=True)
+        for place, some in found.items()
+    ]
+
+
+def _locate(loc: Sequence[str | int], raw: Any, *, missing: bool) -> tuple[str, Any]:
+    """The dotted place in the file and what is there; pydantic's location also has names of types and of unions."""
+    place: list[str] = []
+    for number, part in enumerate(loc, start=1):
+        inside = part in raw if isinstance(raw, dict) else isinstance(raw, list) and part in range(len(raw))
+        if inside:
+            raw = raw[part]
+        if inside or (missing and number == len(loc)):
+            place.append(str(part))
+    return ".".join(place), raw
+
+
+def _translate(item: Any, place: str, given: Any, known: Callable[[str], Sequence[str]]) -> Mistake:
+    type_, context = item["type"], item.get("ctx", {})
+    if type_ == "value_error":
+        return _in_place(place, context["error"])
+    if type_.startswith("missing"):
         return missing_field(place)
-    if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return Mistake(code=UNKNOWN_FIELD, place=place, text=_unknown_key(kind, table, key), predicate=True)
-    if item["type"] == "literal_error":
-        words = item["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
-        place = place.removesuffix(".[key]")
-        text, hint = f"{item['input']!r} is not one of {words}", RENAMED.get(str(item["input"]))
-        return Mistake(code=UNKNOWN_CHOICE, place=place, text=text, hint=hint)
-    if item["type"].startswith(("dataclass", "dict", "tuple")):
-        return Mistake(code=WRONG_TYPE, place=place, text=f"should be a table or a list, not {item['input']!r}")
-    expected = {"int": "a whole number", "float": "a number", "bool": "true or false", "string": "a word"}
-    type_ = item["type"].partition("_")[0]
-    text = f"should be {expected.get(type_, item['msg'])}, not {item['input']!r}"
-    return Mistake(code=NO_NUMBER if type_ in ("int", "float") else WRONG_TYPE, place=place, text=text)
+    if type_ in ("extra_forbidden", "unexpected_keyword_argument"):
+        return _unknown_key(place, known)
+    if type_ == "literal_error":
+        words = context["expected"].replace("'", "").replace(" or ", ", ")
+        text = f"{_quote(given)} is not one of {words}"
+        return Mistake(code=UNKNOWN_CHOICE, place=place, text=text, hint=RENAMED.get(str(given)))
+    if type_.startswith("union_tag"):
+        place = f"{place}.{context['discriminator'].strip(chr(39))}".lstrip(".")
+        if type_ == "union_tag_not_found":
+            return missing_field(place)
+        text = f"is {_quote(context['tag'])}, which is none of {context['expected_tags']}"
+        return Mistake(code=UNKNOWN_CHOICE, place=place, text=text, predicate=True)
+    if type_ == "tuple_type" and isinstance(given, dict):
+        return Mistake(code=WRONG_TYPE, place=place, text=f"should be a list: [[{place}]]", predicate=True)
+    expected = EXPECTED.get(type_.partition("_")[0])
+    message = f"should be {expected}" if expected else item["msg"][:1].lower() + item["msg"][1:]
+    return Mistake(code=CODES.get(type_, WRONG_TYPE), place=place, text=f"{message}, not {_quote(given)}")
 
 
-def _in_place(table: str, error: SpecError) -> Mistake:
+def _in_place(table: str, error: ValueError) -> Mistake:
     """A spec's own complaint; one about a single field ("gpu.sms is 0; ...") moves to that field's place."""
-    if not isinstance(error, FieldError):
+    if isinstance(error, FieldError):
+        name = str(error.field).rpartition(".")[2]
+        return Mistake(code=error.code, place=f"{table}.{name}".lstrip("."), text=error.predicate, predicate=True)
+    if isinstance(error, SpecError):
         return Mistake(code=error.code, place=table, text=error.message, hint=error.hint, field=error.field)
-    name = str(error.field).rpartition(".")[2]
-    return Mistake(code=error.code, place=f"{table}.{name}".lstrip("."), text=error.predicate, predicate=True)
+    return Mistake(code="not-an-amount", place=table, text=str(error))
 
 
-def _unknown_key(kind: str, table: str, key: str) -> str:
-    if key == "kind":
-        return f"is neither a field nor a kind of source: {', '.join(SOURCE_KINDS)}"
-    known = known_keys(kind, table)
-    close = did_you_mean(key, known)
-    return "is not a field; " + (f"did you mean {close}?" if close else f"known fields: {', '.join(known)}")
+def _unknown_key(place: str, known: Callable[[str], Sequence[str]]) -> Mistake:
+    table, _, key = place.rpartition(".")
+    keys = known(table)
+    close, listed = did_you_mean(key, keys), f"; known fields: {', '.join(keys)}"
+    text = "is not a field" + (listed if close is None and len(keys) <= MOST_LISTED else "")
+    if key == "kind" and key not in keys:
+        close, text = None, f"is neither a field nor a kind of source: {', '.join(SOURCE_KINDS)}"
+    hint = None if close is None else f"did you mean {close}?"
+    return Mistake(code=UNKNOWN_FIELD, place=place, text=text, hint=hint, predicate=True)
+
+
+def _not_utf8(place: str) -> Mistake:
+    return Mistake(code="not-utf8", place=place, text="contains text that is not valid UTF-8", predicate=True)
+
+
+def _quote(given: Any) -> str:
+    text = repr(given)
+    return text if len(text) <= LONG else f"{text[:LONG]}..."
+
+
+@cache
+def all_keys(form: type) -> tuple[str, ...]:
+    """Every key that a file of this form may have, in any of its tables."""
+    return tuple(dict.fromkeys(_keys_below(form, set())))
+
+
+def _keys_below(hint: Any, seen: set[type]) -> Iterator[str]:
+    if isinstance(hint, type) and is_dataclass(hint) and hint not in seen:
+        seen.add(hint)
+        for field in fields(hint):
+            yield field.name
+            yield from _keys_below(types_of(hint)[field.name], seen)
+    for part in get_args(hint):
+        yield from _keys_below(part, seen)

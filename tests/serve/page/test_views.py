@@ -140,7 +140,7 @@ def test_scaling_shows_the_knee(explorer: Open) -> None:
     assert all(f"{p['gpus']:,} GPUs {p['tokens_per_s_per_gpu']:,.0f}" in label for p in answer["points"])
     assert f"knee: {answer['knees']['throughput']['gpus']:,} GPUs" in chart.get_by_role("img").text_content()  # type: ignore[operator]
     assert "published runs" in chart.inner_text()
-    for name in ("MFU", "exposed share", "watts per GPU", "dollars per million tokens", "tokens/s in all"):
+    for name in ("MFU", "exposed share of the step", "power per GPU", "cost per million tokens", "tokens/s"):
         page.get_by_role("radio", name=name, exact=True).check()
         found.settled()
         assert (chart.get_by_role("img").get_attribute("aria-label") or "").startswith(name)

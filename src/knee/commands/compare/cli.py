@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 
 from knee.commands.compare.api import Comparison
-from knee.commands.compare.side_by_side import shown
 from knee.show.terminal.table import print_heading, print_rows
 
 # Records side by side, on the screen.
@@ -34,7 +33,7 @@ def print_answer(found: Comparison) -> None:
     rows = [["", *(f"{number} {kind}" for number, kind in enumerate(found.kinds, start=1))]]
     for one in found.values:
         cells = [
-            shown(one.quantity, value) + ("" if share is None else f" ({share:+.1%})")
+            one.quantity.metric.text(value) + ("" if share is None else f" ({share:+.1%})")
             for value, share in zip(one.values, (None, *one.difference_frac[1:]), strict=True)
         ]
         rows.append([one.quantity.title, *cells])

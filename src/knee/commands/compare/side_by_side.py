@@ -10,8 +10,8 @@ from typing import Any, get_args
 
 from knee.base.errors import InputError, argument
 from knee.base.files import cannot_read, read_text
-from knee.base.units import precise, show
 from knee.engine.measurement import Kind
+from knee.specs.metrics import METRICS, VIEWS, Metric
 from knee.specs.notes import Note
 
 FORM = "give a record of `knee simulate --json`, `knee trace --json` or `knee train`, or the folder of a run"
@@ -26,14 +26,29 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRow:
-    """One quantity that records are compared in."""
+    """One metric that records are compared in."""
 
-    title: str
-    key: str
-    unit: str | None
-    """None for a plain number."""
-    over: str | None = None
-    """The key that it is a share of."""
+    metric: Metric
+
+    @property
+    def title(self) -> str:
+        """Its label."""
+        return self.metric.label
+
+    @property
+    def key(self) -> str:
+        """Its key in a record; of a share, that of its part."""
+        return self.metric.part or self.metric.name
+
+    @property
+    def unit(self) -> str | None:
+        """Such as ``s`` or ``bytes``; None for a plain number."""
+        return self.metric.unit.removesuffix("_per_gpu") or None
+
+    @property
+    def over(self) -> str | None:
+        """The key that it is a share of; None for what is no share."""
+        return self.metric.whole or None
 
     def value(self, record: Record) -> float | None:
         """Of a record; None where it is not known."""
@@ -45,20 +60,7 @@ class ComparedRow:
         return _ratio(value, whole)
 
 
-ROWS = (
-    ComparedRow(title="tokens/s", key="tokens_per_s", unit=None),
-    ComparedRow(title="tokens/s per GPU", key="tokens_per_s_per_gpu", unit=None),
-    ComparedRow(title="step time", key="step_s", unit="s"),
-    ComparedRow(title="MFU", key="mfu_frac", unit="frac"),
-    ComparedRow(title="compute load", key="compute_load_s", unit="s"),
-    ComparedRow(title="communication load", key="comm_load_s", unit="s"),
-    ComparedRow(title="exposed communication", key="exposed_comm_s", unit="s"),
-    ComparedRow(title="exposed share of the step", key="exposed_comm_s", unit="frac", over="step_s"),
-    ComparedRow(title="overlapped communication", key="overlapped_comm_s", unit="s"),
-    ComparedRow(title="memory per GPU", key="memory_bytes", unit="bytes"),
-    ComparedRow(title="power per GPU", key="power_w_per_gpu", unit="w"),
-    ComparedRow(title="tokens per joule", key="tokens_per_j", unit=None),
-)
+ROWS = tuple(ComparedRow(metric=METRICS[name]) for name in VIEWS["comparison of records"])
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -161,15 +163,6 @@ def _plans(plans: Sequence[Any]) -> list[str]:
         for name in names
         if len({str(plan.get(name)) for plan in known}) > 1
     ]
-
-
-def shown(row: ComparedRow, value: float | None) -> str:
-    """A value as people read it."""
-    if value is None:
-        return "unknown"
-    if row.unit is not None:
-        return show(value, row.unit) if value else f"0 {row.unit}".replace("0 frac", "0%")
-    return precise(value)
 
 
 def _number(record: Record, key: str) -> float | None:

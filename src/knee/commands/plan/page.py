@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from knee.base.units import amount, precise, short, show
+from knee.base.units import amount, precise, short
 from knee.engine.one_job import ASSUMPTIONS
 from knee.show.page.failure_section import failure_section
 from knee.show.page.page import Key, Page, Section, render_page
 from knee.show.page.tables import Table, record_table
+from knee.specs.metrics import METRICS, VIEWS, values_of
 
 # The part of a page about a whole run: days, GPU-hours, dollars, energy and CO2e.
 
@@ -52,7 +53,7 @@ def training_section(run: Mapping[str, Any]) -> Section:
 
 
 Data = Mapping[str, Any]
-RANKING = ("rank", "tokens/s", "per GPU", "MFU", "exposed", "bubble", "free memory", "W/GPU", "tokens/J", "USD/Mtoken")
+RANKING = VIEWS["ranking of plans"]
 
 
 def plan_page(data: Data, words: Mapping[int, str], *, command: str = "", month: Sequence[Data] = ()) -> str:
@@ -104,19 +105,13 @@ def plan_page(data: Data, words: Mapping[int, str], *, command: str = "", month:
 
 
 def _ranking(plans: Sequence[Data], words: Mapping[int, str]) -> Table:
+    heads = ("rank", *(METRICS[name].heading for name in RANKING), "plan")
     rows = []
     for plan in plans:
-        cells = (
-            plan["rank"],
-            precise(plan["tokens_per_s"]),
-            precise(plan["tokens_per_s_per_gpu"]),
-            *(f"{plan[name]:.1%}" for name in ("mfu_frac", "exposed_frac", "bubble_frac")),
-            show(plan["headroom_bytes"], "bytes"),
-            *(None if plan[name] is None else f"{plan[name]:.4g}" for name in ("power_w_per_gpu", "tokens_per_j")),
-            None if plan["usd_per_mtoken"] is None else f"{plan['usd_per_mtoken']:.3f}",
-        )
-        rows.append(dict(zip(RANKING, cells, strict=True)) | {"plan": words[plan["rank"]]})
-    return record_table("Plans", (*RANKING, "plan"), rows)
+        values = values_of(plan, "ranking of plans")
+        cells = (None if value is None else METRICS[name].cell(value) for name, value in values.items())
+        rows.append(dict(zip(heads, (plan["rank"], *cells, words[plan["rank"]]), strict=True)))
+    return record_table("Plans", heads, rows)
 
 
 def _sensitivity(bars: Sequence[Data]) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,21 +31,6 @@ from knee.specs.plan_words import plan_words
 from knee.trust.trust import Trust, trust_of
 
 # One plan of a search, with its metrics.
-
-METRICS = (
-    "tokens_per_s",
-    "tokens_per_s_per_gpu",
-    "mfu_frac",
-    "step_s",
-    "compute_s",
-    "exposed_comm_s",
-    "overlapped_comm_s",
-    "bubble_s",
-    "memory_bytes",
-    "power_w_per_gpu",
-    "tokens_per_j",
-    "usd_per_mtoken",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +64,10 @@ class RankedPlan(Result):
     def to_dict(self) -> dict[str, Any]:
         """Plain data; the name of each key ends in its unit."""
         return asdict(self)
+
+
+METRICS = tuple(one.name for one in fields(RankedPlan) if one.name in {column.name for column in fields(Results)})
+"""Metrics of a ranked plan that the simulator has a column for."""
 
 
 def ranked_plan(

@@ -7,17 +7,26 @@ from collections.abc import Sequence
 
 import click
 
-from knee.base.units import show
 from knee.commands.plan.result import PlanSearch, RankedPlan
 from knee.commands.simulate.text import print_training, trust_words
 from knee.search.sensitivity import Bar
-from knee.show.terminal.table import print_heading, print_rows
+from knee.show.terminal.table import print_columns, print_heading, print_rows
 from knee.specs.choices import OBJECTIVE_WORDS
+from knee.specs.metrics import VIEWS, values_of
 from knee.specs.plan_words import plan_words
 
 SHOWN_FRONT = 8
 BAR_WIDTH = 24
-LEAST_FIRST = (9, 8, 7, 2, 5, 10, 6, 4)
+LEAST_FIRST = (
+    "usd_per_mtoken",
+    "tokens_per_j",
+    "power_w_per_gpu",
+    "tokens_per_s_per_gpu",
+    "bubble_frac",
+    "good_frac",
+    "headroom_bytes",
+    "exposed_comm_frac",
+)
 """Columns of the ranking that a narrow terminal does without."""
 
 
@@ -67,10 +76,10 @@ def print_search(answer: PlanSearch) -> None:
     plain = [answer.baseline] if answer.baseline is not None else []
     listed = {plan.rank: plan for plan in (*answer.plans, answer.best, *plain) if plan.rank is not None}
     print_heading(f"best plans, ranked by {OBJECTIVE_WORDS[found.objective]}")
-    print_rows(_cells(answer, [listed[rank] for rank in sorted(listed)]), right=range(11), optional=LEAST_FIRST)
+    _print_plans(answer, [listed[rank] for rank in sorted(listed)])
     if len(answer.front) > 1:
         print_heading("Pareto front of tokens/s, tokens/J and free memory, among the simulated plans")
-        print_rows(_cells(answer, _spread(answer.front)), right=range(11), optional=LEAST_FIRST)
+        _print_plans(answer, _spread(answer.front))
     print_heading(
         "sensitivity: change of tokens/s with +25% of each resource, plan re-optimised (in parentheses: -25%)"
     )
@@ -88,55 +97,25 @@ def _robustness(answer: PlanSearch) -> str:
     return said
 
 
-def _cells(answer: PlanSearch, plans: list[RankedPlan]) -> list[list[str]]:
+def _print_plans(answer: PlanSearch, plans: list[RankedPlan]) -> None:
     """Some plans, and plain FSDP below them where the search has left it out."""
     plain = answer.baseline
-    table = [
-        [
-            "#",
-            "tokens/s",
-            "tokens/s/GPU",
-            "MFU",
-            "exposed comm",
-            "bubble",
-            "free memory",
-            "W/GPU",
-            "tokens/J",
-            "$/Mtoken",
-            "draws within 2%",
-            "plan",
-        ]
-    ]
-    for plan in plans:
-        marks = [
-            word
-            for word, is_it in (
-                ("recommended", plan.rank == answer.best.rank),
-                ("plain FSDP", plain is not None and plan.rank == plain.rank),
-            )
-            if is_it
-        ]
-        table.append([*_numbers(plan), plan_words(plan.plan) + (f"  <- {', '.join(marks)}" if marks else "")])
-    if plain is not None and plain.rank is None:
-        table.append([*_numbers(plain), f"{plan_words(plain.plan)}  <- plain FSDP"])
-    return table
-
-
-def _numbers(plan: RankedPlan) -> list[str]:
-    price, good = plan.usd_per_mtoken, plan.good_frac
-    return [
-        "" if plan.rank is None else f"{plan.rank:,}",
-        f"{plan.tokens_per_s:,.0f}",
-        f"{plan.tokens_per_s_per_gpu:,.0f}",
-        f"{plan.mfu_frac:.1%}",
-        f"{plan.exposed_frac:.1%}",
-        f"{plan.bubble_frac:.1%}",
-        show(plan.headroom_bytes, "bytes"),
-        f"{plan.power_w_per_gpu:.0f}",
-        f"{plan.tokens_per_j:.2f}",
-        "?" if price is None else f"{price:.3f}",
-        "" if good is None else f"{good:.0%}",
-    ]
+    rows = []
+    for plan in [*plans, *([plain] if plain is not None and plain.rank is None else [])]:
+        marks = {
+            "recommended": plan.rank is not None and plan.rank == answer.best.rank,
+            "plain FSDP": plain is not None and plan.rank == plain.rank,
+        }
+        said = ", ".join(word for word, holds in marks.items() if holds)
+        rows.append(
+            values_of(plan, "ranking of plans")
+            | {
+                "#": "" if plan.rank is None else f"{plan.rank:,}",
+                "good_frac": "" if plan.good_frac is None else f"{plan.good_frac:.0%}",
+                "plan": plan_words(plan.plan) + (f"  <- {said}" if said else ""),
+            }
+        )
+    print_columns(("#", *VIEWS["ranking of plans"], "good_frac", "plan"), rows, left=("plan",), optional=LEAST_FIRST)
 
 
 def _spread(front: Sequence[RankedPlan]) -> list[RankedPlan]:

@@ -13,21 +13,11 @@ import click
 from knee.commands.report.api import RecordsReport
 from knee.show.figures.labels import format_value, heading
 from knee.show.terminal.table import print_rows
+from knee.specs.metrics import VIEWS
 
 # One's own records on the screen.
 
-COLUMNS = (
-    "series",
-    "kind",
-    "gpus",
-    "tokens_per_s_per_gpu",
-    "step_s",
-    "mfu_frac",
-    "exposed_frac",
-    "memory_bytes",
-    "power_w_per_gpu",
-    "tokens_per_j",
-)
+COLUMNS = ("series", "kind", "gpus", *VIEWS["list of records"])
 
 
 def print_records(answer: RecordsReport) -> None:

@@ -21,6 +21,7 @@ from knee.show.figures.figure import Figure
 from knee.show.figures.labels import name_of, value_with_name
 from knee.show.page.page import Bullets, Key, Page, Section, chart_of, render_page
 from knee.show.page.tables import Table, record_table
+from knee.specs.metrics import VIEWS
 
 PARTS = "parts"
 CHARTS = {
@@ -62,16 +63,6 @@ SAYS = {
     "efficiency": "Model FLOP over the peak, and the memory of the GPU that needs most.",
     "energy": "What a GPU draws, and what a joule trains.",
 }
-MEMBERS = (
-    "tokens_per_s_per_gpu",
-    "step_s",
-    "mfu_frac",
-    "exposed_frac",
-    "memory_bytes",
-    "power_w_per_gpu",
-    "tokens_per_j",
-)
-"""Metrics of the table of all records."""
 ASSUMPTIONS = (
     "Lines and bars are simulated, dots measured, hollow diamonds published. A record says which of them it is.",
     "Unknown means that a record does not say.",
@@ -246,7 +237,7 @@ def _section(name: str, rows: Sequence[Row], *, with_mfu: bool) -> Section:
 
 def _all(rows: Sequence[Row], notes: Sequence[str]) -> Section:
     labels = ("record", "kind", "series", "model", "cluster", "profile", "gpus", "global_batch", "seq_len", "plan")
-    columns = [*labels, "flop_convention", *MEMBERS, "fits", "trust"]
+    columns = [*labels, "flop_convention", *VIEWS["list of records"], "fits", "trust"]
     kept = [name for name in columns if name in labels or any(row.get(name) is not None for row in rows)]
     left = [Bullets(title="Left out", sentences=tuple(notes))] if notes else []
     return Section(

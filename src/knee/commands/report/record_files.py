@@ -12,11 +12,11 @@ from knee.base.errors import InputError, KneeError, argument
 from knee.base.files import cannot_read, json_values, read_text, why_unreadable
 from knee.commands.compare.side_by_side import FORM
 from knee.commands.study.quantities import Row
-from knee.commands.study.row_columns import METRICS
 from knee.commands.study.rows import identity, step_row
 from knee.engine.measurement import Kind
 from knee.engine.one_job import simulate
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
+from knee.specs.metrics import STEP
 from knee.specs.notes import Note
 from knee.specs.plan import COUNTS as PLAN_COUNTS
 from knee.specs.plan import SHARDING_FAMILIES
@@ -130,7 +130,7 @@ def refused(value: Any) -> str | None:
         return f"it is a point that is not possible: {value[IMPOSSIBLE]}"
     if value.get("kind", "measured") not in get_args(Kind):
         return f"its kind is {str(value.get('kind'))[:40]!r}, not one of {', '.join(get_args(Kind))}"
-    if not any(_number(value.get(name)) is not None for name in METRICS if name not in WORDS):
+    if not any(_number(value.get(name)) is not None for name in STEP if name not in WORDS):
         ended = f" (the run {value['status']}: {value.get('error')})" if value.get("status") else ""
         return f"it contains no measured or simulated value{ended}"
     gpus = value.get("gpus")
@@ -141,7 +141,7 @@ def refused(value: Any) -> str | None:
 
 def _measured(value: Mapping[str, Any]) -> dict[str, Any]:
     record = dict(value["record"] if value.get("kind") == "trace" else value)
-    return record | {name: _number(record.get(name)) for name in METRICS if name not in WORDS}
+    return record | {name: _number(record.get(name)) for name in STEP if name not in WORDS}
 
 
 def _number(value: Any) -> float | int | None:
@@ -195,7 +195,7 @@ def _row(one: FoundRecord) -> dict[str, Any]:
     except KneeError:  # a cluster that the catalogue does not have
         row = step_row({**record, "cluster": None}, study="", series="") | {"cluster": record.get("cluster")}
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
-        keys = ("model", "cluster", "profile", "gpus", "global_batch", "seq_len", *METRICS)
+        keys = ("model", "cluster", "profile", "gpus", "global_batch", "seq_len", *STEP)
         row = {name: record.get(name) for name in keys} | {"kind": record.get("kind", "measured"), "plan": None}
     return {name: _cell(name, value) for name, value in row.items()} | {"record": one.name}
 

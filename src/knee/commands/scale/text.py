@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
-from knee.base.units import DAY_S, precise
+from knee.base.units import DAY_S
 from knee.commands.scale.result import Scaling, ScalingCurve, assumptions, listed, sentence, weak_words
 from knee.commands.simulate.text import PRICE, between
 from knee.engine.reliability.whole_run import WholeRun
 from knee.search.knee import GOALS, Knee
-from knee.show.terminal.table import print_heading, print_rows
+from knee.show.terminal.table import print_columns, print_heading, print_rows
 from knee.specs.choices import OBJECTIVE_WORDS
+from knee.specs.metrics import VIEWS, values_of
 from knee.specs.plan_words import plan_words
 from knee.trust.doubling_errors import DoublingBand
 
@@ -54,48 +56,41 @@ def _question(one: ScalingCurve, answer: Scaling) -> str:
 
 def _print_points(one: ScalingCurve) -> None:
     returns = {r.to_gpus: r for r in one.curve.returns()}
-    rows = [
-        [
-            "GPUs",
-            "tokens/s",
-            "tokens/s/GPU",
-            "MFU",
-            "exposed comm",
-            "bubble",
-            "W/GPU",
-            "tokens/J",
-            "$/Mtoken",
-            "speed-up per doubling",
-            "gain per added GPU",
-            "trust",
-            "plan",
-        ]
-    ]
+    rows: list[dict[str, Any]] = []
     for point in one.curve.points:
         m, job = point.measured, point.job
         if m is None or job is None or not m.fits:
             plan = f" ({plan_words(job.plan)})" if job else ""
-            rows.append([f"{point.gpus:,}", *["-"] * 10, "", f"{point.reason}{plan}"])
+            rows.append({"GPUs": f"{point.gpus:,}", "trust": "", "plan": f"{point.reason}{plan}"})
             continue
         gained = returns.get(point.gpus)
         rows.append(
-            [
-                f"{point.gpus:,}",
-                precise(m.tokens_per_s),
-                precise(m.tokens_per_s_per_gpu),
-                f"{m.mfu_frac:.1%}",
-                f"{m.exposed_comm_s / m.step_s:.1%}",
-                f"{m.bubble_s / m.step_s:.1%}",
-                _or(m.power_w_per_gpu, ".0f"),
-                _or(m.tokens_per_j, ".4g"),
-                _or(m.usd_per_mtoken, ".4g"),
-                f"{gained.per_doubling:.2f}x" if gained else "",
-                f"{gained.added_frac:.0%}" if gained else "",
-                one.trusts[point.gpus].label,
-                plan_words(job.plan),
-            ]
+            values_of(m, "scaling")
+            | {
+                "GPUs": f"{point.gpus:,}",
+                "speed-up per doubling": f"{gained.per_doubling:.2f}x" if gained else "",
+                "gain per added GPU": f"{gained.added_frac:.0%}" if gained else "",
+                "trust": one.trusts[point.gpus].label,
+                "plan": plan_words(job.plan),
+            }
         )
-    print_rows(rows, right=range(11), dim=(11,), optional=(8, 7, 6, 11, 5, 10, 4, 2, 3))
+    print_columns(
+        ("GPUs", *VIEWS["scaling"], "speed-up per doubling", "gain per added GPU", "trust", "plan"),
+        rows,
+        left=("plan",),
+        dim=("trust",),
+        optional=(
+            "usd_per_mtoken",
+            "tokens_per_j",
+            "power_w_per_gpu",
+            "trust",
+            "bubble_frac",
+            "gain per added GPU",
+            "exposed_comm_frac",
+            "tokens_per_s_per_gpu",
+            "mfu_frac",
+        ),
+    )
 
 
 def _print_bills(one: ScalingCurve) -> None:
@@ -198,42 +193,31 @@ def _band_words(knee: Knee, band: DoublingBand | None) -> str:
 
 def _print_comparison(answer: Scaling) -> None:
     print_heading("comparison at the largest GPU count of each")
-    rows = [
-        [
-            "",
-            "knee",
-            "energy knee",
-            "cost knee",
-            "GPUs",
-            "tokens/s",
-            "tokens/s/GPU",
-            "vs. fewest GPUs",
-            "exposed comm",
-            "tokens/J",
-            "$/Mtoken",
-        ]
-    ]
+    goals = ("knee", "energy knee", "cost knee")
+    rows: list[dict[str, Any]] = []
     for one in answer.curves:
         usable = one.curve.usable
         if not usable:
-            rows.append([one.name, "-", "-", "-", "-", "-", "-", "-", "-", "-", "-"])
+            rows.append({"": one.name})
             continue
         (_, first), (gpus, last) = usable[0], usable[-1]
         knees = [_knee_words(one.knees[goal]) if goal in one.knees else "unknown" for goal in GOALS]
         rows.append(
-            [
-                one.name,
-                *knees,
-                f"{gpus:,}",
-                precise(last.tokens_per_s),
-                precise(last.tokens_per_s_per_gpu),
-                f"{last.tokens_per_s_per_gpu / first.tokens_per_s_per_gpu:.0%}",
-                f"{last.exposed_comm_s / last.step_s:.1%}",
-                _or(last.tokens_per_j, ".4g"),
-                _or(last.usd_per_mtoken, ".4g"),
-            ]
+            values_of(last, "scaling")
+            | dict(zip(goals, knees, strict=True))
+            | {
+                "": one.name,
+                "GPUs": f"{gpus:,}",
+                "vs. fewest GPUs": f"{last.tokens_per_s_per_gpu / first.tokens_per_s_per_gpu:.0%}",
+            }
         )
-    print_rows(rows, right=range(4, 11), optional=(10, 9, 8, 6, 7, 3, 2))
+    speed, rest = ("tokens_per_s", "tokens_per_s_per_gpu"), ("exposed_comm_frac", "tokens_per_j", "usd_per_mtoken")
+    print_columns(
+        ("", *goals, "GPUs", *speed, "vs. fewest GPUs", *rest),
+        rows,
+        left=("", *goals),
+        optional=(*reversed(rest), "tokens_per_s_per_gpu", "vs. fewest GPUs", "cost knee", "energy knee"),
+    )
 
 
 def _short(tokens: float) -> str:
@@ -241,10 +225,6 @@ def _short(tokens: float) -> str:
         if tokens >= factor:
             return f"{tokens / factor:,.4g}{letter}"
     return f"{tokens:,.0f}"
-
-
-def _or(value: float | None, form: str) -> str:
-    return "unknown" if value is None else format(value, form)
 
 
 def _amount(value: float | None) -> str:

@@ -12,6 +12,7 @@ from knee.engine.measurement import Measurement
 from knee.engine.reliability.defaults import rate_words
 from knee.show.terminal.table import print_heading, print_rows
 from knee.specs import Job
+from knee.specs.metrics import METRICS, values_of
 from knee.specs.plan_words import plan_words
 
 if TYPE_CHECKING:
@@ -83,27 +84,28 @@ def _print_throughput(m: Measurement) -> None:
     print_heading("throughput")
     print_rows(
         [
-            ["step time", _time(m.step_s)],
-            ["tokens/s", units.precise(m.tokens_per_s)],
-            ["tokens/s per GPU", units.precise(m.tokens_per_s_per_gpu)],
-            ["MFU", f"{units.show(m.mfu_frac, 'frac')} ({m.flop_convention} FLOP convention)"],
+            *(_row(m, name) for name in ("step_s", "tokens_per_s", "tokens_per_s_per_gpu")),
+            _row(m, "mfu_frac", f" ({m.flop_convention} FLOP convention)"),
         ]
     )
 
 
 def _print_time(m: Measurement) -> None:
-    stragglers = f"includes {_time(m.straggler_s)} of waiting for stragglers" if m.straggler_s else ""
-    parts = [
-        ("compute", m.compute_s, f"sum of kernel times: {_time(m.compute_load_s)}"),
-        ("exposed communication", m.exposed_comm_s, stragglers),
-        ("bubble", m.bubble_s, "waiting for another pipeline stage"),
-        ("idle", m.idle_s, "waiting for the host"),
-        ("communication", m.comm_s, f"sum of kernel times: {_time(m.comm_load_s)}"),
-        ("overlapped communication", m.overlapped_comm_s, "runs during compute, so its time is part of compute"),
-    ]
+    waiting = METRICS["straggler_s"]
+    notes = {
+        "compute_s": f"sum of kernel times: {_time(m.compute_load_s)}",
+        "exposed_comm_s": f"includes {_time(m.straggler_s)} of {waiting.label}" if m.straggler_s else "",
+        "bubble_s": "waiting for another pipeline stage",
+        "idle_s": "waiting for the host",
+        "comm_s": f"sum of kernel times: {_time(m.comm_load_s)}",
+        "overlapped_comm_s": "runs during compute, so its time is part of compute",
+    }
     print_heading("time (mean over GPUs, and share of the step)")
     print_rows(
-        [[name, _time(time_s), f"{time_s / m.step_s:.1%}", note] for name, time_s, note in parts],
+        [
+            [METRICS[name].label, _time(time_s), f"{time_s / m.step_s:.1%}", notes[name]]
+            for name, time_s in values_of(m, "times of a step").items()
+        ],
         right=(1, 2),
         dim=(3,),
     )
@@ -158,16 +160,12 @@ def _print_memory(job: Job, m: Measurement, trust: Trust) -> None:
 
 def _print_power(m: Measurement) -> None:
     print_heading("power and cost")
-    power = None if m.power_w_per_gpu is None else units.show(m.power_w_per_gpu, "w")
-    tokens = None if m.tokens_per_j is None else units.precise(m.tokens_per_j)
-    price = None if m.usd_per_mtoken is None else f"{units.precise(m.usd_per_mtoken)} USD"
-    print_rows(
-        [
-            ["power per GPU", power or UNKNOWN],
-            ["tokens per joule", tokens or UNKNOWN],
-            ["cost per million tokens", price or UNKNOWN],
-        ]
-    )
+    print_rows([_row(m, name) for name in ("power_w_per_gpu", "tokens_per_j", "usd_per_mtoken")])
+
+
+def _row(m: Measurement, name: str, more: str = "") -> list[str]:
+    metric = METRICS[name]
+    return [metric.label, metric.text(metric.of(m)) + more]
 
 
 def print_training(run: Mapping[str, Any] | None) -> None:

@@ -17,6 +17,7 @@ from knee.base.errors import KneeError, SpecError
 from knee.base.units import show
 from knee.engine.doublings import doubling_pays
 from knee.specs.defaults import THRESHOLD
+from knee.specs.metrics import unit_of
 
 NOISE = 0.01
 
@@ -190,16 +191,13 @@ class Quantity:
         return only(found)
 
 
-UNITS = {"_w_per_gpu": "w", "_bytes_per_s": "bytes_per_s", "_bytes": "bytes", "_flop_per_s": "flop_per_s", "_s": "s"}
-
-
 def shown(metric: str, value: float) -> str:
     """A metric's value with its unit."""
-    if metric.endswith("_frac"):
+    unit = {"w_per_gpu": "w", "bits_per_s": "bytes_per_s"}.get(unit_of(metric), unit_of(metric))
+    if unit == "frac":
         return f"{100 * value:.1f}%"
-    for ending, unit in UNITS.items():
-        if metric.endswith(ending) and "tokens" not in metric:
-            return show(value, unit)
+    if unit not in ("", "usd"):
+        return show(value, unit)
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 

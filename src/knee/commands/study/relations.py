@@ -29,6 +29,7 @@ from knee.commands.study.quantities import (
     only,
     shown,
 )
+from knee.show.figures.labels import name_of
 
 # Tests along an axis: how a metric goes, shrinks, peaks or steepens.
 
@@ -174,17 +175,6 @@ def listed(values: Sequence[float], metric: str) -> str:
 
 # Tests of runs against others: more or less than a base, how many beat it, the least of the best, readings.
 
-METRIC_NAMES = {
-    "tokens_per_s": "tokens/s",
-    "tokens_per_s_per_gpu": "tokens/s per GPU",
-    "tokens_per_j": "tokens per joule",
-    "exposed_s": "exposed time",
-    "exposed_frac": "exposed share",
-    "bus_bytes_per_s": "bus bandwidth",
-    "mfu_frac": "MFU",
-}
-"""Metrics that a sentence calls by another name."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricComparison:
@@ -225,7 +215,7 @@ class RunComparison:
 
     @property
     def bar(self) -> str:
-        tests = " and ".join(f"{t.than} {METRIC_NAMES.get(t.metric, t.metric)}" for t in self.has)
+        tests = " and ".join(f"{t.than} {name_of(t.metric)}" for t in self.has)
         return f"{'each' if self.which == 'all' else 'one'}: {tests}, beyond {self.margin_frac:.0%}"
 
     def check(self, rows: Rows, study: str) -> Finding:

@@ -11,7 +11,6 @@ from knee.base.errors import InputError
 from knee.base.units import parse, show
 from knee.commands.study.quantities import Row
 from knee.commands.study.questions import SPECS, StudyPoint
-from knee.commands.study.row_columns import METRICS
 from knee.commands.study.study_file import Bandwidths
 from knee.engine.cost.nccl_tests import idle_s
 from knee.engine.cost.placement import GroupPlacement
@@ -20,6 +19,7 @@ from knee.specs.hardware import Cluster
 from knee.specs.kept_files import kept_for_a_question
 from knee.specs.knobs import Knob
 from knee.specs.load import load_cluster, load_model, split_overrides
+from knee.specs.metrics import DERIVED, STEP
 from knee.specs.plan import KNOBS, Plan
 from knee.specs.plan_words import plan_words
 from knee.trust.validation.bandwidth_errors import LARGE_BYTES
@@ -70,7 +70,7 @@ def step_row(record: Mapping[str, Any], *, study: str, series: str) -> dict[str,
     }
     row |= {name: _plan_cell(knob, getattr(plan, name)) for name, knob in KNOBS.items()}
     row["degree"] = plan.tp * plan.pp * plan.cp
-    row |= {name: record.get(name) for name in METRICS}
+    row |= {name: record.get(name) for name in STEP}
     trust = record.get("trust") or {}
     row |= {"trust": trust.get("label"), "low_frac": trust.get("low_frac"), "high_frac": trust.get("high_frac")}
     row |= _derived(row, record)
@@ -86,32 +86,28 @@ def _plan_cell(knob: Knob, value: Any) -> Any:
 
 def _derived(row: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
     """What the paper's figures show besides."""
-    # shares of a traced step are of that step's own length
-    step = record.get("traced_step_s") or row["step_s"]
     exposed, bubble = row["exposed_comm_s"], row["bubble_s"]
-    waits = None if exposed is None else exposed + (bubble or 0.0)
     sharded = [load for load in record.get("comm_loads") or () if load["group"] == "dp_shard"]
     gathers = [load for load in sharded if load["collective"] == "all_gather"]
     reduces = [load for load in sharded if load["collective"] == "reduce_scatter"]
     exchange = sum(load["load_s"] for load in record.get("comm_loads") or () if load["group"] == "ep")
     traced = row["comm_load_s"] is not None  # a run without a trace does not tell what it sent
     power = row["power_w_per_gpu"]
-    return {
+    found = {
         # in a trace a stage in a bubble sits in a receive kernel, which is how the paper measured it
-        "exposed_s": waits,
-        "exposed_frac": waits / step if waits is not None and step else None,
-        "compute_frac": row["compute_s"] / step if row["compute_s"] is not None and step else None,
-        "bubble_frac": bubble / step if bubble is not None and step else None,
+        "exposed_s": None if exposed is None else exposed + (bubble or 0.0),
         "transfer_load_s": row["comm_load_s"] - (row["straggler_s"] or 0.0) if traced else None,
         "all_gather_s": sum(load["load_s"] for load in gathers) if traced else None,
         "reduce_scatter_s": sum(load["load_s"] for load in reduces) if traced else None,
         # the message of a layer, beside the root group's, which is sent once
         "gather_bytes": max(gathers, key=lambda load: load["calls"])["message_bytes"] if gathers else None,
         "exchange_s": exchange if traced else None,
-        "exchange_frac": exchange / step if traced and step else None,
         "fsdp_ranks": max((load["group_size"] for load in sharded), default=None),
         "total_power_w": None if power is None else power * row["gpus"],
     }
+    # shares of a traced step are of that step's own length
+    values = {**row, **found, "step_s": record.get("traced_step_s") or row["step_s"]}
+    return {name: metric.of(values) for name, metric in DERIVED.items()}
 
 
 def _sets(record: Mapping[str, Any]) -> list[tuple[str, str]]:

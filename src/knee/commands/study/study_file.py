@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from math import inf
 from pathlib import Path
 from string import Formatter
-from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, StrictFloat, StrictInt, StrictStr, TypeAdapter, ValidationError
+from pydantic import Field, StrictFloat, StrictInt, StrictStr
 
 from knee.base.errors import InputError, SpecError
 from knee.base.units import parse
@@ -22,15 +22,7 @@ from knee.commands.study.quantities import Quantity, Where
 from knee.commands.study.row_columns import COLUMNS
 from knee.commands.study.study_layers import anchored, laid_over_common, not_finite
 from knee.specs.catalog import ROOT, did_you_mean, read_layers, read_toml
-from knee.specs.check import (
-    MISSING_FIELD,
-    OUT_OF_RANGE,
-    UNKNOWN_CHOICE,
-    UNKNOWN_FIELD,
-    WRONG_TYPE,
-    Mistake,
-    SeveralMistakes,
-)
+from knee.specs.check import validate
 from knee.specs.defaults import DEFAULT_FAMILY, DEFAULT_LAW, DEFAULT_SEQ_LEN
 from knee.specs.fields import WrongKey, fields_of, split_overrides
 
@@ -57,111 +49,6 @@ def _named(grid: Mapping[str, Any]) -> str:
     plan = grid.get("plan", {})
     axes = [key for key, value in plan.items() if isinstance(value, list)] if isinstance(plan, dict) else []
     return ", ".join(f"{axis} {{{axis}}}" for axis in axes) or "all"
-
-
-# What is wrong with a study file, in words: where, what, and the nearest key that there is.
-
-CODES = {
-    "literal_error": UNKNOWN_CHOICE,
-    "greater_than": OUT_OF_RANGE,
-    "less_than_equal": OUT_OF_RANGE,
-    "too_short": OUT_OF_RANGE,
-    "finite_number": OUT_OF_RANGE,
-}
-"""pydantic's kinds of mistakes that are not about a type."""
-LONG = 60
-"""Characters of a value that are quoted."""
-
-
-def mistakes_of(
-    errors: Iterable[Mapping[str, Any]], raw: Mapping[str, Any], form: type
-) -> tuple[list[Mistake], str | None]:
-    """One mistake a place, its text a whole sentence, and the nearest key of ``form`` to the first that is not
-    known."""
-    found: dict[str, list[Mistake]] = {}
-    there: dict[str, Any] = {}
-    hint = None
-    for error in errors:
-        place, given = _walk(error["loc"], raw, error["type"])
-        at = ".".join(map(str, place))
-        there[at] = given
-        found.setdefault(at, []).append(_mistake(error, at, given))
-        if error["type"] == "unexpected_keyword_argument" and hint is None:
-            close = did_you_mean(str(place[-1]), known_keys(form))
-            hint = f"did you mean {close}?" if close else None
-    # several of one place: none of the forms that a value may have is this one
-    return [
-        some[0]
-        if len(set(some)) == 1
-        else Mistake(code=WRONG_TYPE, place=at, text=f"{at} cannot be {_quoted(there[at])}")
-        for at, some in found.items()
-    ], hint
-
-
-def _walk(loc: Sequence[str | int], raw: Any, kind: str) -> tuple[list[str | int], Any]:
-    """The place in the file and what is there; names of types and of tests on the way are pydantic's own."""
-    place: list[str | int] = []
-    for number, part in enumerate(loc, start=1):
-        inside = part in raw if isinstance(raw, dict) else isinstance(raw, list) and part in range(len(raw))
-        if inside:
-            raw = raw[part]
-        if inside or (kind == "missing" and number == len(loc)):
-            place.append(part)
-    return place, raw
-
-
-def _mistake(error: Mapping[str, Any], at: str, given: Any) -> Mistake:
-    kind, context = error["type"], error.get("ctx", {})
-    if kind == "unexpected_keyword_argument":
-        return Mistake(code=UNKNOWN_FIELD, place=at, text=f"{at} is not a known key")
-    if kind == "missing":
-        return Mistake(code=MISSING_FIELD, place=at, text=f"{at} is missing")
-    if kind == "union_tag_not_found":
-        return Mistake(code=MISSING_FIELD, place=f"{at}.test", text=f"{at}.test is missing")
-    if kind == "union_tag_invalid":
-        text = f"{at}.test is {context['tag']!r}, which is none of {context['expected_tags']}"
-        return Mistake(code=UNKNOWN_CHOICE, place=f"{at}.test", text=text)
-    if kind == "value_error":
-        return _own_mistake(context["error"], at)
-    if kind == "tuple_type" and isinstance(given, dict):
-        return Mistake(code=WRONG_TYPE, place=at, text=f"{at} should be a list: [[{at}]]")
-    message = error["msg"]
-    text = f"{at}: {message[:1].lower()}{message[1:]}, not {_quoted(given)}"
-    return Mistake(code=CODES.get(kind, WRONG_TYPE), place=at, text=text)
-
-
-def _own_mistake(error: ValueError, at: str) -> Mistake:
-    """What a form says of itself, or ``units`` of a quantity."""
-    code, field = (error.code, error.field) if isinstance(error, SpecError) else ("not-an-amount", None)
-    place = ".".join(part for part in (at, field) if part)
-    return Mistake(code=code, place=place, text=f"{at}: {error}" if at else str(error))
-
-
-def _quoted(given: Any) -> str:
-    text = repr(given)
-    return text if len(text) <= LONG else f"{text[:LONG]}..."
-
-
-@cache
-def known_keys(form: type) -> tuple[str, ...]:
-    """Every key that a file of this form may have, in any of its tables."""
-    found: dict[str, None] = {"common": None}
-    seen: set[type] = set()
-
-    def visit(hint: Any) -> None:
-        if isinstance(hint, type) and is_dataclass(hint):
-            if hint in seen:
-                return
-            seen.add(hint)
-            hints = get_type_hints(hint, include_extras=True)
-            for one in fields(hint):
-                found.setdefault(one.name)
-                visit(hints[one.name])
-        for part in get_args(hint):
-            visit(part)
-
-    visit(form)
-    return tuple(found)
 
 
 FOLDER = ROOT / "studies"
@@ -484,7 +371,7 @@ def _read_study(path: Path, *, by_user: bool) -> Study:
     raw = read_layers(path, anchored=anchored, named=_named_study)
     if by_user:
         raw = completed(path.stem, raw, {f.name for f in fields(StudyGrid)})
-    found = _checked(path.stem, laid_over_common(raw, where=path.name, hint=WORKS), where=path.name)
+    found = check_study(path.stem, laid_over_common(raw, where=path.name, hint=WORKS), where=path.name)
     # A text such as "1e400" becomes infinite only when the field is read as a number.
     if (place := not_finite(raw) or not_finite(asdict(found))) is not None:
         text = f"{path.name}: {place} is not a finite number"
@@ -497,22 +384,9 @@ def _named_study(name: str) -> Path | None:
     return FOLDER / f"{name}.toml" if name in study_names() else None
 
 
-def _checked(name: str, raw: dict[str, Any], *, where: str) -> Study:
-    try:
-        return _adapter().validate_python({"name": name} | raw)
-    except ValidationError as error:
-        found, hint = mistakes_of(error.errors(), raw, Study)
-        first, *others = found
-        shown = "; ".join(one.text for one in found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
-        message, hint = f"{where}: {shown}", hint or WORKS
-        if others:
-            raise SeveralMistakes(message, found, hint=hint) from None
-        raise InputError(message, hint=hint, code=first.code, field=first.place or None) from None
-
-
-@cache
-def _adapter() -> TypeAdapter[Study]:
-    return TypeAdapter(Study)
+def check_study(name: str, raw: dict[str, Any], *, where: str) -> Study:
+    """The study of a file's data, or SpecError with all its mistakes; ``where`` is what errors call the file."""
+    return validate(Study, {"name": name} | raw, where, hint=WORKS, relative=True, also=("common",))
 
 
 @cache

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 
 import click
 
-from knee.base.units import show
 from knee.commands.study.api import Studies, StudyDescription, StudySummary
 from knee.commands.study.claims import Tally, Verdict
 from knee.commands.study.run_study import Ran
 from knee.commands.validate.text import print_fidelity
-from knee.show.terminal.table import print_heading, print_rows
+from knee.show.terminal.table import print_columns, print_heading, print_rows
 
 MOST = 90
 """Characters of a finding's numbers in a cell; all of them are on the page and in claims.csv."""
@@ -83,30 +82,22 @@ def print_answer(answer: Studies, *, whole: bool) -> None:
 
 def _print_runs(one: Ran) -> None:
     """The runs of a study that says nothing of them itself."""
+    names = ("tokens_per_s_per_gpu", "tokens_per_s", "mfu_frac", "exposed_frac", "memory_bytes")
+    labels = ("trust", "model", "cluster")
     rows = [
-        [
-            "series",
-            "GPUs",
-            "tokens/s per GPU",
-            "tokens/s",
-            "MFU",
-            "exposed",
-            "memory",
-            "fits",
-            "trust",
-            "model",
-            "cluster",
-        ]
+        {name: row[name] for name in names}
+        | {"series": str(row["series"]), "GPUs": f"{row['gpus']:,}", "fits": "yes" if row["fits"] else "no"}
+        | {name: str(row.get(name) or "") for name in labels}
+        for row in one.rows
+        if "plan" in row
     ]
-    for row in one.rows:
-        if "plan" in row:
-            speed = (f"{row[name]:,.0f}" for name in ("tokens_per_s_per_gpu", "tokens_per_s"))
-            shares = (f"{row[name]:.1%}" for name in ("mfu_frac", "exposed_frac"))
-            memory, fits = show(row["memory_bytes"], "bytes"), "yes" if row["fits"] else "no"
-            words = (str(row.get(name) or "") for name in ("trust", "model", "cluster"))
-            rows.append([str(row["series"]), f"{row['gpus']:,}", *speed, *shares, memory, fits, *words])
-    if len(rows) > 1:
-        print_rows(rows, right=range(1, 7), optional=(9, 8, 3, 7))
+    if rows:
+        print_columns(
+            ("series", "GPUs", *names, "fits", *labels),
+            rows,
+            left=("series", "fits", *labels),
+            optional=("model", "trust", "tokens_per_s", "fits"),
+        )
     for row in one.impossible:
         click.echo(f"  {row['series']}, {row['gpus']:,} GPUs is not possible: {row['why']}")
 

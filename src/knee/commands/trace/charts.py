@@ -12,18 +12,19 @@ from knee.show.figures.axes import with_config
 from knee.show.figures.bars import part_channels
 from knee.show.figures.palette import COPIES, INK, PARTS, SERIES, MarkStyle
 from knee.show.figures.vega import Spec
+from knee.specs.metrics import METRICS
 
 WIDTH = 340
 MS = 1e3
-BREAKDOWN: dict[str, tuple[str, MarkStyle]] = {
-    "compute": ("compute_s", PARTS["compute"]),
-    "exposed communication": ("exposed_comm_s", PARTS["exposed"]),
-    "exposed copies": ("exposed_copies_s", COPIES),
-    "idle": ("idle_s", PARTS["idle"]),
-    "overlapped communication": ("overlapped_comm_s", PARTS["overlapped"]),
+BREAKDOWN: dict[str, MarkStyle] = {
+    "compute_s": PARTS["compute"],
+    "exposed_comm_s": PARTS["exposed"],
+    "exposed_copies_s": COPIES,
+    "idle_s": PARTS["idle"],
+    "overlapped_comm_s": PARTS["overlapped"],
 }
 """What a bar is made of; the last horizontal beside compute, in a bar of its own."""
-OVERLAPPED = "overlapped communication"
+OVERLAPPED = "overlapped_comm_s"
 WAITING: dict[str, tuple[str, MarkStyle]] = {"transfer": ("transfer_s", SERIES[2]), "waiting": ("waiting_s", SERIES[1])}
 KINDS: dict[str, MarkStyle] = {"compute": PARTS["compute"], "communication": SERIES[2]}
 LONGEST_LABEL = 28
@@ -34,16 +35,16 @@ def breakdown(bars: Mapping[str, Times], *, title: str) -> Spec:
     values = [
         {
             "bar": name,
-            "part": part,
+            "part": METRICS[field].label,
             "ms": getattr(times, field) * MS,
             "order": order,
-            "row": "hidden" if part == OVERLAPPED else "window",
+            "row": "hidden" if field == OVERLAPPED else "window",
         }
         for name, times in bars.items()
-        for order, (part, (field, _)) in enumerate(BREAKDOWN.items())
+        for order, field in enumerate(BREAKDOWN)
         if getattr(times, field) > 0
     ]
-    styles = {part: style for part, (_, style) in BREAKDOWN.items()}
+    styles = {METRICS[field].label: style for field, style in BREAKDOWN.items()}
     spec = _bars(values, list(bars), title=title, styles=styles, step=26 if len(bars) <= 16 else 18)
     spec["encoding"]["yOffset"] = {
         "field": "row",

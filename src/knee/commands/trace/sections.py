@@ -17,6 +17,7 @@ from knee.measure.traces.loads import UNKNOWN, CollectiveLoad, KernelLoad, class
 from knee.show.figures.vega import to_svg
 from knee.show.page.page import Block, Bullets, Chart, Fold, Section
 from knee.show.page.tables import Table, kind_table
+from knee.specs.metrics import METRICS
 
 MOST_BARS = 64
 """Ranks or steps that a chart has room for."""
@@ -40,11 +41,7 @@ COUNTS = {
 }
 TIMES = {
     "window": "ms",
-    "compute": "ms",
-    "exposed communication": "ms",
-    "exposed copies": "ms",
-    "idle": "ms",
-    "overlapped communication": "ms",
+    **{METRICS[name].label: "ms" for name in drawn.BREAKDOWN},
     "of exposed: bubble": "ms",
     "compute share": "share",
     "exposed share": "share",
@@ -132,11 +129,7 @@ def _times(t: Times) -> tuple[float | None, ...]:
     shares = [value / whole if whole else None for value in (t.compute_s, t.exposed_comm_s, t.idle_s)]
     return (
         t.window_s,
-        t.compute_s,
-        t.exposed_comm_s,
-        t.exposed_copies_s,
-        t.idle_s,
-        t.overlapped_comm_s,
+        *(getattr(t, name) for name in drawn.BREAKDOWN),
         t.bubble_s,
         *shares,
     )

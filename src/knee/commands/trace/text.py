@@ -14,6 +14,7 @@ from knee.measure.traces.analyse import RankAnalysis
 from knee.measure.traces.diff import Change
 from knee.measure.traces.loads import class_loads
 from knee.show.terminal.table import print_heading, print_rows, seen
+from knee.specs.metrics import METRICS, VIEWS
 
 SHOWN = 12
 """Rows of a table on the terminal; --json has all."""
@@ -58,41 +59,35 @@ def print_analysis(analysis: TraceAnalysis) -> None:
 def _times_rows(analysis: TraceAnalysis) -> list[list[str]]:
     t = analysis.times
     over = max(t.window_s, 1e-12)
+
+    def row(name: str, share: str | None = None, more: str = "") -> list[str]:
+        value, metric = getattr(t, name), METRICS[name]
+        return [f"{metric.label}{more}", metric.text(value), f"{value / over:.1%}" if share is None else share]
+
     rows = [
         ["analysed time", show(t.window_s, "s"), ""],
-        ["compute", show(t.compute_s, "s"), f"{t.compute_s / over:.1%}"],
-        ["exposed communication", show(t.exposed_comm_s, "s"), f"{t.exposed_comm_s / over:.1%}"],
-        ["exposed copies and fills", show(t.exposed_copies_s, "s"), f"{t.exposed_copies_s / over:.1%}"],
-        ["idle", show(t.idle_s, "s"), f"{t.idle_s / over:.1%}"],
-        ["communication", show(t.comm_s, "s"), f"{t.comm_s / over:.1%}"],
-        [
-            "overlapped communication",
-            show(t.overlapped_comm_s, "s"),
-            f"{t.overlapped_comm_s / t.comm_s:.1%} of communication" if t.comm_s else "",
-        ],
-        ["compute load (sum of kernel times)", show(t.compute_load_s, "s"), ""],
-        ["communication load (sum of kernel times)", show(t.comm_load_s, "s"), ""],
+        *(row(name) for name in ("compute_s", "exposed_comm_s", "exposed_copies_s", "idle_s", "comm_s")),
+        row("overlapped_comm_s", f"{t.overlapped_comm_s / t.comm_s:.1%} of communication" if t.comm_s else ""),
+        row("compute_load_s", "", " (sum of kernel times)"),
+        row("comm_load_s", "", " (sum of kernel times)"),
         ["load of copies, of fills", f"{show(t.copy_load_s, 's')}, {show(t.fill_load_s, 's')}", ""],
     ]
     if t.bubble_s:
-        rows.append(["bubble (part of exposed communication)", show(t.bubble_s, "s"), f"{t.bubble_s / over:.1%}"])
+        rows.append(row("bubble_s", more=f" (part of {METRICS['exposed_comm_s'].label})"))
     if len(analysis.ranks) > 1:
         rows = [[f"{row[0]}{', mean over ranks' if i == 0 else ''}", *row[1:]] for i, row in enumerate(rows)]
     return rows
 
 
 def _step_rows(rank: RankAnalysis) -> list[list[str]]:
-    head = ["step", "time", "compute", "communication", "exposed communication", "idle"]
+    names = ("compute_s", "comm_s", "exposed_comm_s", "idle_s")
     return [
-        head,
+        ["step", "time", *(METRICS[name].label for name in names)],
         *(
             [
                 str(part.step) if part.step is not None else "before the first step",
                 show(part.times.window_s, "s"),
-                show(part.times.compute_s, "s"),
-                show(part.times.comm_s, "s"),
-                show(part.times.exposed_comm_s, "s"),
-                show(part.times.idle_s, "s"),
+                *(METRICS[name].text(getattr(part.times, name)) for name in names),
             ]
             for part in rank.steps
         ),
@@ -215,18 +210,10 @@ def print_diff(found: TraceDiff, paths: tuple[str, str]) -> None:
     """Two jobs against each other."""
     click.echo(seen(found.finding))
     head = ["A", "B", "change", "change (%)"]
-    names = {
-        "step_s": "step",
-        "compute_s": "compute",
-        "exposed_comm_s": "exposed communication",
-        "exposed_copies_s": "exposed copies and fills",
-        "idle_s": "idle",
-        "comm_s": "communication",
-        "overlapped_comm_s": "overlapped communication",
-    }
+    names = [name for name in VIEWS["change of a trace"] if name in found.times]
     print_heading("time per step")
     print_rows(
-        [["", *head], *([name, *_change(found.times[key])] for key, name in names.items() if key in found.times)],
+        [["", *head], *([METRICS[name].label, *_change(found.times[name])] for name in names)],
         right=(1, 2, 3, 4),
     )
     if found.collectives:

@@ -13,7 +13,7 @@ import click
 
 from knee.base.signals import BY_SIGNAL
 from knee.base.units import counted, show
-from knee.commands.compare.side_by_side import ROWS, shown
+from knee.commands.compare.side_by_side import ROWS
 from knee.commands.options import job_options
 from knee.commands.options.plan_options import option, plan_of, plan_options
 from knee.commands.options.sections import Sectioned, Word
@@ -155,7 +155,7 @@ def print_record(record: dict[str, Any]) -> None:
         f"{record['model']} on {record['gpus']:,} x {record['device'].get('name')}, measured over "
         f"{counted(record['window_steps'], 'step')}"
     )
-    print_rows([[row.title, shown(row, row.value(record))] for row in ROWS if row.value(record) is not None])
+    print_rows([[row.title, row.metric.text(row.value(record))] for row in ROWS if row.value(record) is not None])
     if not record["comm_loads"]:
         return
     print_heading("communication (per process and per step)")

@@ -12,17 +12,13 @@ from typing import Any
 from knee.base.units import show
 from knee.measure.traces.analyse import Analysis, RankAnalysis
 from knee.measure.traces.loads import UNKNOWN, CollectiveLoad, KernelLoad, class_loads, collective_loads, kernel_loads
+from knee.specs.metrics import METRICS
 
 SCHEMA_VERSION = 1
 LONGEST = 30
 """Kernels that an answer names, those that changed most."""
-PARTS = {
-    "compute_s": "compute",
-    "exposed_comm_s": "exposed communication",
-    "exposed_copies_s": "copies",
-    "idle_s": "idle",
-}
-"""What a step consists of, and its name in a sentence."""
+PARTS = ("compute_s", "exposed_comm_s", "exposed_copies_s", "idle_s")
+"""What a step consists of."""
 WORTH_SAYING = 0.1
 """Share of all change from which a part is named."""
 SURE = 2.0
@@ -258,7 +254,7 @@ def _finding(
     for name in named:
         change = times[name].change
         reason = reasons[name](change) if name in reasons else None
-        changes.append(f"{PARTS[name]} {_signed(change)}" + (f", mostly {reason}" if reason else ""))
+        changes.append(f"{METRICS[name].label} {_signed(change)}" + (f", mostly {reason}" if reason else ""))
     return f"{said}: {'; '.join(changes)}"
 
 

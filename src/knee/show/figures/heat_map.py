@@ -10,11 +10,10 @@ from knee.show.figures.axes import AXIS_WIDTH, WIDTH, is_number, title_of, with_
 from knee.show.figures.labels import axis_unit, format_value, label, value_with_name
 from knee.show.figures.palette import CELL_TEXT, HATCH, INK, MORE, WORSE
 from knee.show.figures.vega import Spec
+from knee.specs.metrics import METRICS
 
 CELL = 38
 """Pixels of a row."""
-LOSSES = ("loss", "exposed", "bubble", "idle", "usd", "error", "memory", "straggler", "step", "overlapped")
-"""Beginnings of columns of which less is better."""
 HATCHED = "cannot be, or does not fit"
 
 
@@ -35,7 +34,7 @@ def heat_map(cells: Sequence[HeatCell], *, x: str, y: str, shows: str) -> Spec:
     columns, rows = _order([cell.x for cell in cells]), _order([cell.y for cell in cells])
     known = [cell.value for cell in cells if cell.value is not None]
     least, most = (min(known), max(known)) if known else (0.0, 0.0)
-    loss = shows.startswith(LOSSES)
+    loss = shows in METRICS and METRICS[shows].better == "less"
     ramp = WORSE if loss else MORE
     unit = axis_unit(shows, most)
     if unit.decimals is None and most * unit.factor >= 100:

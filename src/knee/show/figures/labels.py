@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from knee.base.units import all_digits, scaled_to_unit, short
+from knee.specs.metrics import METRICS, ending_of, unit_of
 
 NAMES: dict[str, str] = {
     "series": "series",
@@ -19,100 +20,18 @@ NAMES: dict[str, str] = {
     "micro_batch": "micro-batch",
     "virtual_stages": "chunks per stage",
     "message": "message",
-    "message_bytes": "message",
     "tp": "tensor-parallel degree",
     "pp": "pipeline-parallel degree",
     "cp": "context-parallel degree",
     "ep": "expert-parallel degree",
     "degree": "total degree of model parallelism",
     "experts": "experts per layer",
-    "tokens_per_s": "tokens/s",
-    "tokens_per_s_per_gpu": "tokens/s per GPU",
-    "tokens_per_j": "tokens per joule",
-    "usd_per_mtoken": "US$ per million tokens",
-    "mfu_frac": "MFU",
-    "exposed_frac": "exposed share of the step",
-    "compute_frac": "compute share of the step",
-    "bubble_frac": "bubble share of the step",
-    "memory_frac": "share of the GPU's memory",
-    "error_frac": "error",
-    "of_first_frac": "of the smallest count",
-    "published_frac": "published, of the smallest count",
-    "predicted_frac": "predicted, of the smallest count",
-    "low_frac": "real throughput from",
-    "high_frac": "to",
-    "power_w_per_gpu": "power per GPU",
-    "total_power_w": "power of all GPUs",
-    "tdp_w": "power limit",
-    "memory_bytes": "memory per GPU",
-    "step_s": "step",
-    "compute_s": "compute",
-    "exposed_s": "exposed, bubble counted",
-    "exposed_comm_s": "exposed communication",
-    "overlapped_comm_s": "overlapped communication",
-    "comm_s": "communication",
-    "comm_load_s": "communication load",
-    "compute_load_s": "compute load",
-    "transfer_load_s": "communication load without waiting",
-    "bubble_s": "bubble",
-    "idle_s": "idle",
-    "straggler_s": "waiting for stragglers",
-    "all_gather_s": "all-gathers",
-    "reduce_scatter_s": "reduce-scatters",
-    "exchange_s": "sending tokens to experts and back",
-    "exchange_frac": "exchange share of the step",
-    "fsdp_ranks": "ranks of FSDP's group",
-    "time_s": "time",
-    "bus_bytes_per_s": "bus bandwidth",
-    "published_bus_bytes_per_s": "published bus bandwidth",
-    "peak_flop_per_s": "tensor cores",
-    "hbm_bytes": "memory",
-    "hbm_bytes_per_s": "memory bandwidth",
-    "link_bytes_per_s": "NVLink",
-    "nic_bytes_per_s": "network per GPU",
-    "node_nic_bytes_per_s": "network per node",
-    "flop_convention": "FLOP convention",
-    "off_by_frac": "off by",
-    "memory_off_by_frac": "memory off by",
-    "power_off_by_frac": "power off by",
-    "loss": "loss",
-    "counted_loss": "loss by counting FLOP",
-    "params": "parameters",
-    "tokens": "tokens",
-    "days": "days",
-    "usd": "US$",
-    "mwh": "MWh",
-    "co2e_kg": "kg CO2e",
-    "law_low": "loss at least, by the law",
-    "law_high": "loss at most, by the law",
-    "ends_by": "ends by",
-    "worth_frac": "of what the law promises for a doubling",
     "span": "what",
     "cause": "cause",
-    "from_day": "from day",
-    "to_day": "to day",
-    "run_days": "days of the run",
-    "goodput_frac": "goodput",
-    "interruptions": "interruptions",
-    "cause_frac": "share of the time",
-    "utilisation_frac": "utilisation",
-    "gbit_per_s": "bandwidth in Gbit/s",
-    "published_gbit_per_s": "published bandwidth in Gbit/s",
-    "grid_steps": "steps of the grid apart",
-    "run_flop": "FLOP of the run",
-    "knee_flop": "FLOP at 80% utilisation",
-    "wall_flop": "largest FLOP",
-    "lost_frac": "budget lost by counting FLOP",
-    "size_ratio": "size over that of counting FLOP",
-    "reached_frac": "share of the planned work",
-    "least_params": "parameters that lose least",
-    "flop_params": "parameters by counting FLOP",
-    "low_params": "parameters from",
-    "high_params": "parameters to",
     "from_gpus": "from GPUs",
     "to_gpus": "to GPUs",
-}
-"""Names without their units."""
+} | {name: metric.label for name, metric in METRICS.items()}
+"""Names without their units: of labels of a row, and of metrics."""
 
 SHORT = {
     "gpus": "{} GPUs",
@@ -144,25 +63,24 @@ PLAIN = Unit(factor=1.0, word="")
 SECONDS = (Unit(factor=1.0, word="s"), Unit(factor=1e3, word="ms"), Unit(factor=1e6, word="µs"))
 WATTS = (Unit(factor=1e-6, word="MW"), Unit(factor=1e-3, word="kW"), Unit(factor=1.0, word="W"))
 BYTES = (Unit(factor=2.0**-30, word="GiB", decimals=1), Unit(factor=2.0**-20, word="MiB"))
-ENDINGS: dict[str, tuple[Unit, ...]] = {
-    "nic_bytes_per_s": (Unit(factor=8e-9, word="Gbit/s"),),
-    "_bytes_per_s": (Unit(factor=1e-9, word="GB/s"),),
-    "_flop_per_s": (Unit(factor=1e-12, word="TFLOP/s"),),
-    "_bytes": BYTES,
-    "_frac": (Unit(factor=100.0, word="%", decimals=1),),
-    "_w_per_gpu": (Unit(factor=1.0, word="W", decimals=0),),
-    "_w": WATTS,
-    "_per_s": (PLAIN,),
-    "_s_per_gpu": (PLAIN,),
-    "_per_j": (PLAIN,),
-    "_s": SECONDS,
+UNITS: dict[str, tuple[Unit, ...]] = {
+    "bits_per_s": (Unit(factor=8e-9, word="Gbit/s"),),
+    "bytes_per_s": (Unit(factor=1e-9, word="GB/s"),),
+    "flop_per_s": (Unit(factor=1e-12, word="TFLOP/s"),),
+    "bytes": BYTES,
+    "frac": (Unit(factor=100.0, word="%", decimals=1),),
+    "w_per_gpu": (Unit(factor=1.0, word="W", decimals=0),),
+    "w": WATTS,
+    "usd": (Unit(factor=1.0, word="USD"),),
+    "s": SECONDS,
 }
-"""Ending of a column -> its units, the largest first. Tables take the first that is not a multiple of the base."""
+"""Unit of a column -> the units it is shown in, the largest first. Tables take the first that is not a multiple of the
+base."""
 
 
 def units_of(column: str) -> tuple[Unit, ...]:
     """The units that a column may be shown in."""
-    return next((units for ending, units in ENDINGS.items() if column.endswith(ending)), (PLAIN,))
+    return UNITS.get(unit_of(column), (PLAIN,))
 
 
 def table_unit(column: str) -> Unit:
@@ -181,8 +99,8 @@ def name_of(column: str) -> str:
     """A column's name without its unit."""
     if column in NAMES:
         return NAMES[column]
-    ending = next((ending for ending in ENDINGS if ending.startswith("_") and column.endswith(ending)), "")
-    return column.removesuffix(ending).replace("_", " ")
+    ending = ending_of(column)
+    return column.removesuffix(ending if ending.startswith("_") else "").replace("_", " ")
 
 
 def heading(column: str, unit: Unit | None = None) -> str:

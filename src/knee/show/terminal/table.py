@@ -7,8 +7,11 @@ import io
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 from unicodedata import combining, east_asian_width
+
+from knee.specs.metrics import METRICS
 
 WIDE = 10_000
 """Width of a file, a pipe, or a table that is asked for whole: no line is folded, no column left out."""
@@ -94,6 +97,32 @@ def print_rows(
     if left_out:
         names = ", ".join(rows[0][column] for column in sorted(left_out))
         sys.stdout.write(f"  (columns left out: {names}; --wide shows all)\n")
+
+
+def print_columns(
+    columns: Sequence[str],
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    left: Sequence[str] = (),
+    dim: Sequence[str] = (),
+    optional: Sequence[str] = (),
+) -> None:
+    """A table with named columns. A number under the name of a metric gets that metric's heading and digits; text is
+    printed as it is, and a missing value as ``-``. Other columns are named by their headings. Columns are aligned to
+    the right, except those in ``left`` and ``dim``; ``dim`` and ``optional`` are those of ``print_rows``."""
+
+    def cell(name: str, value: Any) -> str:
+        return value if isinstance(value, str) or name not in METRICS else METRICS[name].cell(value)
+
+    head = [METRICS[name].heading if name in METRICS else name for name in columns]
+    cells = [[cell(name, row.get(name, "-")) for name in columns] for row in rows]
+    at = {name: number for number, name in enumerate(columns)}
+    print_rows(
+        [head, *cells],
+        right=[number for name, number in at.items() if name not in (*left, *dim)],
+        dim=[at[name] for name in dim],
+        optional=[at[name] for name in optional],
+    )
 
 
 def _fitting(rows: Sequence[Sequence[str]], optional: Sequence[int], width: int) -> tuple[list[int], list[int]]:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import ipaddress
-import json
 import os
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import TypeAdapter, ValidationError
-
 from knee.base.errors import InputError
 from knee.base.files import check_readable
-from knee.specs.catalog import did_you_mean, read_layers
+from knee.specs.catalog import read_layers
+from knee.specs.check import all_keys, validate
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 TIME = re.compile(r"(\d+-)?\d{1,3}(:\d{1,2}){0,2}")
@@ -27,14 +24,6 @@ PLAIN = re.compile(r"[^\s\x00-\x1f\x7f'\"\\`$]+")
 """What stands in a script's #SBATCH line, where quotes are not understood."""
 HOST = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
 """A name, or an address of the old kind; what could be an option or a shell's is none."""
-TYPES = {
-    "string_type": "must be text, in quotes",
-    "bool_type": "must be true or false",
-    "int_type": "must be a whole number",
-    "tuple_type": "must be a list",
-    "dict_type": "must be a table",
-}
-"""pydantic's word for a mistake -> ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,30 +172,8 @@ def in_folder(word: str, folder: Path, *, always: bool = False, bare: bool = Tru
 
 
 def site_of(raw: Mapping[str, Any], where: str) -> Site:
-    """From plain data, refused with all its mistakes."""
-    try:
-        return _adapter().validate_json(json.dumps(raw, default=str), strict=True)
-    except ValidationError as error:
-        known = [f.name for f in fields(Site)]
-        mistakes = error.errors()
-        words = [_mistake(mistake, known) for mistake in mistakes]
-        names = [".".join(map(str, mistake["loc"])) for mistake in mistakes]
-        code = "unknown-field" if names[0].partition(".")[0] not in known else "wrong-type"
-        raise InputError(
-            f"{where}: {'; '.join(words)}",
-            hint=f"a site file has the keys {', '.join(known)}",
-            code=code if len(names) == 1 else "several-mistakes",
-            field=names[0] if len(names) == 1 else None,
-        ) from None
-
-
-def _mistake(mistake: Any, known: list[str]) -> str:
-    name = ".".join(map(str, mistake["loc"]))
-    if mistake["loc"] and mistake["loc"][0] not in known:
-        close = did_you_mean(name, known)
-        return f"{name} is not a known key" + (f" (did you mean {close}?)" if close else "")
-    rule = TYPES.get(mistake["type"])
-    return f"{name} {rule}" if rule else f"{name}: {mistake['msg'][:1].lower()}{mistake['msg'][1:]}"
+    """The site of plain data, or SpecError with all its mistakes; ``where`` is what errors call it."""
+    return validate(Site, raw, where, hint=f"a site file has the keys {', '.join(all_keys(Site))}", strict=True)
 
 
 def _is_address(text: str) -> bool:
@@ -217,11 +184,6 @@ def _is_address(text: str) -> bool:
     except ValueError:
         return False
     return "%" not in host or host.partition("%")[2].isalnum()
-
-
-@cache
-def _adapter() -> TypeAdapter[Site]:
-    return TypeAdapter(Site)
 
 
 def _seconds(time: str) -> float:

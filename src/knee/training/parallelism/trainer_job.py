@@ -1,17 +1,18 @@
-"""One real run as a value: what a worker is handed as JSON. Needs nothing but the standard library."""
+"""One real run as a value: what a worker is handed as JSON."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from itertools import chain
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from knee.base.errors import SpecError, argument, out_of_range
+from knee.specs.check import validate
 from knee.specs.choices import Device
 from knee.specs.defaults import FP8_SMALLEST, LEARNING_RATE, TIMEOUT_S
-from knee.specs.model import Experts, LatentAttention, Model
+from knee.specs.model import Model
 from knee.specs.model.split_rules import (
     check_divided,
     check_experts,
@@ -43,6 +44,8 @@ WIDTHS = 8
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainJob:
     """Everything a worker needs to know; valid or refused, like every spec."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     model: Model
     plan: Plan
@@ -145,20 +148,8 @@ class TrainJob:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> TrainJob:
-        """A job from plain data; unknown and missing keys are refused by name."""
-        rest = {k: v for k, v in plain.items() if k not in ("model", "plan")}
-        rest |= {"log_to": tuple(rest.get("log_to", ()))}
-        model_of = dict(plain.get("model", {}))
-        for name, kind in (("experts", Experts), ("latent_attention", LatentAttention)):
-            if model_of.get(name) is not None:
-                model_of[name] = _made(kind, f"model.{name}", model_of[name])
-        model = _made(Model, "model", model_of)
-        plan_of = dict(plain.get("plan", {}))
-        for name in ("placement", "recompute_modules"):
-            if name in plan_of:
-                plan_of[name] = tuple(plan_of[name])
-        job: TrainJob = _made(cls, "job", {**rest, "model": model, "plan": _made(Plan, "plan", plan_of)})
-        return job
+        """The job of plain data, or SpecError with all its mistakes."""
+        return validate(cls, plain, "job")
 
     def _check_numbers(self) -> None:
         for name, least in (("gpus", 1), ("global_batch", 1), ("seq_len", 1), ("steps", 1), ("warmup", 0)):
@@ -284,13 +275,3 @@ def activation_dtype(precision: str, device: str) -> Dtype:
     """What products read and write under a plan: fp8 ones read bf16, and CPUs compute in fp32."""
     kinds: dict[str, Dtype] = {"fp16": "fp16"}
     return "fp32" if device == "cpu" else kinds.get(precision, "bf16")
-
-
-def _made(cls: Any, where: str, plain: Mapping[str, Any]) -> Any:
-    unknown = sorted(set(plain) - {f.name for f in fields(cls)})
-    if unknown:
-        raise SpecError(f"{where} has no field {', '.join(unknown)}", code="unknown-field", field=unknown[0])
-    try:
-        return cls(**plain)
-    except TypeError as e:
-        raise SpecError(f"{where} is incomplete: {e}", code="missing-field", field=where) from None

@@ -20,12 +20,11 @@ from knee.specs.defaults import DEFAULT_GRID, DEFAULT_PROFILE, DEFAULT_SEQ_LEN
 from knee.specs.field_words import descriptions
 from knee.specs.knobs import Knob
 from knee.specs.load import load_cluster, load_model, load_profile
+from knee.specs.metrics import METRICS, VIEWS
 from knee.specs.plan import KNOBS, MOST, Plan
 
 # States of the page for the paper's experiments, from the studies' own files.
 
-METRICS = ("tokens_per_s_per_gpu", "tokens_per_s", "mfu_frac", "exposed_frac", "power_w_per_gpu", "usd_per_mtoken")
-"""Quantities that the Scale view draws."""
 MOST_SERIES = 6
 """Curves of one preset."""
 
@@ -54,7 +53,7 @@ def presets() -> list[dict[str, Any]]:
 
 def _with_metric(state: dict[str, Any], metric: Any) -> dict[str, Any]:
     """The state with the chart of a figure's own quantity."""
-    return state | ({"metric": metric} if state["view"] == "scale" and metric in METRICS else {})
+    return state | ({"metric": metric} if state["view"] == "scale" and metric in VIEWS["scaling chart"] else {})
 
 
 def state_of(study: Study) -> dict[str, Any] | None:
@@ -165,6 +164,7 @@ def catalog_view(body: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - a
         "laws": law_names(),
         "families": family_names(),
         "controls": [asdict(control) for control in controls()],
+        "metrics": {name: metric.as_json() for name, metric in METRICS.items()},
         "defaults": {"model": "llama2-7b", "cluster": "dgx-h100", "gpus": 256, "local_batch": 2},
         "presets": presets(),
         "sources": sources_of_bands(),

@@ -17,12 +17,10 @@ from knee.base.limits import MOST_TOML_BYTES
 from knee.commands.report.record_files import FoundRecord, gather
 from knee.commands.serve.answers.address import query_of
 from knee.commands.serve.answers.questions import KINDS, arguments_of, check_name
+from knee.specs.metrics import values_of
 from knee.specs.plan import Plan
 
 SIZES = ("gpus", "global_batch", "local_batch", "seq_len")
-TIMES = ("step_s", "compute_s", "exposed_comm_s", "overlapped_comm_s", "bubble_s", "idle_s")
-SHOWN = (*TIMES, "tokens_per_s", "tokens_per_s_per_gpu", "mfu_frac", "memory_bytes", "power_w_per_gpu", "tokens_per_j")
-"""Values of a step that are compared."""
 MOST_ROWS = 500
 """Of one file that are shown."""
 PEEK_BYTES = 1 << 20
@@ -50,7 +48,7 @@ def _is_trace(path: Path) -> bool:
 def _trace(path: Path, name: str) -> dict[str, Any]:
     found = knee.read_traces(path, cache=False)
     record, times = found.record(), asdict(found.times)
-    steps = {f"{key}": value for key, value in record.items() if key in SHOWN and value is not None}
+    steps = {key: value for key, value in values_of(record, "dropped file").items() if value is not None}
     device = found.ranks[0].trace.columns.device_name
     summary = {"device": device, "ranks": len(found.ranks), "steps": found.steps, **(steps or times)}
     return {"kind": "trace", "name": name, "summary": summary, "trace": _without_paths(found.to_dict()), "rows": []}
@@ -74,7 +72,7 @@ def _records(path: Path, name: str) -> dict[str, Any]:
 
 def _record_row(one: FoundRecord, path: Path, name: str) -> dict[str, Any]:
     record = one.record
-    own = {key: record.get(key) for key in SHOWN}
+    own = values_of(record, "dropped file")
     kind = record.get("kind", "measured")
     row: dict[str, Any] = {
         "name": one.name.replace(str(path), name),
@@ -113,7 +111,7 @@ def _beside(row: Mapping[str, Any], question: Mapping[str, Any]) -> dict[str, An
         answer = knee.simulate(**arguments_of(question, "simulate"))
     except KneeError as refused:
         return {"note": refused.message}
-    simulated = {key: getattr(answer, key) for key in SHOWN}
+    simulated = values_of(answer, "dropped file")
     measured, error = (row["measured"] or {}).get("tokens_per_s_per_gpu"), None
     if measured:
         error = answer.tokens_per_s_per_gpu / measured - 1.0

@@ -4,6 +4,7 @@ import { get, Latest, startSession } from "./api.js";
 import { Question } from "./controls.js";
 import { announce, byId, el } from "./dom.js";
 import { count } from "./format.js";
+import { setMetrics } from "./metrics.js";
 import { State, VIEWS } from "./state.js";
 import { StepView } from "./step.js";
 import { ScaleView } from "./scale.js";
@@ -19,6 +20,7 @@ const VIEW = { step: StepView, scale: ScaleView, plan: PlanView, budget: BudgetV
 class App {
   constructor(catalog) {
     this.catalog = catalog;
+    setMetrics(catalog.metrics);
     this.state = new State(catalog, (change) => this.changed(change));
     this.question = new Question(byId("question"), this.state, catalog);
     this.panel = byId("panel");

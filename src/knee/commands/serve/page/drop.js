@@ -4,6 +4,7 @@
 import { get, post } from "./api.js";
 import { announce, byId, el, fill, scroll, table } from "./dom.js";
 import { bytes, count, counted, percent, seconds } from "./format.js";
+import { label, show } from "./metrics.js";
 
 const MOST_FILES = 200;
 
@@ -185,8 +186,8 @@ export class Files {
       ({ measurement }) => measurement,
       () => ({}),
     );
-    const rows = PARTS.filter(([name]) => summary[name] !== undefined).map(([name, title]) => ({
-      title,
+    const rows = PARTS.filter((name) => summary[name] !== undefined).map((name) => ({
+      title: label(name),
       trace: summary[name],
       simulated: simulated[name],
     }));
@@ -210,34 +211,20 @@ export class Files {
   }
 }
 
-const PARTS = [
-  ["step_s", "step time"],
-  ["compute_s", "compute"],
-  ["exposed_comm_s", "exposed communication"],
-  ["overlapped_comm_s", "overlapped communication"],
-  ["bubble_s", "bubble"],
-  ["idle_s", "idle"],
-];
+const PARTS = ["step_s", "compute_s", "exposed_comm_s", "overlapped_comm_s", "bubble_s", "idle_s"];
 
-const pair = (title, name, show) => [
-  {
-    title: `${title}, measured`,
+const pair = (name) =>
+  ["measured", "simulated"].map((kind) => ({
+    get title() {
+      return `${label(name)}, ${kind}`;
+    },
     number: true,
-    of: (row) => row.measured?.[name],
-    show: (row) =>
-      row.measured?.[name] === undefined || row.measured?.[name] === null ? "–" : show(row.measured[name]),
-  },
-  {
-    title: `${title}, simulated`,
-    number: true,
-    of: (row) => row.simulated?.[name],
-    show: (row) =>
-      row.simulated?.[name] === undefined || row.simulated?.[name] === null ? "–" : show(row.simulated[name]),
-  },
-];
+    of: (row) => row[kind]?.[name],
+    show: (row) => ((row[kind]?.[name] ?? null) === null ? "–" : show(name, row[kind][name])),
+  }));
 const COLUMNS = [
   { title: "file", always: true, of: (row) => row.file, show: (row) => row.name ?? row.file },
-  ...pair("tokens/s per GPU", "tokens_per_s_per_gpu", count),
+  ...pair("tokens_per_s_per_gpu"),
   {
     title: "error",
     number: true,
@@ -247,9 +234,9 @@ const COLUMNS = [
         ? "–"
         : `${row.error_frac > 0 ? "+" : "−"}${percent(Math.abs(row.error_frac))}`,
   },
-  ...pair("step", "step_s", seconds),
-  ...pair("exposed", "exposed_comm_s", seconds),
-  ...pair("memory", "memory_bytes", bytes),
+  ...pair("step_s"),
+  ...pair("exposed_comm_s"),
+  ...pair("memory_bytes"),
 ];
 
 /** All files of a dropped folder. */

@@ -1,34 +1,25 @@
 // The charts of the Plan view: plans by speed and memory, tensor against pipeline parallelism, sensitivity.
 
 import { key, plot } from "./charts.js";
-import { bytes, count, percent, plain, seconds, signed, usd, watts } from "./format.js";
+import { bytes, count, percent, plain, signed } from "./format.js";
+import { column } from "./metrics.js";
 
 const { Plot } = window;
 export const COLUMNS = [
   { title: "rank", key: "rank", number: true, show: (row) => count(row.rank) },
   { title: "plan", key: "plan", raw: (row) => row.words, show: (row) => row.words },
-  {
-    title: "tokens/s per GPU",
-    key: "tokens_per_s_per_gpu",
-    number: true,
-    show: (row) => count(row.tokens_per_s_per_gpu),
-    down: true,
-  },
-  { title: "MFU", key: "mfu_frac", number: true, show: (row) => percent(row.mfu_frac), down: true },
-  { title: "step", key: "step_s", number: true, show: (row) => seconds(row.step_s) },
-  { title: "exposed", key: "exposed_frac", number: true, show: (row) => percent(row.exposed_frac) },
-  { title: "bubble", key: "bubble_frac", number: true, show: (row) => percent(row.bubble_frac) },
-  { title: "memory", key: "memory_bytes", number: true, show: (row) => bytes(row.memory_bytes) },
-  { title: "power", key: "power_w_per_gpu", number: true, show: (row) => watts(row.power_w_per_gpu) },
-  { title: "tokens/J", key: "tokens_per_j", number: true, show: (row) => plain(row.tokens_per_j), down: true },
-  { title: "$/Mtoken", key: "usd_per_mtoken", number: true, show: (row) => usd(row.usd_per_mtoken) },
-  {
-    title: "robust",
-    key: "good_frac",
-    number: true,
-    show: (row) => percent(row.good_frac, 0),
-    down: true,
-  },
+  ...[
+    "tokens_per_s_per_gpu",
+    "mfu_frac",
+    "step_s",
+    "exposed_frac",
+    "bubble_frac",
+    "memory_bytes",
+    "power_w_per_gpu",
+    "tokens_per_j",
+    "usd_per_mtoken",
+    "good_frac",
+  ].map(column),
 ];
 
 /** `is(row)` tells the plan of the question, `pick(row, event)` makes a row that plan. */

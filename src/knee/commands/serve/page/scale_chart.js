@@ -1,7 +1,8 @@
 // The chart of the Scale view: lines with bands, knees, published runs.
 
 import { plot } from "./charts.js";
-import { count, percent, plain, seconds, short, usd, watts, words } from "./format.js";
+import { count, percent, plain, seconds, short, words } from "./format.js";
+import { label, show } from "./metrics.js";
 import { changed } from "./timing.js";
 
 const { Plot } = window;
@@ -14,8 +15,6 @@ const banded = (value, { trust }) =>
 export const METRICS = [
   {
     name: "tokens_per_s_per_gpu",
-    title: "tokens/s per GPU",
-    of: (p) => p.tokens_per_s_per_gpu,
     band: banded,
     show: count,
     knee: "throughput",
@@ -23,35 +22,24 @@ export const METRICS = [
   },
   {
     name: "mfu_frac",
-    title: "MFU",
-    of: (p) => p.mfu_frac,
     band: banded,
-    show: percent,
     knee: "throughput",
     tick: ".0%",
   },
   {
     name: "exposed_frac",
-    title: "exposed share",
     of: (p) => p.exposed_comm_s / p.step_s,
-    show: percent,
     knee: "throughput",
     tick: ".0%",
   },
-  { name: "power_w_per_gpu", title: "watts per GPU", of: (p) => p.power_w_per_gpu, show: watts, knee: "energy" },
+  { name: "power_w_per_gpu", knee: "energy" },
   {
     name: "tokens_per_j",
-    title: "tokens per joule",
-    of: (p) => p.tokens_per_j,
     band: banded,
-    show: plain,
     knee: "energy",
   },
   {
     name: "usd_per_mtoken",
-    title: "dollars per million tokens",
-    of: (p) => p.usd_per_mtoken,
-    show: usd,
     knee: "cost",
     tick: "$~g",
     band: (value, p) =>
@@ -61,15 +49,20 @@ export const METRICS = [
   },
   {
     name: "tokens_per_s",
-    title: "tokens/s in all",
-    of: (p) => p.tokens_per_s,
     band: banded,
     show: short,
     knee: "throughput",
     tick: "~s",
     log: true,
   },
-];
+].map((one) => ({
+  of: (point) => point[one.name],
+  show: (value) => show(one.name, value),
+  ...one,
+  get title() {
+    return label(one.name);
+  },
+}));
 
 /**
  * `now` is the count of the question; `picked(gpus, startedAt)` is told of a point that is chosen; `most` is the largest

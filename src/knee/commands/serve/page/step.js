@@ -4,16 +4,17 @@ import { post } from "./api.js";
 import { Figure, key, plot } from "./charts.js";
 import { el, fill, notes, scroll, table } from "./dom.js";
 import { bytes, count, percent, plain, seconds, signed, usd, watts, words } from "./format.js";
+import { label } from "./metrics.js";
 import { tilesOf } from "./step_tiles.js";
 import { Timeline } from "./timeline.js";
 import { showWhy } from "./why.js";
 
 const { Plot } = window;
 const PARTS = [
-  { name: "compute", field: "compute_s", colour: "var(--compute)" },
-  { name: "exposed communication", field: "exposed_comm_s", colour: "var(--exposed)" },
-  { name: "bubble", field: "bubble_s", colour: "var(--bubble)" },
-  { name: "idle", field: "idle_s", colour: "var(--idle)" },
+  { field: "compute_s", colour: "var(--compute)" },
+  { field: "exposed_comm_s", colour: "var(--exposed)" },
+  { field: "bubble_s", colour: "var(--bubble)" },
+  { field: "idle_s", colour: "var(--idle)" },
 ];
 
 export class StepView {
@@ -106,7 +107,12 @@ export class StepView {
   }
 
   showTime(m, planWords) {
-    const rows = PARTS.map((part) => ({ ...part, seconds: m[part.field] ?? 0, frac: (m[part.field] ?? 0) / m.step_s }));
+    const rows = PARTS.map((part) => ({
+      ...part,
+      name: label(part.field),
+      seconds: m[part.field] ?? 0,
+      frac: (m[part.field] ?? 0) / m.step_s,
+    }));
     this.time.update({
       note: `${planWords}. Communication takes ${seconds(m.comm_s)}, of which ${seconds(m.overlapped_comm_s)} run beside compute.`,
       legend: rows
@@ -153,9 +159,9 @@ export class StepView {
       this.lanes.legend,
       lanes.length
         ? [
-            key("compute", "var(--compute)"),
+            key(label("compute_s"), "var(--compute)"),
             key("communication beside compute", "var(--comm)"),
-            key("exposed communication", "var(--exposed)"),
+            key(label("exposed_comm_s"), "var(--exposed)"),
           ]
         : [],
     );
@@ -273,22 +279,22 @@ export class StepView {
     const training = m.training,
       lines = [
         [
-          "power per GPU",
+          label("power_w_per_gpu"),
           watts(power.power_w_per_gpu),
           power.tdp_w ? `limit ${watts(power.tdp_w)}, idle ${watts(power.idle_w)}` : "",
         ],
-        ["power of all GPUs", power.power_w ? `${plain(power.power_w / 1e3)} kW` : "unknown", counted(m.gpus)],
+        [label("power_w"), power.power_w ? `${plain(power.power_w / 1e3)} kW` : "unknown", counted(m.gpus)],
         [
-          "energy of a step",
+          label("energy_j_per_step"),
           power.energy_j_per_step ? `${plain(power.energy_j_per_step / 1e3)} kJ` : "unknown",
-          power.tokens_per_j ? `${plain(power.tokens_per_j)} tokens per joule` : "",
+          power.tokens_per_j ? `${plain(power.tokens_per_j)} ${label("tokens_per_j")}` : "",
         ],
         [
-          "cost of an hour",
+          label("usd_per_h"),
           usd(cost.usd_per_h),
           cost.usd_per_gpu_h ? `${usd(cost.usd_per_gpu_h)} per GPU-hour` : "the price is unknown",
         ],
-        ["cost of a step", usd(cost.usd_per_step), `${usd(cost.usd_per_mtoken)} per million tokens`],
+        [label("usd_per_step"), usd(cost.usd_per_step), `${usd(cost.usd_per_mtoken)} per million tokens`],
       ];
     if (training) {
       lines.push(

@@ -1,9 +1,12 @@
 // The numbers on top of the Step view.
 
 import { bytes, count, percent, plain, seconds, short, usd, watts } from "./format.js";
+import { label, lessIsBetter } from "./metrics.js";
 
 /** Lines of the chain behind a step's time. */
 const STEP = ["step_s", "compute of one layer", "communication", "overlap"];
+
+const named = (name) => ({ name: label(name), lower: lessIsBetter(name) });
 
 /** The numbers on top, each with the line of the chain that explains it. */
 export function tilesOf({ measurement: m, memory, power, cost, trust }) {
@@ -15,59 +18,54 @@ export function tilesOf({ measurement: m, memory, power, cost, trust }) {
   const training = m.training;
   return [
     {
-      name: "tokens/s per GPU",
+      ...named("tokens_per_s_per_gpu"),
       value: plain(m.tokens_per_s_per_gpu, 4),
       sub: range(m.tokens_per_s_per_gpu),
       why: ["tokens_per_s", ...STEP],
       raw: m.tokens_per_s_per_gpu,
     },
     {
-      name: "step time",
+      ...named("step_s"),
       value: seconds(m.step_s),
       sub: `${short(m.tokens_per_s)} tokens/s in all`,
       why: STEP,
       raw: m.step_s,
-      lower: true,
     },
     {
-      name: "MFU",
+      ...named("mfu_frac"),
       value: percent(m.mfu_frac),
       sub: `${m.flop_convention} FLOP convention`,
       why: ["mfu_frac", "tokens_per_s", ...STEP],
       raw: m.mfu_frac,
     },
     {
-      name: "exposed communication",
+      ...named("exposed_comm_s"),
       value: percent(m.exposed_comm_s / m.step_s),
       sub: `${seconds(m.exposed_comm_s)} of the step`,
       why: ["communication", "overlap"],
       raw: m.exposed_comm_s / m.step_s,
-      lower: true,
     },
     {
-      name: "memory per GPU",
+      ...named("memory_bytes"),
       value: bytes(memory.total_bytes),
       sub: `${memory.fits ? "fits in" : "does not fit in"} ${bytes(memory.capacity_bytes)}${memory.fits ? likely : ""}`,
       why: ["memory_bytes"],
       raw: memory.total_bytes,
-      lower: true,
       bad: !memory.fits,
     },
     {
-      name: "power per GPU",
+      ...named("power_w_per_gpu"),
       value: watts(power.power_w_per_gpu),
-      sub: power.tokens_per_j ? `${plain(power.tokens_per_j)} tokens per joule` : "",
+      sub: power.tokens_per_j ? `${plain(power.tokens_per_j)} ${label("tokens_per_j")}` : "",
       why: ["power_w_per_gpu"],
       raw: power.power_w_per_gpu,
-      lower: true,
     },
     {
-      name: "cost per million tokens",
+      ...named("usd_per_mtoken"),
       value: usd(cost.usd_per_mtoken),
       sub: cost.usd_per_gpu_h ? `at ${usd(cost.usd_per_gpu_h)} per GPU-hour` : "the price is unknown",
       why: ["usd_per_mtoken", "tokens_per_s", ...STEP],
       raw: cost.usd_per_mtoken,
-      lower: true,
     },
     training && {
       name: `days for ${short(training.tokens)} tokens`,
