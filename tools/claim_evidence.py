@@ -27,14 +27,12 @@ from pydantic import TypeAdapter
 
 from knee.base.errors import SpecError
 from knee.base.files import write_text
-from knee.commands.study.answers import jobs_of, together
 from knee.commands.study.claims import Claim, Verdict, judge
 from knee.commands.study.quantities import NOISE, Row
-from knee.commands.study.questions import Question, StudyPoint, all_points
+from knee.commands.study.questions import Question, StudyPoint, all_points, jobs_of, together
 from knee.commands.study.rows import step_row
 from knee.commands.study.run_study import sheet_rows
-from knee.commands.study.study_file import Many, Study, StudyGrid, load_study, study_names
-from knee.commands.study.study_layers import BATCHES
+from knee.commands.study.study_file import BATCHES, Many, Study, StudyGrid, load_study, study_names
 from knee.commands.study.summary_section import CANNOT_FAIL_FRAC, FILE, MADE_BY, Flip, RandomBaseline, carried_evidence
 from knee.engine.one_job import comm_loads
 from knee.engine.simulator import EvaluatedStep, Results, evaluate

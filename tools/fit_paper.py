@@ -26,8 +26,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from knee.commands.study.answers import answer
-from knee.commands.study.questions import StudyPoint, points_of
+from knee.commands.study.questions import StudyPoint, answer, points_of
 from knee.commands.study.study_file import load_study
 
 Floats = NDArray[np.float64]

@@ -18,9 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from knee.base.arrays import Floats, Ints
-from knee.commands.tune.plan_covariance import TERMS, Quantity, Spreads, kernels
-from knee.commands.tune.published_jobs import LEAST_PLANS, PublishedJob, published_jobs
-from knee.commands.tune.transfer_pairs import WHATS, fitted_spread, transfer_pairs
+from knee.commands.tune.posterior import TERMS, Quantity, Spreads, kernels
+from knee.commands.tune.replay import LEAST_PLANS, WHATS, PublishedJob, fitted_spread, published_jobs, transfer_pairs
 from knee.trust.validation.bundled_runs import carried_runs
 from knee.trust.validation.published_runs import PublishedRun
 
@@ -50,7 +49,7 @@ STEPS = (2.0, 1.5, 1.25, 1.25)
 LEAST, MOST = 0.005, 2.0
 OUT = Path(__file__).parents[1] / "src" / "knee" / "catalog" / "validation" / "tuning.toml"
 HEAD = """\
-# How errors of predictions go together between plans of a job (src/knee/commands/tune/plan_covariance.py): the standard
+# How errors of predictions go together between plans of a job (src/knee/commands/tune/posterior.py): the standard
 # deviation of the logarithm for each shared mechanism. Fitted by tools/fit_tuning.py on published jobs with several
 # plans; [left_out.SOURCE] is the fit without a source, with which `knee tune --replay` plays its jobs. [transfer] is
 # the error that each doubling of the GPUs or layers adds to the prediction of a run from a smaller one.

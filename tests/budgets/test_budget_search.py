@@ -11,12 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knee.commands.budget.budget_run import BudgetLimits, BudgetRun
-from knee.commands.budget.budget_search import Problem
-from knee.commands.budget.flop_counting import flop_choice
 from knee.commands.budget.frontier import PAYS_FRAC, bands_of, frontier_of, lost_by, marginals
 from knee.commands.budget.model_family import family_of
 from knee.commands.budget.scaling_laws import batch_law, law_names, law_of
+from knee.commands.budget.search import BudgetLimits, BudgetRun, Problem, flop_choice
 from knee.commands.budget.throughput import Asked, Key, Rate, Rates
 from knee.engine.workload.parameters import parameter_count
 from knee.specs.hardware import Cluster, GemmRate

@@ -7,10 +7,8 @@ from dataclasses import replace
 import pytest
 from test_budget_search import BOUNDS, EAGER, FEW, H100, LLAMA, made_up, small, within
 
-from knee.commands.budget.budget_run import BudgetLimits
-from knee.commands.budget.budget_search import ladder, rounded
-from knee.commands.budget.flop_counting import flop_choice
 from knee.commands.budget.frontier import bands_of, frontier_of, lost_by, marginals
+from knee.commands.budget.search import BudgetLimits, flop_choice, ladder, rounded
 from knee.commands.budget.throughput import Rates
 
 

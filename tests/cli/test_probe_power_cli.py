@@ -15,8 +15,7 @@ from knee.base.errors import MissingExtra
 from knee.commands.main import main
 from knee.measure.machine import nvml
 from knee.measure.machine import power_loads as power
-from knee.measure.machine.probe_points import key_of
-from knee.measure.machine.readings import Machine, read_readings
+from knee.measure.machine.readings import Machine, key_of, read_readings
 from knee.specs.load import load_cluster
 from refusals import ended, kind, numbers, refused
 

@@ -14,7 +14,7 @@ import pytest
 
 from knee.measure.hardware_fit.links import fit_links
 from knee.measure.machine.collective_grid import COLLECTIVES
-from knee.measure.machine.probe_points import Record
+from knee.measure.machine.readings import Record
 from knee.measure.machine.readings import read_readings
 from waiting import LIMIT_S, until
 

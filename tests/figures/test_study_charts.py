@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from knee.commands.study.charts import figure_files, figures, figures_of_rows
-from knee.commands.study.doubling_chart import doublings, doublings_of
 from knee.commands.study.run_study import results
 from knee.commands.study.study_file import Draw, Published
+from knee.commands.study.summary_section import doublings, doublings_of
 from knee.show.figures import palette, vega
 from knee.show.figures.heat_map import HATCHED
 from knee.show.figures.svg import svg_for_page

@@ -14,11 +14,10 @@ import pytest
 from click.testing import CliRunner
 
 from knee.commands.main import main
-from knee.commands.study.claims import Claim, Tally, Verdict
+from knee.commands.study.claims import Claim, Number, Tally, Verdict
 from knee.commands.study.quantities import chosen
 from knee.commands.study.questions import points_of
 from knee.commands.study.record_store import Store
-from knee.commands.study.relations import Number
 from knee.commands.study.rows import preferred
 from knee.commands.study.run_study import Ran, points_to_run, recorded, results
 from knee.commands.study.study_file import load_study, study_names, uncounted

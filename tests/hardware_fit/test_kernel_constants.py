@@ -14,8 +14,7 @@ from knee.measure.hardware_fit.kernel_constants import FitPart, fit_kernels
 from knee.measure.hardware_fit.residuals import Residuals, held_back
 from knee.measure.machine.kernel_grid import GPU as GRID
 from knee.measure.machine.kernel_grid import attention_points, gemm_points
-from knee.measure.machine.probe_points import AttentionPoint, GemmPoint, Record, StreamPoint, key_of
-from knee.measure.machine.readings import Machine, Readings
+from knee.measure.machine.readings import AttentionPoint, GemmPoint, Machine, Readings, Record, StreamPoint, key_of
 from knee.specs.hardware import AttentionRate, Gpu
 from knee.specs.load import load_cluster, load_profile
 

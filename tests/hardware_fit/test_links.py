@@ -21,8 +21,7 @@ from knee.measure.hardware_fit.links import (
     series_of,
 )
 from knee.measure.machine.collective_grid import COLLECTIVES, axes_of, plan_series, sizes
-from knee.measure.machine.probe_points import CollectivePoint, key_of
-from knee.measure.machine.readings import Machine, Readings, read_readings
+from knee.measure.machine.readings import CollectivePoint, Machine, Readings, key_of, read_readings
 from knee.specs.constants import constant
 from knee.specs.load import load_cluster
 

@@ -19,8 +19,7 @@ from knee.measure.hardware_fit.power_constants import (
     windows_of,
 )
 from knee.measure.machine.power_loads import power_points
-from knee.measure.machine.probe_points import Record, key_of
-from knee.measure.machine.readings import Readings, read_readings
+from knee.measure.machine.readings import Readings, Record, key_of, read_readings
 from knee.specs.hardware import Gpu
 from knee.specs.load import load_cluster
 

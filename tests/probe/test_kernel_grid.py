@@ -16,9 +16,8 @@ from knee.measure.machine.kernel_grid import (
     kernel_points,
     stream_points,
 )
-from knee.measure.machine.probe_points import GroupedPoint, key_of
-from knee.measure.machine.readings import read_readings
-from knee.measure.machine.timing import timing_of
+from knee.measure.machine.kernel_timing import timing_of
+from knee.measure.machine.readings import GroupedPoint, key_of, read_readings
 
 READINGS = Path(__file__).parents[2] / "data" / "h200" / "kernels.jsonl"
 GRID = kernel_points(GPU, ("bf16", "fp16", "fp8"), ("flash2", "cudnn", "cutlass", "unfused"))

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from knee.base.errors import RunFailed
-from knee.measure.machine.listener import ProbeStopped
-from knee.measure.machine.measure_points import collect
-from knee.measure.machine.probe_points import GemmPoint, Record, key_of
-from knee.measure.machine.readings import ReadingsFile, read_readings
+from knee.measure.machine.listener import ProbeStopped, collect
+from knee.measure.machine.readings import GemmPoint, ReadingsFile, Record, key_of, read_readings
 from made_machine import MACHINE
 
 POINTS = [GemmPoint(m=m, n=8, k=8, layout="forward") for m in (1, 2, 3, 4)]

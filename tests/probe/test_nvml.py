@@ -17,7 +17,7 @@ from knee.measure.machine import nvml as module
 from knee.measure.machine import power_loads as power
 from knee.measure.machine.gpus import NVML_ERRORS
 from knee.measure.machine.nvml import EnergyMeter, Nvml, SamplingMeter, meter_of, refuse_if_shared
-from knee.measure.machine.probe_points import PowerPoint
+from knee.measure.machine.readings import PowerPoint
 from made_nvml import NVMLError, answers
 from refusals import caught, kind, numbers
 

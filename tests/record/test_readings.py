@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from knee.measure.machine.probe_points import GemmPoint, key_of, point_of
-from knee.measure.machine.readings import ReadingsFile, read_readings
+from knee.measure.machine.readings import GemmPoint, ReadingsFile, key_of, point_of, read_readings
 from made_machine import MACHINE
 from refusals import caught, kind
 

@@ -23,8 +23,7 @@ from knee.commands.study.step_timeline import joined, outside, step_timelines, t
 from knee.commands.study.study_file import uncounted
 from knee.commands.study.summary_section import MARKS, anchor
 from knee.engine.events import EventLog, RankGroup
-from knee.show.page.html import render
-from knee.show.page.page import Bullets, Chart, Fold, Key, Page, Section, render_page
+from knee.show.page.page import Bullets, Chart, Fold, Key, Page, Section, render, render_page
 from knee.show.page.tables import kind_table, record_table
 from knee.trust.validation.bundled_runs import CarriedFidelity, SourceFidelity
 from shared_studies import ran_once

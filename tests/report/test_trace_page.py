@@ -15,7 +15,7 @@ from knee.commands.trace.exposed_timeline import sentence, timeline_of
 from knee.commands.trace.page import trace_page
 from knee.commands.trace.sections import most_exposed
 from knee.measure.traces import Analysis, analyse
-from knee.measure.traces.exposed import exposed_intervals
+from knee.measure.traces.device_time import exposed_intervals
 
 pytest.importorskip("vl_convert")
 NASTY = "</script><script>alert('1 & 2')</script><!--"

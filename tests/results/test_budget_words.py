@@ -11,9 +11,6 @@ from knee.base.errors import InputError
 from knee.base.units import amount, counted, short
 from knee.commands.amounts import amount_of
 from knee.commands.budget.api import pue_source
-from knee.commands.budget.budget_run import BudgetLimits, BudgetRun
-from knee.commands.budget.budget_search import Problem
-from knee.commands.budget.flop_counting import FlopChoice
 from knee.commands.budget.frontier import Bands, Frontier, Lost
 from knee.commands.budget.model_family import family_of
 from knee.commands.budget.result import (
@@ -27,6 +24,7 @@ from knee.commands.budget.result import (
     sure_rows,
 )
 from knee.commands.budget.scaling_laws import batch_law, law_of
+from knee.commands.budget.search import BudgetLimits, BudgetRun, FlopChoice, Problem
 from knee.commands.budget.text import side_rows
 from knee.commands.budget.throughput import Rate, Rates
 from knee.engine.energy import grid

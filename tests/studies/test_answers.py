@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from knee.base.errors import InputError, SpecError
-from knee.commands.study.answers import answer, answers, job_of
-from knee.commands.study.questions import Options, Question
+from knee.commands.study.questions import Options, Question, answer, answers, job_of
 from knee.engine.measurement import Measurement
 from knee.engine.one_job import simulate
 from knee.specs.job import Job

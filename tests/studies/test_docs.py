@@ -7,10 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from knee.commands.study.claims import Claim
+from knee.commands.study.claims import (
+    Agreement,
+    Claim,
+    Count,
+    Number,
+    Peak,
+    RunComparison,
+    SmallestBest,
+    Steeper,
+    Trend,
+)
 from knee.commands.study.failure_rows import LongRun, ReplicaExchange, Wall
 from knee.commands.study.quantities import Quantity
-from knee.commands.study.relations import Agreement, Count, Number, Peak, RunComparison, SmallestBest, Steeper, Trend
 from knee.commands.study.study_file import Bandwidths, Budgets, Draw, Published, Study, StudyGrid
 
 TEXT = (Path(__file__).parents[2] / "docs/studies.md").read_text(encoding="utf-8")

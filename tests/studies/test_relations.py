@@ -11,9 +11,18 @@ import pytest
 from pydantic import TypeAdapter
 
 from knee.base.errors import SpecError
-from knee.commands.study.claims import Claim, Tally, Verdict, judge, not_testable
+from knee.commands.study.claims import (
+    Claim,
+    MetricComparison,
+    Number,
+    RunComparison,
+    Tally,
+    Test,
+    Verdict,
+    judge,
+    not_testable,
+)
 from knee.commands.study.quantities import Finding, NotTestable, Quantity, Row, Rows
-from knee.commands.study.relations import MetricComparison, Number, RunComparison, Test
 from refusals import caught, kind
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Test)

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from knee.commands.study.answers import answer
-from knee.commands.study.questions import Question, StudyPoint
+from knee.commands.study.questions import Question, StudyPoint, answer
 from knee.commands.study.rows import (
     IDENTITY,
     bandwidth_rows,

@@ -20,8 +20,15 @@ from knee.commands.study.questions import points_of
 from knee.commands.study.record_store import IMPOSSIBLE, Store
 from knee.commands.study.rows import bandwidth_rows, hardware_row, impossible_row, step_row
 from knee.commands.study.run_study import sheet_rows
-from knee.commands.study.study_file import FOLDER, Study, check_study, load_study, study_names, uncounted
-from knee.commands.study.study_layers import laid_over_common
+from knee.commands.study.study_file import (
+    FOLDER,
+    Study,
+    check_study,
+    laid_over_common,
+    load_study,
+    study_names,
+    uncounted,
+)
 from knee.specs.check import SeveralMistakes, all_keys
 from refusals import caught, kind
 

@@ -37,6 +37,15 @@ def test_ends_are_quantiles_of_many_sources() -> None:
     assert (low, high) == (pytest.approx(-0.4, abs=0.005), pytest.approx(0.4, abs=0.005))
 
 
+@pytest.mark.parametrize(("covered_frac", "z"), [(0.8, 1.2815516), (0.6, 0.8416212)])
+def test_ends_of_eleven_sources_worked_by_hand(covered_frac: float, z: float) -> None:
+    """One run each: the quantiles are those of the sources, and the factor is that of the twelfth of normal values."""
+    low, high = spread_ends(np.arange(11.0) ** 2, [str(i) for i in range(11)], covered_frac, 0.1, 0.1)
+    more = math.sqrt(12 / 11) * (1.0 + (z**2 + 1.0) / 40.0)
+    first, last = (1.0, 81.0) if covered_frac == 0.8 else (4.0, 64.0)
+    assert (low, high) == pytest.approx((25.0 + more * (first - 25.0), 25.0 + more * (last - 25.0)), rel=1e-4)
+
+
 def test_within_adds_to_between() -> None:
     middles, names = np.repeat(np.linspace(-0.2, 0.2, 20), 100), np.repeat(np.arange(20).astype(str), 100).tolist()
     within = np.tile(np.linspace(-0.2, 0.2, 100), 20)

@@ -9,10 +9,15 @@ import numpy as np
 import pytest
 
 import knee
-from knee.commands.tune.candidates import Candidates, candidates_of
-from knee.commands.tune.exposed_comm import measured_shares, simulated_shares
-from knee.commands.tune.plan_covariance import carried_spreads
-from knee.commands.tune.posterior import Beliefs, Outcome
+from knee.commands.tune.posterior import (
+    Beliefs,
+    Candidates,
+    Outcome,
+    candidates_of,
+    carried_spreads,
+    measured_shares,
+    simulated_shares,
+)
 from knee.specs import Job
 from knee.specs.plan_table import table_of
 

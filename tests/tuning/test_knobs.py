@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import knee
-from knee.commands.tune.knobs import KNOBS, USUAL, Variant, candidates_for_variants, shared_errors, variants
 from knee.commands.tune.searched_plans import outside_of
+from knee.commands.tune.stages import KNOBS, USUAL, Variant, candidates_for_variants, shared_errors, variants
 from knee.commands.tune.tuning_folder import plan_key
 from knee.search.space import Space
 from knee.specs import Job

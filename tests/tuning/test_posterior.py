@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 from knee.base.arrays import Floats
-from knee.commands.tune.candidates import Candidates
-from knee.commands.tune.next_run import next_plans, standing
-from knee.commands.tune.plan_covariance import TERMS, Mechanisms, carried_spreads
-from knee.commands.tune.posterior import Beliefs, Outcome
+from knee.commands.tune.loop import next_plans, standing
+from knee.commands.tune.posterior import TERMS, Beliefs, Candidates, Mechanisms, Outcome, carried_spreads
 from knee.specs.profile_parameters import PARAMETERS
 
 QUIET = dict.fromkeys(TERMS, 0.001) | {"stack": 0.0}

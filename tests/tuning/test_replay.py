@@ -8,9 +8,19 @@ import pytest
 
 import knee
 from knee.base.errors import KneeError
-from knee.commands.tune.published_jobs import PublishedJob, published_jobs
-from knee.commands.tune.replay import grid_order, random_orders, replay_job, simulator_order, trial_counts
-from knee.commands.tune.transfer_pairs import TransferPair, covered_frac, fitted_spread, transfer_errors
+from knee.commands.tune.replay import (
+    PublishedJob,
+    TransferPair,
+    covered_frac,
+    fitted_spread,
+    grid_order,
+    published_jobs,
+    random_orders,
+    replay_job,
+    simulator_order,
+    transfer_errors,
+    trial_counts,
+)
 from knee.trust.validation.bundled_runs import carried_runs
 
 

@@ -11,7 +11,7 @@ from knee.base.files import write_bytes, write_text
 from knee.commands.budget.charts import budget_figures, concatenated
 from knee.commands.scale.chart import ScaleSeries, spec_of, table_of
 from knee.show.figures.vega import Spec, standalone, to_png, to_svg
-from knee.show.page.html import render
+from knee.show.page.page import render
 
 
 def write_scale_plot(series: Sequence[ScaleSeries], path: str) -> None:

@@ -13,15 +13,11 @@ from knee.base.progress import Progress, silent
 from knee.base.units import short
 from knee.commands.amounts import Amount, amount_of, count_of
 from knee.commands.budget import frontier as fr
-from knee.commands.budget.budget_run import BudgetLimits, BudgetRun
-from knee.commands.budget.budget_search import Problem
-from knee.commands.budget.equal_loss import even_sizes
-from knee.commands.budget.flop_counting import flop_choice
 from knee.commands.budget.model_family import LEAST_PARAMS, MOST_PARAMS, Family, family_of
 from knee.commands.budget.published_budgets import published_runs
-from knee.commands.budget.rare_exchange import rare_exchange
 from knee.commands.budget.result import Budget, BudgetCheck
 from knee.commands.budget.scaling_laws import assumed_mfu, batch_law, law_of
+from knee.commands.budget.search import BudgetLimits, BudgetRun, Problem, even_sizes, flop_choice, rare_exchange
 from knee.commands.budget.throughput import Rates
 from knee.commands.job_request import (
     ClusterLike,

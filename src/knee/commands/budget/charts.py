@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from knee.base.units import amount, counted
-from knee.show.figures.figure import Figure
 from knee.show.figures.heat_map import HeatCell, heat_map
 from knee.show.figures.labels import heading
 from knee.show.figures.lines import ChartPoint, lines
 from knee.show.figures.palette import IDEAL, INK
-from knee.show.figures.vega import Spec
+from knee.show.figures.vega import Figure, Spec
 
 Data = Mapping[str, Any]
 TITLES = {"days": "days", "usd": "dollars", "mwh": "energy", "co2e_kg": "emissions"}

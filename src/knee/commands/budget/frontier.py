@@ -10,10 +10,9 @@ from itertools import pairwise
 from typing import Literal
 
 from knee.base.units import DAY_S, HOUR_S
-from knee.commands.budget.budget_run import J_PER_MWH, BudgetLimits, BudgetRun, Name
-from knee.commands.budget.budget_search import Problem
 from knee.commands.budget.model_family import STEPS_PER_DOUBLING
 from knee.commands.budget.scaling_laws import Law
+from knee.commands.budget.search import J_PER_MWH, BudgetLimits, BudgetRun, Name, Problem
 from knee.specs.defaults import THRESHOLD
 from knee.specs.model import Model
 

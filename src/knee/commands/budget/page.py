@@ -7,7 +7,7 @@ from typing import Any
 
 from knee.base.units import amount, counted, short
 from knee.commands.budget.charts import budget_figures
-from knee.show.figures.figure import Figure
+from knee.show.figures.vega import Figure
 from knee.show.page.failure_section import failure_section
 from knee.show.page.page import Chart, Key, Page, Section, chart_of, render_page
 from knee.show.page.tables import Table, record_table

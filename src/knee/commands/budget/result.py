@@ -12,15 +12,11 @@ import numpy as np
 from knee.base.arrays import ByValue
 from knee.base.errors import InputError, argument
 from knee.base.units import DAY_S, HOUR_S, amount, counted, short
-from knee.commands.budget.budget_run import J_PER_MWH, BudgetLimits, BudgetRun
-from knee.commands.budget.budget_search import Problem
-from knee.commands.budget.equal_loss import EVEN_LOSS
-from knee.commands.budget.flop_counting import FlopChoice
 from knee.commands.budget.frontier import COARSE, KNEE_WORDS, Bands, Frontier, IsoLoss, Lost, Marginal
 from knee.commands.budget.model_family import STEPS_PER_DOUBLING
 from knee.commands.budget.published_budgets import WITHIN_FRAC, PublishedTraining, worst_of
-from knee.commands.budget.rare_exchange import RareExchange
 from knee.commands.budget.scaling_laws import BAND_FRAC, DRAWS, FLOP_PER_PARAM_TOKEN, assumed_mfu
+from knee.commands.budget.search import EVEN_LOSS, J_PER_MWH, BudgetLimits, BudgetRun, FlopChoice, Problem, RareExchange
 from knee.engine.energy import CarbonGrid
 from knee.engine.one_job import ASSUMPTIONS
 from knee.engine.reliability.drawn_runs import month_of_job

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from knee.base.units import DAY_S, HOUR_S, amount, counted, short
-from knee.commands.budget.budget_run import J_PER_MWH, BudgetLimits, BudgetRun
 from knee.commands.budget.frontier import KNEE_WORDS, Frontier, IsoLoss
 from knee.commands.budget.result import (
     AXIS_WORDS,
@@ -23,6 +22,7 @@ from knee.commands.budget.result import (
     sentences,
     sure_rows,
 )
+from knee.commands.budget.search import J_PER_MWH, BudgetLimits, BudgetRun
 from knee.commands.simulate.text import failure_words
 from knee.engine.reliability.published_interruptions import InterruptedRun
 from knee.show.terminal.table import print_heading, print_rows

@@ -16,10 +16,8 @@ from knee.measure.hardware_fit.power_constants import fit_power, values_of, wind
 from knee.measure.hardware_fit.probe_session import ProbeSession
 from knee.measure.machine.collective_grid import COLLECTIVES, check_collectives, message_bytes, plan_series
 from knee.measure.machine.kernel_grid import device_points, step_points
-from knee.measure.machine.listener import SILENT, ProbeListener
-from knee.measure.machine.measure_points import collect
-from knee.measure.machine.probe_points import HostPoint, Record
-from knee.measure.machine.readings import Probe, Readings, read_readings
+from knee.measure.machine.listener import SILENT, ProbeListener, collect
+from knee.measure.machine.readings import HostPoint, Probe, Readings, Record, read_readings
 from knee.specs.argument_types import checked_arguments
 from knee.specs.choices import Backend, Device
 from knee.specs.defaults import CLUSTER_FILE

@@ -12,8 +12,7 @@ from knee.measure.hardware_fit.kernel_constants import HeldOutShapes, KernelFit
 from knee.measure.hardware_fit.links import Contention, LinkFit, bus_factor, series_of
 from knee.measure.hardware_fit.measured_steps import MeasuredStep
 from knee.measure.hardware_fit.power_constants import PowerFit
-from knee.measure.machine.probe_points import CollectivePoint
-from knee.measure.machine.readings import Readings
+from knee.measure.machine.readings import CollectivePoint, Readings
 from knee.show.result import Result
 
 

@@ -20,8 +20,7 @@ from knee.measure.hardware_fit.links import Contention, LinkFit
 from knee.measure.hardware_fit.power_constants import PowerFit
 from knee.measure.hardware_fit.residuals import Residuals
 from knee.measure.machine.listener import ProbeListener, ProbeStopped
-from knee.measure.machine.probe_points import CollectivePoint, Point, key_of
-from knee.measure.machine.readings import Readings
+from knee.measure.machine.readings import CollectivePoint, Point, Readings, key_of
 from knee.show.result import Result
 from knee.show.terminal.table import print_heading, print_rows
 from knee.specs.load import load_cluster

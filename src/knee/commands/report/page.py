@@ -17,8 +17,8 @@ from knee.commands.study.rows import identity
 from knee.commands.study.study_file import Draw
 from knee.show.figures.axes import is_number
 from knee.show.figures.bars import PART_COLUMNS
-from knee.show.figures.figure import Figure
 from knee.show.figures.labels import name_of, value_with_name
+from knee.show.figures.vega import Figure
 from knee.show.page.page import Bullets, Key, Page, Section, chart_of, render_page
 from knee.show.page.tables import Table, record_table
 from knee.specs.metrics import VIEWS

@@ -18,13 +18,12 @@ from knee.base.second_process import second_process
 from knee.commands.compare.side_by_side import read_record
 from knee.commands.study.claims import Tally, Verdict
 from knee.commands.study.from_the_end import KEPT, RECORDS, WORTH_IT
-from knee.commands.study.grid_changes import GridChanges, changes_of
 from knee.commands.study.quantities import Row
 from knee.commands.study.questions import Question, StudyPoint, points_of
 from knee.commands.study.record_store import Store, cached_fidelity
 from knee.commands.study.rows import step_row
 from knee.commands.study.run_study import Ran, points_to_run, recorded, results, strangers
-from knee.commands.study.study_file import Study, load_study, study_names
+from knee.commands.study.study_file import GridChanges, Study, changes_of, load_study, study_names
 from knee.commands.study.table_files import write_tables
 from knee.show.result import Result, flat
 from knee.specs.argument_types import checked_arguments

@@ -10,12 +10,10 @@ from typing import Any
 from knee.base.digest import digest
 from knee.base.files import make_folder
 from knee.base.units import short
-from knee.commands.budget.budget_run import BudgetLimits, BudgetRun
-from knee.commands.budget.budget_search import Problem
-from knee.commands.budget.flop_counting import flop_choice
 from knee.commands.budget.frontier import lost_by
 from knee.commands.budget.model_family import family_of
 from knee.commands.budget.scaling_laws import assumed_mfu, batch_law, law_of
+from knee.commands.budget.search import BudgetLimits, BudgetRun, Problem, flop_choice
 from knee.commands.budget.throughput import Rates
 from knee.commands.study.quantities import Row
 from knee.commands.study.record_store import cached, engine

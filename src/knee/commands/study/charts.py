@@ -13,12 +13,10 @@ from knee.commands.study.run_study import Ran
 from knee.commands.study.study_file import Draw, Published
 from knee.show.figures.axes import is_number
 from knee.show.figures.bars import PART_COLUMNS, Parts, bars, parts
-from knee.show.figures.figure import Figure
 from knee.show.figures.heat_map import HeatCell, heat_map
 from knee.show.figures.labels import label, name_of
-from knee.show.figures.lines import ChartPoint, lines
-from knee.show.figures.run_strip import run_strip
-from knee.show.figures.vega import Spec, standalone
+from knee.show.figures.lines import ChartPoint, lines, run_strip
+from knee.show.figures.vega import Figure, Spec, standalone
 
 GROWN = ("peak_flop_per_s", "nic_bytes_per_s", "hbm_bytes_per_s", "link_bytes_per_s", "hbm_bytes", "tdp_w")
 """Figures of a data sheet whose growth is drawn."""

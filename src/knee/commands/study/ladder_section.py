@@ -8,9 +8,8 @@ from statistics import median
 from typing import Any
 
 from knee.commands.study.run_study import Ran
-from knee.show.figures.figure import Figure
 from knee.show.figures.lines import ChartPoint, lines
-from knee.show.figures.vega import Spec
+from knee.show.figures.vega import Figure, Spec
 from knee.show.page.page import Section, chart_of
 from knee.show.page.tables import Table, kind_table, record_table
 from knee.trust.validation.bundled_runs import carried_runs

@@ -39,10 +39,8 @@ from knee.commands.study.summary_section import (
     tally_table,
 )
 from knee.engine.one_job import ASSUMPTIONS
-from knee.show.figures.figure import Figure
-from knee.show.figures.vega import Spec, to_svg
-from knee.show.page.html import render
-from knee.show.page.page import Chart, chart_of
+from knee.show.figures.vega import Figure, Spec, to_svg
+from knee.show.page.page import Chart, chart_of, render
 from knee.show.page.svg_cache import SvgCache, write_picture
 from knee.show.page.tables import Table, kind_table, record_table
 from knee.trust.validation.bundled_runs import CarriedFidelity, recorded_moe_fidelity

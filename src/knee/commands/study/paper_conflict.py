@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from knee.commands.study.run_study import Ran
-from knee.show.figures.figure import Figure
 from knee.show.figures.palette import GRID, INK, PARTS, SERIES
-from knee.show.figures.vega import CONFIG, SCHEMA, Spec
+from knee.show.figures.vega import CONFIG, SCHEMA, Figure, Spec
 from knee.show.page.page import Chart, chart_of
 from knee.show.page.tables import Table, kind_table, record_table
 

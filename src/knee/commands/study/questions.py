@@ -1,17 +1,34 @@
-"""A study's grid as questions: one training step each, or the best of several plans."""
+"""A study's grid as questions, and their answers by the simulator: one step each, or the best of several plans."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import accumulate, chain, pairwise, product
 from math import prod
 from typing import Any
 
+import numpy as np
+
+from knee.base.arrays import Bools, Floats
 from knee.base.errors import InputError, SpecError
 from knee.base.limits import MOST_POINTS
 from knee.commands.study.study_file import Pick, Study, StudyGrid
+from knee.engine.one_job import measurement_of
+from knee.engine.simulator import EvaluatedStep, Results, evaluate
+from knee.specs.hardware import Cluster
+from knee.specs.job import Job
+from knee.specs.kept_files import kept_for_a_question
+from knee.specs.load import Loaded, load_cluster, load_model, load_profile, make_job, split_overrides
 from knee.specs.make import global_batch_of
+from knee.specs.model import Model
+from knee.specs.plan_table import PlanTable, table_of
+from knee.specs.profile import Profile
+from knee.specs.schedules import INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
+from knee.trust.answer_record import record_of
+from knee.trust.trust import trust_of
+
+# A study's grid as questions: one training step each, or the best of several plans.
 
 SPECS = ("model", "cluster", "profile")
 Options = tuple[tuple[str, Any], ...]
@@ -141,3 +158,190 @@ def _series(
             code="not-a-format",
             field="series",
         ) from None
+
+
+VIRTUAL = (2, 4, 8)
+MICRO = (1, 2, 4, 8, 16, 32)
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionPlans:
+    """Questions about one model on one cluster under one profile: all their plans, for one call of the simulator."""
+
+    jobs: tuple[Job, ...]
+    table: PlanTable
+    rows: Mapping[Question, range]
+
+    @property
+    def specs(self) -> tuple[Model, Cluster, Profile]:
+        """Of all plans."""
+        return self.jobs[0].model, self.jobs[0].cluster, self.jobs[0].profile
+
+    def meant(self, results: Results) -> dict[Question, int | SpecError]:
+        """The row of the plan that each question means, by what each plan takes; an error where it means none."""
+        found: dict[Question, int | SpecError] = {}
+        for question, rows in self.rows.items():
+            own = slice(rows.start, rows.stop)
+            try:
+                found[question] = rows[picked(question, self.jobs[own], results.fits[own], results.step_s[own])]
+            except SpecError as error:
+                found[question] = error
+        return found
+
+
+def together(jobs: Mapping[Question, Sequence[Job]]) -> Iterator[QuestionPlans]:
+    """The plans of questions, those with the same specs side by side."""
+    groups: dict[tuple[object, ...], dict[Question, Sequence[Job]]] = {}
+    for q, own in jobs.items():
+        groups.setdefault((q.model, q.cluster, q.profile, q.sets, own[0].plan.placement), {})[q] = own
+    for group in groups.values():
+        every, ends = tuple(chain(*group.values())), accumulate(map(len, group.values()), initial=0)
+        rows = {q: range(*ends_of) for q, ends_of in zip(group, pairwise(ends), strict=True)}
+        yield QuestionPlans(every, table_of(every), rows)
+
+
+def answer(question: Question) -> dict[str, Any]:
+    """The record of the plan that the question means; SpecError where it means none that can be."""
+    found = answers([question])[question]
+    if isinstance(found, SpecError):
+        raise found
+    return found
+
+
+def answers(questions: Iterable[Question]) -> dict[Question, dict[str, Any] | SpecError]:
+    """All of them: one call of the simulator for those about the same specs."""
+    found: dict[Question, dict[str, Any] | SpecError] = {}
+    jobs: dict[Question, list[Job]] = {}
+    for question in questions:
+        try:
+            jobs[question] = jobs_of(question)
+        except SpecError as error:
+            found[question] = error
+    with np.errstate(all="ignore"):  # rates that nothing has, said by whoever changed them
+        for plans in together(jobs):
+            step = evaluate(*plans.specs, plans.table)
+            for question, row in plans.meant(step.results).items():
+                found[question] = row if isinstance(row, SpecError) else _record(question, plans.jobs[row], step, row)
+    return found
+
+
+def _record(question: Question, job: Job, step: EvaluatedStep, row: int) -> dict[str, Any]:
+    return record_of(job, measurement_of(step, row, job), trust_of(job, _given(question)))
+
+
+def job_of(question: Question) -> Job:
+    """The one plan; of several that fit the fastest, the least model-parallel, or the fastest with more than that."""
+    jobs = jobs_of(question)
+    if len(jobs) == 1:
+        return jobs[0]
+    [plans] = together({question: jobs})
+    row = plans.meant(evaluate(*plans.specs, plans.table).results)[question]
+    if isinstance(row, SpecError):
+        raise row
+    return jobs[row]
+
+
+def picked(question: Question, jobs: Sequence[Job], fits: Bools, step_s: Floats) -> int:
+    """Which of its plans the question means, by what each takes."""
+    if len(jobs) == 1:
+        return 0
+
+    def order(i: int, by_degree: bool = False) -> tuple[bool, int, float]:
+        return not bool(fits[i]), _degree(jobs[i]) if by_degree else 0, float(step_s[i])
+
+    every: Sequence[int] = range(len(jobs))
+    least = min(every, key=lambda i: order(i, by_degree=True))
+    if question.pick == "least":
+        return least
+    if question.pick == "beyond":
+        every = [i for i in every if _degree(jobs[i]) > _degree(jobs[least])]
+        if not every:
+            raise SpecError("every plan that fits has the same degree of model parallelism", code="no-valid-plan")
+    return min(every, key=order)
+
+
+def _degree(job: Job) -> int:
+    return job.plan.tp * job.plan.pp * job.plan.cp
+
+
+@kept_for_a_question
+def specs_of(question_specs: tuple[str, str, str], sets: Options) -> tuple[Loaded[Any], Loaded[Any], Loaded[Any]]:
+    """Model, cluster and profile with their sources, loaded once."""
+    model, cluster, profile = question_specs
+    for_model, for_cluster, for_profile, for_plan = split_overrides(sets)
+    if for_plan:
+        raise SpecError(
+            f"set {for_plan[0][0]} is an option of the plan", hint="give it in the table `plan`", code="not-an-override"
+        )
+    return (
+        load_model(model, for_model),
+        load_cluster(cluster, for_cluster),
+        load_profile(profile, for_profile),
+    )
+
+
+def loaded(question: Question) -> tuple[Loaded[Any], Loaded[Any], Loaded[Any]]:
+    """The specs that a question names."""
+    return specs_of((question.model, question.cluster, question.profile), question.sets)
+
+
+def _given(question: Question) -> list[str]:
+    """Paths of values that the question changes."""
+    parts = zip(("model", "cluster", "profile"), loaded(question), strict=True)
+    return [f"{kind}.{path}" for kind, part in parts for path, source in part.sources.items() if source.kind == "user"]
+
+
+def jobs_of(question: Question) -> list[Job]:
+    """Every plan that is meant and can be; SpecError where none can."""
+    return list(_jobs(question))
+
+
+def _jobs(question: Question) -> Iterator[Job]:
+    model, cluster, profile = (part.spec for part in loaded(question))
+    reason: SpecError | None = None
+    found = False
+    for options in question.plans:
+        for tuned in _tuned(question, dict(options), model.layers):
+            try:
+                yield make_job(
+                    model,
+                    cluster,
+                    profile,
+                    gpus=question.gpus,
+                    global_batch=question.global_batch,
+                    seq_len=question.seq_len,
+                    plan_options=tuned,
+                )[0]
+                found = True
+            except SpecError as error:
+                reason = reason or error
+    if not found:
+        raise reason or SpecError("no plan was named", code="missing-field", field="plan")
+
+
+def _tuned(question: Question, options: dict[str, Any], layers: int) -> Iterator[dict[str, Any]]:
+    """The plan with every schedule and micro-batch that it leaves open."""
+    degrees = 1
+    for axis in ("tp", "pp", "cp"):
+        degrees *= int(options.get(axis, 1))
+    ranks = question.gpus // max(1, degrees)  # a degree of 0 is refused with the plan
+    if not question.tune or ranks == 0 or degrees == 0 or question.gpus % degrees or question.global_batch % ranks:
+        yield options
+        return
+    per_rank = question.global_batch // ranks
+    pp = int(options.get("pp", 1))
+    micros = [m for m in MICRO if per_rank % m == 0]
+    if "micro_batch" in options:
+        micros = [options["micro_batch"]]
+    elif pp == 1:
+        micros = sorted({*micros, per_rank})
+    for micro in micros:
+        base = options | {"micro_batch": micro}
+        if pp == 1 or "schedule" in options:
+            yield base
+            continue
+        yield base | {"schedule": ONE_F_ONE_B.name}
+        yield base | {"schedule": ZERO_BUBBLE.name}
+        for virtual in VIRTUAL:
+            if pp * virtual <= layers and INTERLEAVED.takes_microbatches(pp, per_rank // micro):
+                yield base | {"schedule": INTERLEAVED.name, "virtual_stages": virtual}

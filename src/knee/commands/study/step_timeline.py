@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from knee.base.units import show
-from knee.commands.study.answers import job_of
 from knee.commands.study.quantities import Where
-from knee.commands.study.questions import StudyPoint, points_of
+from knee.commands.study.questions import StudyPoint, job_of, points_of
 from knee.commands.study.run_study import Ran
 from knee.engine.events import COLLECTIVES, Events
 from knee.engine.intervals import outside

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from math import inf
@@ -14,17 +15,132 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StrictFloat, StrictInt, StrictStr
 
-from knee.base.errors import InputError, SpecError
+from knee.base.errors import InputError, SpecError, argument
 from knee.base.units import parse
 from knee.commands.study.claims import Claim
 from knee.commands.study.failure_rows import LongRun, ReplicaExchange, Wall
 from knee.commands.study.quantities import Quantity, Where
 from knee.commands.study.row_columns import COLUMNS
-from knee.commands.study.study_layers import anchored, laid_over_common, not_finite
-from knee.specs.catalog import ROOT, did_you_mean, read_layers, read_toml
+from knee.specs.catalog import ROOT, did_you_mean, is_path, read_layers, read_toml
 from knee.specs.check import validate
 from knee.specs.defaults import DEFAULT_FAMILY, DEFAULT_LAW, DEFAULT_SEQ_LEN
 from knee.specs.fields import WrongKey, fields_of, split_overrides
+
+# What a study file says once for several grids, and where the files lie that it names.
+
+NAMED, TABLES = (
+    ("model", "cluster", "profile", "hardware"),
+    (
+        *("grid", "common", "bandwidths", "budget"),
+        *("long_run", "wall"),
+    ),
+)
+"""Keys whose words name specs, and the tables that have them."""
+
+
+def anchored(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Paths of clusters, models and profiles are relative to the file that names them."""
+    return {
+        key: _moved(value, folder) if key in NAMED else _anchored_below(value, folder) if key in TABLES else value
+        for key, value in raw.items()
+    }
+
+
+def _anchored_below(node: Any, folder: Path) -> Any:
+    if isinstance(node, list):
+        return [_anchored_below(item, folder) for item in node]
+    return anchored(node, folder) if isinstance(node, dict) else node
+
+
+def _moved(ref: Any, folder: Path) -> Any:
+    if isinstance(ref, list):
+        return [_moved(one, folder) for one in ref]
+    return str(folder / ref) if isinstance(ref, str) and is_path(ref) else ref
+
+
+def laid_over_common(raw: Mapping[str, Any], *, where: str, hint: str) -> dict[str, Any]:
+    """Every grid with what ``[common]`` says once for all; plans are joined option by option."""
+    common, grids = raw.get("common", {}), raw.get("grid", [])
+    if not isinstance(common, dict) or (common and not grids):
+        text = f"{where}: common should be a table, [common], and is laid under every [[grid]]"
+        raise InputError(text, hint=hint, code="wrong-type", field="common")
+    rest = {key: value for key, value in raw.items() if key != "common"}
+    if not isinstance(grids, list):
+        return rest
+    return rest | {"grid": [_over(common, grid) if isinstance(grid, dict) else grid for grid in grids]}
+
+
+def _over(common: dict[str, Any], grid: dict[str, Any]) -> dict[str, Any]:
+    # a grid with a batch of its own has no use for the common one, whichever of the two that is
+    under = {key: value for key, value in common.items() if key not in BATCHES or not BATCHES & grid.keys()}
+    plans = [part.get("plan", {}) for part in (common, grid)]
+    joined = {"plan": plans[0] | plans[1]} if all(isinstance(plan, dict) for plan in plans) else {}
+    return under | grid | joined
+
+
+BATCHES = {"local_batch", "global_batch"}
+
+
+def not_finite(node: Any, place: str = "") -> str | None:
+    """The place of the first number that is infinite or not a number."""
+    if isinstance(node, (dict, list, tuple)):
+        items = node.items() if isinstance(node, dict) else enumerate(node)
+        found = (not_finite(value, f"{place}.{key}".removeprefix(".")) for key, value in items)
+        return next((where for where in found if where is not None), None)
+    return place if isinstance(node, float) and not math.isfinite(node) else None
+
+
+# Changes of every grid of a study: another model, other counts of GPUs.
+
+CHANGES = ("model", "cluster", "profile", "gpus", "local_batch", "global_batch", "seq_len")
+NAMES = ("model", "cluster", "profile")
+"""Of them, those that are names."""
+
+GridChanges = Mapping[str, object] | Sequence[tuple[str, str]]
+"""A key of the grid to its values: ``{"gpus": [8, 16]}``, or pairs with values by commas, as behind ``--set``."""
+
+
+def changes_of(given: GridChanges) -> dict[str, tuple[Any, ...]]:
+    """What is changed of every grid: a key to its values."""
+    changes: dict[str, tuple[Any, ...]] = {}
+    for key, value in given.items() if isinstance(given, Mapping) else given:
+        if key not in CHANGES:
+            close = did_you_mean(key, CHANGES)
+            raise InputError(
+                f"{argument('overrides')} {key}: the keys of a grid are {', '.join(CHANGES)}",
+                hint=f"did you mean {close}?" if close else "change other values in a study file",
+                code="not-an-override",
+                field=key,
+            )
+        values = _values(value)
+        changes[key] = tuple(values if key in NAMES else (_number(key, text) for text in values))
+    if {"local_batch", "global_batch"} <= changes.keys():
+        option = argument("overrides")
+        raise InputError(
+            f"{option} local_batch and {option} global_batch are both given",
+            hint="give one of them",
+            code="contradiction",
+            field="local_batch",
+        )
+    return changes
+
+
+def _values(value: object) -> list[str]:
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",")]
+    return [str(one) for one in value] if isinstance(value, Iterable) else [str(value)]
+
+
+def _number(key: str, text: str) -> float | int:
+    option = f"{argument('overrides')} {key}={text}"
+    try:
+        value = float(text) if key == "local_batch" else int(text)
+    except ValueError:
+        raise InputError(f"{option}: it must be a number", code="not-a-number", field=key) from None
+    if not 0 < value < float("inf"):
+        raise InputError(f"{option}: it must be a finite number above 0", code="out-of-range", field=key)
+    return value
+
 
 # A user's file that is a grid and nothing else, completed to a study.
 

@@ -1,4 +1,4 @@
-"""How far knee can be trusted: published runs against its predictions, the worst row named."""
+"""Sections that open the study page: headline numbers, claims and what they are worth, errors on published runs."""
 
 from __future__ import annotations
 
@@ -6,23 +6,190 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
+from itertools import pairwise
 from statistics import median
+from typing import Protocol
 
 from pydantic import TypeAdapter
 
+from knee.commands.scale.chart import GPU_AXIS
 from knee.commands.study.claims import ROLES, Outcome, Role, Verdict
-from knee.commands.study.doubling_chart import Doubling, doublings, doublings_of
-from knee.commands.study.error_chart import error_chart
 from knee.commands.study.quantities import Row, knee_of
 from knee.commands.study.run_study import Ran
-from knee.show.figures.figure import Figure
-from knee.show.figures.vega import Spec
+from knee.show.figures.axes import AXIS_WIDTH, WIDTH, with_config
+from knee.show.figures.palette import BAR, GRID, IDEAL, INK, MUTED, PARTS
+from knee.show.figures.vega import CONFIG, SCHEMA, Figure, Spec
 from knee.show.page.page import Chart, chart_of
 from knee.show.page.tables import Cell, Table, kind_table, record_table
 from knee.specs.catalog import ROOT, read_toml
 from knee.specs.defaults import THRESHOLD
 from knee.trust.errors_by_gpus import GpuCountError, errors_by_gpus
 from knee.trust.validation.bundled_runs import CarriedFidelity, SourceFidelity
+
+# What each doubling of the GPUs buys: bars against the ideal and against what still pays.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doubling:
+    """From one count of GPUs to twice as many."""
+
+    from_gpus: int
+    to_gpus: int
+    speedup: float
+    """Tokens/s over those before; 2 is ideal."""
+
+
+def doublings_of(rows: Sequence[Row]) -> list[Doubling]:
+    """Of one curve; counts that are not twice the last are passed over."""
+    ordered = sorted(rows, key=lambda row: int(row["gpus"]))
+    return [
+        Doubling(from_gpus=a["gpus"], to_gpus=b["gpus"], speedup=b["tokens_per_s"] / a["tokens_per_s"])
+        for a, b in pairwise(ordered)
+        if b["gpus"] == 2 * a["gpus"]
+    ]
+
+
+def doublings(found: Sequence[Doubling]) -> Spec:
+    """A bar for each; those that buy less than what pays are orange."""
+    values = [
+        {
+            "x": f"{d.to_gpus:,}",
+            "y": d.speedup,
+            "words": f"{d.speedup:.2f}x",
+            "c": "pays" if d.speedup >= THRESHOLD else "not",
+            "say": f"from {d.from_gpus:,} to {d.to_gpus:,} GPUs: {d.speedup:.2f}x the tokens/s",
+        }
+        for d in found
+    ]
+    x = {
+        "field": "x",
+        "type": "ordinal",
+        "title": "doubling to so many GPUs",
+        "sort": None,
+        "axis": {"labelAngle": 0, "labelOverlap": False, "ticks": False, "labelFontSize": 11},
+    }
+    y = {
+        "field": "y",
+        "type": "quantitative",
+        "title": "times the tokens/s",
+        "scale": {"domain": [1, 2.1], "clamp": True},
+        "axis": {"values": [1, 1.25, 1.5, 1.75, 2], "format": ".2f", "minExtent": AXIS_WIDTH},
+    }
+    color = {
+        "field": "c",
+        "type": "nominal",
+        "legend": None,
+        "scale": {"domain": ["pays", "not"], "range": [BAR.light, PARTS["exposed"].light]},
+    }
+    lines = [{"y": 2.0, "words": "ideal"}, {"y": THRESHOLD, "words": "pays"}]
+    dashed = {"type": "rule", "aria": False, "strokeDash": [5, 3], "color": IDEAL.light}
+    rule = {"data": {"values": lines}, "mark": dashed, "encoding": {"y": y}}
+    named = {
+        "data": {"values": lines},
+        "mark": {"type": "text", "aria": False, "align": "left", "x": WIDTH + 5, "fontSize": 11, "color": MUTED.light},
+        "encoding": {"y": y, "text": {"field": "words"}},
+    }
+    bar = {
+        "mark": {"type": "bar"},
+        "encoding": {"x": x, "y": y, "y2": {"datum": 1}, "color": color, "description": {"field": "say"}},
+    }
+    # in a row over the line of the ideal, because a number on its bar would lie under one line or the other
+    above = {"type": "text", "aria": False, "fontSize": 10.5, "baseline": "bottom", "y": 12, "color": INK.light}
+    number = {"mark": above, "encoding": {"x": x, "text": {"field": "words"}}}
+    return with_config({"width": WIDTH, "height": 170, "data": {"values": values}, "layer": [rule, bar, number, named]})
+
+
+# Errors on published runs against the number of GPUs, beside the band that was promised.
+
+ERRORS_WIDTH, HEIGHT = 340, 280
+SHOWN_FRAC = 0.6
+"""Errors beyond this are drawn at the edge: the chart is for the trend."""
+
+MANY_GPUS, CROWD_FRAC = 2048, 0.14
+TICKS = (2, 8, 32, 128, 512, 2048, 8192)
+
+
+class ErrorPoint(Protocol):
+    """Runs of one source on one number of GPUs: their error, and the band that was promised, of the same ratio."""
+
+    @property
+    def source(self) -> str: ...
+    @property
+    def n_gpus(self) -> int: ...
+    @property
+    def error_frac(self) -> float: ...
+    @property
+    def low_frac(self) -> float: ...
+    @property
+    def high_frac(self) -> float: ...
+
+
+def error_chart(points: Sequence[ErrorPoint]) -> Spec:
+    """A line and points for each source, those apart labelled at their largest count; the promised bands behind."""
+    edge = SHOWN_FRAC
+    values = [
+        {
+            "source": p.source,
+            "n_gpus": p.n_gpus,
+            "shown_frac": min(max(p.error_frac, -edge), edge),
+            "say": f"{p.source}, {p.n_gpus:,} GPUs: {p.error_frac:+.1%} ({p.low_frac:+.0%} to {p.high_frac:+.0%})",
+        }
+        for p in points
+    ]
+    last = {p.source: p for p in sorted(points, key=lambda p: p.n_gpus)}
+    # labels where there is room: the crowd near zero is in the table
+    named = {p.source: p.n_gpus for p in last.values() if p.n_gpus >= MANY_GPUS or abs(p.error_frac) > CROWD_FRAC}
+    labels = [value for value in values if value["n_gpus"] == named.get(str(value["source"]))]
+    counts = sorted({p.n_gpus for p in points})
+    band = [
+        {
+            "n_gpus": n,
+            "low_frac": max(_median([p.low_frac for p in points if p.n_gpus == n]), -edge),
+            "high_frac": min(_median([p.high_frac for p in points if p.n_gpus == n]), edge),
+        }
+        for n in counts
+    ]
+    scale, axis = {"type": "log", "base": 2, "nice": False}, GPU_AXIS | {"values": list(TICKS)}
+    x: Spec = {"field": "n_gpus", "type": "quantitative", "scale": scale, "axis": axis}
+    y_axis = {"title": "predicted over measured, less one", "format": "+.0%"}
+    y = {"field": "shown_frac", "type": "quantitative", "scale": {"domain": [-edge, edge]}, "axis": y_axis}
+    ends = {"y": y | {"field": "low_frac"}, "y2": {"field": "high_frac"}}
+    return {
+        "$schema": SCHEMA,
+        "config": CONFIG,
+        "width": ERRORS_WIDTH,
+        "height": HEIGHT,
+        "layer": [
+            {"data": {"values": band}, "mark": {"type": "area", "color": GRID.light}, "encoding": {"x": x, **ends}},
+            {"data": {"values": [{}]}, "mark": {"type": "rule", "color": MUTED.light}, "encoding": {"y": {"datum": 0}}},
+            {
+                "data": {"values": values},
+                "encoding": {"x": x, "y": y, "detail": {"field": "source"}},
+                "layer": [
+                    {"mark": {"type": "line", "color": MUTED.light, "strokeWidth": 1}},
+                    {
+                        "mark": {"type": "point", "filled": True, "color": INK.light, "size": 26},
+                        "encoding": {"description": {"field": "say"}},
+                    },
+                ],
+            },
+            *(_labels(labels, x, y, many=many, below=below) for many in (False, True) for below in (False, True)),
+        ],
+    }
+
+
+def _labels(labels: Sequence[Spec], x: Spec, y: Spec, *, many: bool, below: bool) -> Spec:
+    """Names of sources at their last point: inside the chart, and on the side of the error."""
+    some = [one for one in labels if (one["n_gpus"] >= MANY_GPUS // 4) is many and (one["shown_frac"] < 0) is below]
+    mark = {"type": "text", "align": "right" if many else "left", "dx": 0 if many else 6, "fontSize": 11}
+    mark |= {"dy": 12 if below else -9, "color": INK.light}
+    return {"data": {"values": some}, "mark": mark, "encoding": {"x": x, "y": y, "text": {"field": "source"}}}
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2.0
+
 
 # What each claim is worth, found by tools/claim_evidence.py: how often it holds under random profiles, and which
 # assumptions change its verdict.

@@ -14,8 +14,7 @@ from typing import Any
 from knee.base.digest import digest
 from knee.base.errors import ERROR_FILE, SpecError
 from knee.base.files import make_folder, write_text
-from knee.commands.study.answers import job_of, loaded
-from knee.commands.study.questions import StudyPoint
+from knee.commands.study.questions import StudyPoint, job_of, loaded
 from knee.specs.fields import split_overrides
 from knee.specs.job import Job
 from knee.training.export.job_file import job_file

@@ -11,10 +11,8 @@ from knee.base.errors import InputError, SpecError, argument
 from knee.base.files import real_path
 from knee.base.limits import MOST_RUNS
 from knee.base.progress import Progress, watched
-from knee.commands.study.answers import job_of
-from knee.commands.study.grid_changes import GridChanges, changes_of
-from knee.commands.study.questions import StudyPoint, all_points, check_count
-from knee.commands.study.study_file import load_study
+from knee.commands.study.questions import StudyPoint, all_points, check_count, job_of
+from knee.commands.study.study_file import GridChanges, changes_of, load_study
 from knee.commands.sweep.result import SweepPlan, SweepStatus
 from knee.specs.argument_types import checked_arguments
 from knee.specs.catalog import did_you_mean

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from knee.measure.traces.device_time import Times
-from knee.measure.traces.loads import KernelLoad
+from knee.measure.traces.device_time import KernelLoad, Times
 from knee.measure.traces.rank_waits import Waiting
 from knee.show.figures.axes import with_config
 from knee.show.figures.bars import part_channels

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from knee.base.units import show
 from knee.engine.events import RankGroup
 from knee.measure.traces.analyse import RankAnalysis
-from knee.measure.traces.exposed import Exposed, exposed_intervals
+from knee.measure.traces.device_time import Exposed, exposed_intervals
 from knee.show.page.lanes import Lanes, LaneSpan, LaneStyle
 from knee.show.page.page import Fold
 from knee.show.page.tables import UNKNOWN, Table, clipped_name, kind_table

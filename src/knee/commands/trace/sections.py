@@ -12,8 +12,7 @@ from knee.commands.trace.exposed_timeline import sentence, timeline_blocks, time
 from knee.measure.kineto.trace_files import left_out_sentences
 from knee.measure.traces.analyse import Analysis, RankAnalysis
 from knee.measure.traces.audit import Audit
-from knee.measure.traces.device_time import Times, mean_times
-from knee.measure.traces.loads import UNKNOWN, CollectiveLoad, KernelLoad, class_loads
+from knee.measure.traces.device_time import UNKNOWN, CollectiveLoad, KernelLoad, Times, class_loads, mean_times
 from knee.show.figures.vega import to_svg
 from knee.show.page.page import Block, Bullets, Chart, Fold, Section
 from knee.show.page.tables import Table, kind_table

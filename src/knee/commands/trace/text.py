@@ -11,8 +11,8 @@ from knee.base.units import show
 from knee.commands.trace.api import QueryResult, TraceAnalysis, TraceDiff
 from knee.measure.kineto.trace_files import left_out_sentences
 from knee.measure.traces.analyse import RankAnalysis
+from knee.measure.traces.device_time import class_loads
 from knee.measure.traces.diff import Change
-from knee.measure.traces.loads import class_loads
 from knee.show.terminal.table import print_heading, print_rows, seen
 from knee.specs.metrics import METRICS, VIEWS
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from knee.base.units import counted, precise
-from knee.show.figures.figure import Figure
 from knee.show.figures.palette import IDEAL, INK, PARTS
-from knee.show.figures.vega import CONFIG, SCHEMA, Spec
+from knee.show.figures.vega import CONFIG, SCHEMA, Figure, Spec
 from knee.show.page.page import Key, Page, Section, chart_of, render_page
 from knee.show.page.tables import Table, record_table
 

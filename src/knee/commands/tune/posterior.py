@@ -1,18 +1,345 @@
-"""What is believed of every plan after some runs: a Gaussian of log throughput and one of log memory."""
+"""What is believed of every plan after some runs: a Gaussian of log throughput and one of log memory.
+
+The prior is the simulator under draws of its fitted parameters, with errors that plans share by mechanism; a run
+informs it by its throughput, its memory and, with a trace, its exposed communication by collective.
+"""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.resources import files
 from math import erf, exp, log, pi, sqrt
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from knee.base.arrays import Floats
-from knee.commands.tune.candidates import Candidates
-from knee.commands.tune.exposed_comm import SimulatedShares, noise_of
-from knee.commands.tune.plan_covariance import Spreads, covariance
+from knee.base.arrays import Floats, Ints
+from knee.engine.events import COLLECTIVES, Events
+from knee.engine.intervals import covered, merge
+from knee.engine.one_job import events_of
+from knee.engine.simulator import simulate_table, simulate_variants
+from knee.specs.hardware import Cluster
+from knee.specs.job import Job
+from knee.specs.model import Model
+from knee.specs.plan_table import PlanTable
+from knee.specs.profile import Profile
+from knee.specs.profile_parameters import PARAMETERS, Parameter, applied, value_of
+from knee.trust.profile_fit.stack_spread import stack_priors
+
+# How errors of predictions go together: plans that share a mechanism err alike, so one run tells about all of them.
+
+Quantity = Literal["throughput", "memory"]
+SPREADS = files("knee") / "catalog" / "validation" / "tuning.toml"
+TERMS = (
+    "stack",  # the fitted parameters of the software stack: covariance of draws, and this is a factor of their spread
+    "job",  # all plans of the job alike
+    "tp",
+    "pp",
+    "micro_batch",
+    "recompute",
+    "sharding",
+    "sequence_parallel",
+    "tp_with_pp",
+    "layout",  # only plans that are alike in everything
+    "run",  # this plan alone, and the noise between two runs of it
+)
+DOUBLINGS = 2.0
+"""Doublings of a degree over which a correlation falls to 1/e (assumed)."""
+OTHER_SCHEDULE, OTHER_RECOMPUTE, OTHER_SHARDING = 0.7, 0.3, 0.5
+"""Correlation left between plans that differ in it (assumed)."""
+
+Spreads = Mapping[str, float]
+"""Term -> standard deviation of the logarithm; of ``stack``, over that of the draws."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mechanisms:
+    """What plans share or not, as columns."""
+
+    tp: Floats
+    """Doublings of what splits a layer: tensor, context and expert parallelism together."""
+    pp: Floats
+    micro_batch: Floats
+    schedule: Ints
+    recompute: Ints
+    sharding: Ints
+    sequence_parallel: Ints
+
+    @classmethod
+    def of(cls, table: PlanTable) -> Mechanisms:
+        """Of every plan of a table."""
+        return cls(
+            tp=np.column_stack([np.log2(table.tp), np.log2(table.cp), np.log2(table.ep)]),
+            pp=np.log2(table.pp)[:, None],
+            micro_batch=np.log2(table.micro_batch)[:, None],
+            schedule=table.schedule * 1000 + table.virtual_stages,
+            recompute=_codes(table.recompute, np.round(table.recompute_frac, 2), table.recompute_modules),
+            sharding=table.sharding,
+            sequence_parallel=(table.sequence_parallel & (table.tp > 1)).astype(np.int64),
+        )
+
+
+def covariance(mechanisms: Mechanisms, log_draws: Floats, spreads: Spreads) -> Floats:
+    """Covariance of the errors of log predictions between plans.
+
+    Formula: sum over terms of spread^2 k; k = exp(-|doublings apart| / DOUBLINGS) of degrees, 1 or less of choices
+    Where: ``stack`` has the covariance of predictions under draws of the fitted parameters; ``run`` is diagonal
+    Source: spreads are fitted to the errors of published runs (tools/fit_tuning.py), the source that is predicted left
+        out
+    """
+    parts = kernels(mechanisms, log_draws)
+    total: Floats = np.zeros_like(parts["job"])
+    for term in TERMS:
+        total += spreads[term] ** 2 * parts[term]
+    return total
+
+
+def kernels(m: Mechanisms, log_draws: Floats) -> dict[str, Floats]:
+    """Of each term, the correlation between any two plans."""
+    around = log_draws - log_draws.mean(axis=0)
+    plans = log_draws.shape[1]
+    tp, pp, micro_batch = _near(m.tp), _near(m.pp), _near(m.micro_batch)
+    pp = pp * np.where(_same(m.schedule), 1.0, OTHER_SCHEDULE)
+    recompute, sharding = _same(m.recompute), _same(m.sharding)
+    alike = np.where(recompute, 1.0, OTHER_RECOMPUTE) * np.where(sharding, 1.0, OTHER_SHARDING)
+    return {
+        "stack": around.T @ around / max(1, len(log_draws) - 1),
+        "job": np.ones((plans, plans)),
+        "tp": tp,
+        "pp": pp,
+        "micro_batch": micro_batch,
+        "recompute": recompute.astype(np.float64),
+        "sharding": sharding.astype(np.float64),
+        "sequence_parallel": _same(m.sequence_parallel).astype(np.float64),
+        "tp_with_pp": tp * pp,
+        "layout": tp * pp * micro_batch * alike,
+        "run": np.eye(plans),
+    }
+
+
+def carried_spreads(quantity: Quantity, *, without: str | None = None) -> Spreads:
+    """Those of the catalogue; ``without``: as fitted without a source, where it was one of those fitted on."""
+    tables = _tables()
+    left_out = tables["left_out"].get(without, {}) if without is not None else {}
+    table = left_out.get(quantity, tables[quantity])
+    return {term: float(value["value"] if isinstance(value, dict) else value) for term, value in table.items()}
+
+
+def carried_transfer() -> dict[str, float]:
+    """Standard deviation of the logarithm that each doubling of ``gpus`` or ``layers`` adds to a transfer."""
+    return {what: float(value["value"]) for what, value in _tables()["transfer"].items()}
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    return tomllib.loads(SPREADS.read_text(encoding="utf-8"))
+
+
+def _near(degrees: Floats) -> Floats:
+    apart = np.abs(degrees[:, None, :] - degrees[None, :, :]).sum(axis=-1)
+    return np.asarray(np.exp(-apart / DOUBLINGS), dtype=np.float64)
+
+
+def _same(codes: Ints) -> Any:
+    return codes[:, None] == codes[None, :]
+
+
+def _codes(*columns: Any) -> Ints:
+    """One number for each combination."""
+    _, code = np.unique(np.column_stack(columns), axis=0, return_inverse=True)
+    return np.asarray(code, dtype=np.int64).ravel()
+
+
+# Plans that may be run, as the simulator sees them: predictions, and what they are under draws of what is fitted.
+
+DRAWS = 64
+START_S = 60.0
+"""Assumed of every run: processes, imports, weights, and the meeting of ranks, as a sweep assumes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """One row a plan."""
+
+    mechanisms: Mechanisms
+    tokens_per_s_per_gpu: Floats
+    memory_bytes: Floats
+    log_rate_draws: Floats
+    """A row for each draw of the stack's parameters."""
+    log_memory_draws: Floats
+    hbm_bytes: float
+    gpu_h: Floats
+    """Of a short run that completes."""
+    parameters: tuple[Parameter, ...] = ()
+    """Of the stack, whose draws these are."""
+    positions: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    """Of each draw, how far each parameter is from its value, in spreads."""
+
+    def __len__(self) -> int:
+        return len(self.tokens_per_s_per_gpu)
+
+    def rows(self, index: Ints) -> Candidates:
+        """Some of the plans."""
+        m = self.mechanisms
+        return Candidates(
+            mechanisms=Mechanisms(**{name: getattr(m, name)[index] for name in Mechanisms.__dataclass_fields__}),
+            tokens_per_s_per_gpu=self.tokens_per_s_per_gpu[index],
+            memory_bytes=self.memory_bytes[index],
+            log_rate_draws=self.log_rate_draws[:, index],
+            log_memory_draws=self.log_memory_draws[:, index],
+            hbm_bytes=self.hbm_bytes,
+            gpu_h=self.gpu_h[index],
+            parameters=self.parameters,
+            positions=self.positions,
+        )
+
+
+def candidates_of(
+    model: Model,
+    cluster: Cluster,
+    profile: Profile,
+    table: PlanTable,
+    *,
+    steps: int,
+    without: str | None = None,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> Candidates:
+    """Simulate the plans of a table as they are, and under draws of the stack's parameters.
+
+    ``without``: a source of published runs from whose runs the spread between stacks is not taken.
+    """
+    free = [p for p in stack_priors(PARAMETERS, profile, without=without) if value_of(cluster, profile, p.path) > 0]
+    random = np.random.default_rng(seed)
+    positions = random.standard_normal((draws, len(free)))
+    variants = [applied(cluster, profile, moved(cluster, profile, free, one)) for one in positions]
+    with np.errstate(all="ignore"):
+        now = simulate_table(model, cluster, profile, table)
+        drawn = simulate_variants(model, variants, table)
+    seconds = START_S + steps * now.step_s
+    return Candidates(
+        mechanisms=Mechanisms.of(table),
+        tokens_per_s_per_gpu=now.tokens_per_s_per_gpu,
+        memory_bytes=now.memory_bytes,
+        log_rate_draws=_logs(drawn.tokens_per_s_per_gpu, now.tokens_per_s_per_gpu, draws),
+        log_memory_draws=_logs(drawn.memory_bytes, now.memory_bytes, draws),
+        hbm_bytes=cluster.gpu.hbm_bytes,
+        gpu_h=np.asarray(table.gpus * seconds / 3600.0, dtype=np.float64),
+        parameters=tuple(free),
+        positions=positions,
+    )
+
+
+def moved(
+    cluster: Cluster, profile: Profile, parameters: Sequence[Parameter], positions: Sequence[float] | Floats
+) -> dict[str, float]:
+    """Values of the parameters so many spreads from what they are."""
+    found = {}
+    for p, position in zip(parameters, positions, strict=True):
+        step = float(position) * p.spread
+        value = p.inside(value_of(cluster, profile, p.path))
+        found[p.path] = p.inside(value + step if p.is_share else exp(log(value) + step))
+    return found
+
+
+def _logs(values: Floats, instead: Floats, draws: int) -> Floats:
+    """Of each draw; a draw that leaves a plan without a finite answer says nothing of it."""
+    with np.errstate(all="ignore"):
+        found = np.log(values.reshape(draws, len(instead)))
+        return np.where(np.isfinite(found), found, np.log(instead))
+
+
+# Exposed communication by collective, from the trace of a run: what it tells about the stack besides throughput.
+
+Shares = Mapping[str, float]
+"""Collective -> share of the step in which it ran beside no compute. Groups are not told apart: a trace names those
+that span all ranks by any of their axes, and some not at all."""
+READ = tuple(name for name in COLLECTIVES if name != "send_recv")
+"""Collectives that are compared; transfers of a pipeline wait for other stages, and that is a bubble."""
+NOISE_FRAC, LEAST_NOISE = 0.5, 0.01
+"""Standard deviation of a share around the simulated one of the same stack: this part of the larger of the two, and at
+least this share of the step (assumed: calls in a trace include waiting for peers)."""
+STEP = 0.5
+"""Spreads by which a parameter is moved to find what it changes."""
+MOST_PASSES = 1_024
+"""Microbatches times layers of a step whose kernels are simulated one by one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedShares:
+    """Exposed shares of one plan, and under the draws of the stack's parameters."""
+
+    names: tuple[str, ...]
+    shares: Floats
+    draws: Floats
+    """A row for each draw."""
+
+
+def measured_shares(record: Mapping[str, Any]) -> dict[str, float]:
+    """Of the record of a run; empty where it has no trace."""
+    step = record.get("traced_step_s")
+    loads = record.get("comm_loads")
+    if not isinstance(step, (int, float)) or not step > 0 or not isinstance(loads, list):
+        return {}
+    found: dict[str, float] = {}
+    for load in loads:
+        exposed_s = load.get("exposed_s") if isinstance(load, dict) else None
+        if isinstance(exposed_s, (int, float)) and load.get("collective") in READ:
+            found[load["collective"]] = found.get(load["collective"], 0.0) + exposed_s / step
+    return found
+
+
+def simulated_shares(job: Job, candidates: Candidates) -> SimulatedShares:
+    """What the simulator expects of a job, linear in the parameters of the stack.
+
+    Formula: x(z) = x(0) + z dx/dz, the slopes by a difference of STEP
+    Where: z are the positions of the parameters of the candidates' draws, in spreads
+    """
+    if job.microbatches * job.model.layers > MOST_PASSES:
+        return SimulatedShares(names=(), shares=np.zeros(0), draws=np.zeros((len(candidates.positions), 0)))
+    parameters = candidates.parameters
+    now = _shares(job)
+    names = tuple(sorted(now))
+    slopes = np.zeros((len(parameters), len(names)))
+    for at in range(len(parameters)):
+        there = _shares(_moved(job, parameters, at))
+        slopes[at] = [(there.get(name, 0.0) - now[name]) / STEP for name in names]
+    shares = np.array([now[name] for name in names])
+    return SimulatedShares(names=names, shares=shares, draws=shares + candidates.positions @ slopes)
+
+
+def noise_of(measured: Floats, simulated: Floats) -> Floats:
+    """Standard deviation of each share."""
+    return np.maximum(NOISE_FRAC * np.maximum(measured, simulated), LEAST_NOISE)
+
+
+def _moved(job: Job, parameters: Sequence[Parameter], at: int) -> Job:
+    positions = np.zeros(len(parameters))
+    positions[at] = STEP
+    cluster, profile = applied(job.cluster, job.profile, moved(job.cluster, job.profile, parameters, positions))
+    return replace(job, cluster=cluster, profile=profile)
+
+
+def _shares(job: Job) -> dict[str, float]:
+    """Mean over the stages of the pipeline."""
+    with np.errstate(all="ignore"):
+        stages = [_of_stage(events) for events in events_of(job)]
+    names = {name for stage in stages for name in stage}
+    return {name: sum(stage.get(name, 0.0) for stage in stages) / len(stages) for name in names}
+
+
+def _of_stage(events: Events) -> dict[str, float]:
+    rows = np.flatnonzero(events.is_comm)
+    start, end, compute = events.start_s, events.end_s, ~events.is_comm
+    merged = merge(start[compute], end[compute])
+    exposed = end[rows] - start[rows] - (covered(end[rows], *merged) - covered(start[rows], *merged))
+    kinds = events.collective[rows]
+    found = {name: float(exposed[kinds == COLLECTIVES.index(name)].sum()) / events.step_s for name in READ}
+    return {name: share for name, share in found.items() if share > 0}
+
 
 End = Literal["ok", "oom", "failed", "lost"]
 """How a run ended. ``failed``: it crashed, and memory may be why. ``lost``: a node or a signal ended it, not the plan.

@@ -1,20 +1,272 @@
-"""The loop on sweeps that were published: how many runs it would have needed, beside other ways to choose."""
+"""Tuning replayed on published sweeps: how many runs it would have needed, beside other ways to choose."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import combinations
+from math import expm1, log, log2, sqrt
+from typing import Literal, get_args
 
 import numpy as np
 
 from knee.base.arrays import Floats
-from knee.base.errors import MissingExtra
-from knee.commands.tune.next_run import SHORT, standing
-from knee.commands.tune.plan_covariance import carried_spreads
-from knee.commands.tune.posterior import Beliefs, Outcome
-from knee.commands.tune.published_jobs import PublishedJob
+from knee.base.errors import InputError, MissingExtra
+from knee.commands.tune.loop import SHORT, standing
+from knee.commands.tune.posterior import Beliefs, Candidates, End, Outcome, candidates_of, carried_spreads
+from knee.engine.simulator import simulate_table
+from knee.specs.job import Job
+from knee.specs.plan import Plan
+from knee.specs.plan_table import PlanTable, table_of
+from knee.specs.plan_words import plan_words
+from knee.trust.validation.left_out import left_out_profiles, unseen_job_of
+from knee.trust.validation.published_runs import PublishedRun, Setting
+from knee.trust.validation.ranking import job_key
+from knee.trust.validation.run_to_job import RunJob
+from knee.trust.validation.simulated_runs import unread_bytes
+
+# Sweeps that were published: jobs that were measured under several plans, each plan as if it were a run to be made.
+
+LEAST_PLANS = 8
+STEPS = 40
+"""Steps of a short run, between 20 and 60."""
+Pair = tuple[PublishedRun, RunJob]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedJob:
+    """One job, every plan of it that was run, and what each gave."""
+
+    source: str
+    name: str
+    job: Job
+    """Of one of the plans."""
+    table: PlanTable
+    plans: tuple[str, ...]
+    candidates: Candidates
+    outcomes: tuple[Outcome, ...]
+    """Of each plan, in order."""
+
+    @property
+    def without(self) -> str | None:
+        """The source, where something of it was fitted on."""
+        return self.source if self.source in left_out_profiles() else None
+
+    @property
+    def best_tokens_per_s_per_gpu(self) -> float:
+        """Of the fastest plan that was measured."""
+        return max(o.tokens_per_s_per_gpu or 0.0 for o in self.outcomes)
+
+
+def published_jobs(
+    runs: Iterable[PublishedRun], *, least_plans: int = LEAST_PLANS, without: str | None = None
+) -> list[PublishedJob]:
+    """Jobs with at least so many measured plans, predicted as if nothing of their source were known.
+
+    ``without``: leave out the jobs of a source.
+    """
+    groups: dict[Hashable, list[PublishedRun]] = {}
+    for run in runs:
+        if run.setting.source != without:
+            groups.setdefault(job_key(run.setting), []).append(run)
+    found = []
+    for members in groups.values():
+        plans = _by_plan(members) if len(members) >= least_plans else {}
+        if sum(run.tokens_per_s_per_gpu is not None for run, _ in plans.values()) >= least_plans:
+            found.append(_job(list(plans.values())))
+    return found
+
+
+def _by_plan(runs: Sequence[PublishedRun]) -> dict[Plan, Pair]:
+    """One run a plan, all on the cluster and the stack of the first that was measured. What ran once fits, so a crash
+    of a plan that was also measured says nothing."""
+    pairs: list[Pair] = []
+    for run in sorted(runs, key=lambda run: run.tokens_per_s_per_gpu is None):
+        try:
+            asked = unseen_job_of(run.setting)
+            first = pairs[0][1].job if pairs else asked.job
+            job = replace(asked.job, model=first.model, cluster=first.cluster, profile=first.profile)
+        except InputError:
+            continue
+        pairs.append((run, replace(asked, job=job)))
+    found: dict[Plan, list[Pair]] = {}
+    for run, asked in pairs:
+        found.setdefault(asked.job.plan, []).append((run, asked))
+    return {plan: _median(some) for plan, some in found.items() if some[0][0].status != "ok" or _measured(some)}
+
+
+def _measured(pairs: Sequence[Pair]) -> list[float]:
+    return [run.tokens_per_s_per_gpu for run, _ in pairs if run.tokens_per_s_per_gpu is not None]
+
+
+def _median(pairs: Sequence[Pair]) -> Pair:
+    run, asked = pairs[0]
+    if (rates := _measured(pairs)) and len(rates) > 1:
+        run = replace(run, tokens_per_s_per_gpu=float(np.median(rates)))
+    return run, asked
+
+
+def _job(pairs: Sequence[Pair]) -> PublishedJob:
+    setting, first = pairs[0][0].setting, pairs[0][1].job
+    # in an order that tells nothing: authors list the best plans first
+    order = np.random.default_rng(0).permutation(len(pairs))
+    mixed = [pairs[at] for at in order]
+    table = table_of([asked.job for _, asked in mixed])
+    source = setting.source
+    known = source if source in left_out_profiles() else None
+    return PublishedJob(
+        source=source,
+        name=f"{setting.model}, {setting.n_gpus:,} {setting.gpu}, batch {setting.global_batch:,} x {setting.seq_len:,}"
+        + (f", {setting.kernel}" if setting.kernel else ""),
+        job=first,
+        table=table,
+        plans=tuple(plan_words(asked.job.plan) for _, asked in mixed),
+        candidates=candidates_of(first.model, first.cluster, first.profile, table, steps=STEPS, without=known),
+        outcomes=tuple(_outcome(at, run, asked) for at, (run, asked) in enumerate(mixed)),
+    )
+
+
+def _outcome(plan: int, run: PublishedRun, asked: RunJob) -> Outcome:
+    end: End = "ok" if run.tokens_per_s_per_gpu is not None else "oom" if run.status == "oom" else "failed"
+    unread = unread_bytes(run, asked, asked.job.profile)
+    return Outcome(
+        plan=plan,
+        end=end,
+        tokens_per_s_per_gpu=run.tokens_per_s_per_gpu,
+        memory_bytes=None if run.memory_bytes is None or end != "ok" else run.memory_bytes + unread,
+    )
+
+
+# Pairs of published runs of one plan that differ in their GPUs or their layers: how wrong a transfer from the smaller
+# run to the larger one is.
+
+What = Literal["gpus", "layers"]
+"""What a smaller run has less of."""
+WHATS: tuple[What, ...] = get_args(What)
+NORMAL = 1.645
+"""Standard deviations to the end of a band of 90%."""
+MOST_PAIRS = 10
+"""A cohort counts as no more pairs than these."""
+OTHERWISE: dict[What, tuple[str, ...]] = {
+    "gpus": ("n_gpus", "dp", "shard_group", "global_batch", "note"),
+    "layers": ("layers", "model", "note"),
+}
+"""Columns in which the runs of a pair may differ; those with fewer GPUs have the same batch per GPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferPair:
+    """Two runs of one plan."""
+
+    source: str
+    cohort: str
+    """What is left out of the fit by which the pair is judged: its source; of layers, of which one source has nearly
+    all pairs, its source and the width of the model."""
+    small: int
+    large: int
+    error: float
+    """Logarithm of measured over predicted gain in tokens/s per GPU."""
+
+    @property
+    def doublings(self) -> float:
+        """Between the two."""
+        return log2(self.large / self.small)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferErrors:
+    """How wrong transfers from smaller runs are, and whether their band holds."""
+
+    what: What
+    pairs: int
+    sources: int
+    median_error_frac: float
+    p90_error_frac: float
+    band_holds_frac: float | None
+    """Share of pairs within the 90% band that is fitted without their cohort; None where there is one cohort."""
+
+
+def transfer_errors(runs: Iterable[PublishedRun]) -> list[TransferErrors]:
+    """Of runs with fewer GPUs and of runs with fewer layers, as far as there are any."""
+    runs = list(runs)
+    found = [(what, pairs) for what in WHATS if (pairs := transfer_pairs(runs, what))]
+    return [
+        TransferErrors(
+            what=what,
+            pairs=len(pairs),
+            sources=len({pair.source for pair in pairs}),
+            median_error_frac=float(np.median([abs(expm1(pair.error)) for pair in pairs])),
+            p90_error_frac=float(np.quantile([abs(expm1(pair.error)) for pair in pairs], 0.9)),
+            band_holds_frac=covered_frac(pairs),
+        )
+        for what, pairs in found
+    ]
+
+
+def transfer_pairs(runs: Iterable[PublishedRun], what: What) -> list[TransferPair]:
+    """All pairs, each predicted as if nothing of its source were known; of runs that are alike, the median counts."""
+    groups: dict[Hashable, dict[int, list[PublishedRun]]] = {}
+    for run in runs:
+        if run.tokens_per_s_per_gpu is not None:
+            size = run.setting.n_gpus if what == "gpus" else run.setting.layers
+            groups.setdefault(_alike(run.setting, what), {}).setdefault(size, []).append(run)
+    found = []
+    for sizes in (some for some in groups.values() if len(some) > 1):
+        errors = {size: error for size, some in sizes.items() if (error := _error(some)) is not None}
+        one = next(iter(sizes.values()))[0].setting
+        cohort = one.source if what == "gpus" else f"{one.source}, hidden {one.hidden}"
+        found += [
+            TransferPair(
+                source=one.source, cohort=cohort, small=small, large=large, error=errors[large] - errors[small]
+            )
+            for small, large in combinations(sorted(errors), 2)
+        ]
+    return found
+
+
+def fitted_spread(pairs: Sequence[TransferPair], *, without: str | None = None) -> float | None:
+    """Standard deviation of the error that each doubling adds, by the pairs of other cohorts; None without any.
+
+    Formula: sqrt(sum_s w_s mean_s(e^2 / d) / sum_s w_s), w_s = min(pairs of cohort s, MOST_PAIRS)
+    Where: e the error of a pair, d its doublings
+    """
+    cohorts: dict[str, list[float]] = {}
+    for pair in pairs:
+        if pair.cohort != without:
+            cohorts.setdefault(pair.cohort, []).append(pair.error**2 / pair.doublings)
+    if not cohorts:
+        return None
+    weights = [min(len(some), MOST_PAIRS) for some in cohorts.values()]
+    return sqrt(float(np.average([np.mean(some) for some in cohorts.values()], weights=weights)))
+
+
+def covered_frac(pairs: Sequence[TransferPair]) -> float | None:
+    """Share of the pairs whose error is within the 90% band that the other cohorts give; None if there are none."""
+    spreads = {cohort: fitted_spread(pairs, without=cohort) for cohort in {pair.cohort for pair in pairs}}
+    judged = [(pair, spread) for pair in pairs if (spread := spreads[pair.cohort]) is not None]
+    if not judged:
+        return None
+    return float(np.mean([abs(pair.error) <= NORMAL * spread * sqrt(pair.doublings) for pair, spread in judged]))
+
+
+def _alike(s: Setting, what: What) -> Hashable:
+    same = tuple(str(getattr(s, f.name)) for f in fields(s) if f.name not in OTHERWISE[what])
+    return (*same, s.global_batch / s.n_gpus if what == "gpus" else None)
+
+
+def _error(runs: Sequence[PublishedRun]) -> float | None:
+    """Logarithm of measured over predicted; None where the run cannot be simulated."""
+    try:
+        job = unseen_job_of(runs[0].setting).job
+        with np.errstate(all="ignore"):
+            now = simulate_table(job.model, job.cluster, job.profile, table_of([job]))
+    except InputError:
+        return None
+    measured = float(np.median([run.tokens_per_s_per_gpu for run in runs if run.tokens_per_s_per_gpu is not None]))
+    return log(measured / float(now.tokens_per_s_per_gpu[0]))
+
 
 GOOD = 0.98
 """Within 2% of the best measured plan."""

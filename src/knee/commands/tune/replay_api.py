@@ -13,20 +13,22 @@ import numpy as np
 
 from knee.base.errors import InputError, argument
 from knee.base.progress import Progress, watched
-from knee.commands.tune.published_jobs import LEAST_PLANS, published_jobs
 from knee.commands.tune.replay import (
+    LEAST_PLANS,
     ReplayedJob,
+    TransferErrors,
     TrialCounts,
     counts_of,
     grid_order,
+    published_jobs,
     random_orders,
     replay_job,
     simulator_order,
     thompson_orders,
     tpe_orders,
+    transfer_errors,
     trial_counts,
 )
-from knee.commands.tune.transfer_pairs import TransferErrors, transfer_errors
 from knee.show.result import Result
 from knee.specs.argument_types import checked_arguments
 from knee.specs.defaults import WITHIN_FRAC

@@ -7,13 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from knee.base.errors import DoesNotFit
-from knee.commands.tune.candidates import moved
-from knee.commands.tune.knobs import Knob, Refused, Variant, stage_of_knobs, variants
-from knee.commands.tune.loop import Limits, Progressed, Stage, Start, Why, run_stage
-from knee.commands.tune.next_run import Standing
-from knee.commands.tune.plan_stage import Planner, stage_of_plans
+from knee.commands.tune.loop import Limits, Progressed, Stage, Standing, Start, Why, run_stage
+from knee.commands.tune.posterior import moved
 from knee.commands.tune.searched_plans import SearchedPlans
-from knee.commands.tune.smaller_jobs import Smaller
+from knee.commands.tune.stages import Knob, Planner, Refused, Smaller, Variant, stage_of_knobs, stage_of_plans, variants
 from knee.commands.tune.tuned_state import (
     StepState,
     TunedState,

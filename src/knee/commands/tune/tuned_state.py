@@ -10,8 +10,7 @@ from typing import Any
 
 from knee.base.errors import InputError
 from knee.base.files import write_text
-from knee.commands.tune.loop import Progressed, Stage
-from knee.commands.tune.next_run import Standing, standing
+from knee.commands.tune.loop import Progressed, Stage, Standing, standing
 from knee.training.launch.run_status import Status
 from knee.training.launch.sweep_folder import Sweep, read_object
 

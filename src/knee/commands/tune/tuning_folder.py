@@ -12,8 +12,7 @@ from typing import Any
 from knee.base.digest import digest
 from knee.base.errors import InputError, argument
 from knee.base.files import write_text
-from knee.commands.tune.exposed_comm import measured_shares
-from knee.commands.tune.posterior import Outcome
+from knee.commands.tune.posterior import Outcome, measured_shares
 from knee.training.launch.environment import link_knee, write_env
 from knee.training.launch.run_status import Status
 from knee.training.launch.site import Site

@@ -15,8 +15,7 @@ from knee.base.arrays import Bools, Floats
 from knee.base.errors import InputError
 from knee.engine.cost.kernel_cost import gemm_s
 from knee.measure.hardware_fit.least_squares import distance, minimum
-from knee.measure.machine.probe_points import GemmPoint, Record
-from knee.measure.machine.readings import Readings
+from knee.measure.machine.readings import GemmPoint, Readings, Record
 from knee.specs.hardware import GemmType, Gpu
 
 FEWEST = 12

@@ -17,8 +17,7 @@ from knee.engine.workload.operations import Attention, MemoryBound
 from knee.measure.hardware_fit.gemms import fit_fp8, fit_gemms, gemms_of, kind_of, main_type, with_peaks
 from knee.measure.hardware_fit.least_squares import distance, minimum
 from knee.measure.hardware_fit.residuals import Residuals, held_back
-from knee.measure.machine.probe_points import AttentionPoint, StreamPoint
-from knee.measure.machine.readings import Readings
+from knee.measure.machine.readings import AttentionPoint, Readings, StreamPoint
 from knee.specs.hardware import AttentionKernel, AttentionRate, Gpu
 from knee.specs.kernel_traffic import passes_of
 from knee.specs.profile import Kernels, Profile

@@ -9,8 +9,7 @@ import numpy as np
 
 from knee.measure.hardware_fit.links import FEWEST_SIZES, columns, fit_line, series_of
 from knee.measure.hardware_fit.residuals import Residuals
-from knee.measure.machine.probe_points import CollectivePoint
-from knee.measure.machine.readings import Readings
+from knee.measure.machine.readings import CollectivePoint, Readings
 from knee.specs.constants import constant
 from knee.specs.hardware import Cluster
 from knee.specs.write import Value, four_digits

@@ -13,8 +13,7 @@ import numpy as np
 
 from knee.base.arrays import Floats
 from knee.measure.hardware_fit.residuals import Residuals
-from knee.measure.machine.probe_points import CollectivePoint
-from knee.measure.machine.readings import Readings
+from knee.measure.machine.readings import CollectivePoint, Readings
 
 FEWEST_SIZES = 4
 """Sizes that a line is fitted to: two more than it has parameters."""

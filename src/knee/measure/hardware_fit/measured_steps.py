@@ -7,8 +7,7 @@ from typing import Any
 
 from knee.engine.measurement import Measurement
 from knee.engine.one_job import simulate
-from knee.measure.machine.probe_points import StepPoint
-from knee.measure.machine.readings import Readings
+from knee.measure.machine.readings import Readings, StepPoint
 from knee.specs.hardware import AttentionKernel, Cluster
 from knee.specs.job import Job
 from knee.specs.load import load_profile, make_job

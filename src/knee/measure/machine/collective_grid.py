@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from knee.base import units
 from knee.base.errors import InputError, argument
-from knee.measure.machine.probe_points import Beside, CollectivePoint
+from knee.measure.machine.readings import Beside, CollectivePoint
 from knee.specs.catalog import did_you_mean
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_receive", "broadcast")

@@ -13,11 +13,9 @@ from typing import Any
 from knee.base.errors import InputError, KneeError, argument
 from knee.base.units import show
 from knee.measure.machine.collective_grid import ELEMENT_BYTES, CollectiveSeries
-from knee.measure.machine.listener import SILENT, ProbeListener, ProbeStopped
+from knee.measure.machine.listener import SILENT, ProbeListener, ProbeStopped, error_text
 from knee.measure.machine.machine_facts import choose_device, describe, need_torch, open_nvml
-from knee.measure.machine.measure_points import error_text
-from knee.measure.machine.probe_points import CollectivePoint, Record, key_of
-from knee.measure.machine.readings import Machine, ReadingsFile, read_readings
+from knee.measure.machine.readings import CollectivePoint, Machine, ReadingsFile, Record, key_of, read_readings
 from knee.measure.machine.torchrun_ranks import Ranks, TorchrunLaunch, read_launch
 
 # An all-gather and products at the same time: how much each slows the other down.

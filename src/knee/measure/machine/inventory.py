@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from knee.base.units import GB, MB
-from knee.measure.machine.gpus import LocalGpu, NvidiaDriver, amd_gpus, nvidia_gpus
-from knee.measure.machine.sysfs import entries, number_of, text_of
+from knee.measure.machine.gpus import LocalGpu, NvidiaDriver, amd_gpus, entries, number_of, nvidia_gpus, text_of
 
 TorchBackend = Literal["cuda", "rocm", "cpu"]
 BACKENDS: dict[TorchBackend, str] = {"cuda": "CUDA", "rocm": "ROCm", "cpu": "CPU"}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import get_args
 
-from knee.measure.machine.probe_points import (
+from knee.measure.machine.readings import (
     AttentionPoint,
     GemmPoint,
     GroupedPoint,

@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from knee.measure.machine.kernel_grid import TINY
-from knee.measure.machine.kernel_timing import backend_of, loss, rmsnorm, rope, swiglu
-from knee.measure.machine.probe_points import HostPoint, Record, StepPoint
-from knee.measure.machine.timing import Timing, timing_of
+from knee.measure.machine.kernel_timing import Timing, backend_of, loss, rmsnorm, rope, swiglu, timing_of
+from knee.measure.machine.readings import HostPoint, Record, StepPoint
 
 # A plain training step on one device: what a simulated step is held against. Needs torch and nothing else.
 

@@ -11,8 +11,7 @@ from knee.base.errors import InputError
 from knee.base.units import GIB, show
 from knee.measure.machine.machine_facts import describe, need_torch, same_gpu
 from knee.measure.machine.nvml import VISIBLE, Nvml, meter_of, refuse_if_shared
-from knee.measure.machine.probe_points import PowerPoint, Record
-from knee.measure.machine.readings import Machine
+from knee.measure.machine.readings import Machine, PowerPoint, Record
 
 SETTLE_S = 1.2
 """Run before a window, so that clocks, the power limit and readings that are means of a second have settled."""

@@ -25,9 +25,17 @@ from knee.measure.kineto.blocks import too_large
 from knee.measure.kineto.event_columns import check_kernels
 from knee.measure.kineto.trace_files import SkippedTrace, find_files
 from knee.measure.traces.audit import Audit, audit
-from knee.measure.traces.device_time import Times, Window, mean_times, times_in
+from knee.measure.traces.device_time import (
+    CollectiveLoad,
+    KernelLoad,
+    Times,
+    Window,
+    collective_loads,
+    kernel_loads,
+    mean_times,
+    times_in,
+)
 from knee.measure.traces.kernel_classes import Classes, classes_of
-from knee.measure.traces.loads import CollectiveLoad, KernelLoad, collective_loads, kernel_loads
 from knee.measure.traces.rank_waits import AcrossRanks, across_ranks, check_one_job
 from knee.measure.traces.read_trace import Trace, read_trace
 

@@ -11,7 +11,14 @@ from typing import Any
 
 from knee.base.units import show
 from knee.measure.traces.analyse import Analysis, RankAnalysis
-from knee.measure.traces.loads import UNKNOWN, CollectiveLoad, KernelLoad, class_loads, collective_loads, kernel_loads
+from knee.measure.traces.device_time import (
+    UNKNOWN,
+    CollectiveLoad,
+    KernelLoad,
+    class_loads,
+    collective_loads,
+    kernel_loads,
+)
 from knee.specs.metrics import METRICS
 
 SCHEMA_VERSION = 1

@@ -28,9 +28,7 @@ from knee.measure.kineto.event_columns import DEVICE_KINDS, Int64
 from knee.measure.kineto.kineto_writer import SUFFIXES, microseconds, packed
 from knee.measure.kineto.process_groups import TORCH_DTYPES, Call
 from knee.measure.traces.analyse import Analysis, RankAnalysis
-from knee.measure.traces.device_time import clipped
-from knee.measure.traces.exposed import Exposed, exposed_intervals
-from knee.measure.traces.loads import UNKNOWN
+from knee.measure.traces.device_time import UNKNOWN, Exposed, clipped, exposed_intervals
 
 MARGIN_NS = 100_000
 """Shown before and after each stretch: some twenty kernels."""

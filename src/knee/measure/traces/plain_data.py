@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from knee.measure.traces.analyse import Analysis, RankAnalysis
-from knee.measure.traces.loads import CollectiveLoad, class_loads, collective_loads, kernel_loads
+from knee.measure.traces.device_time import CollectiveLoad, class_loads, collective_loads, kernel_loads
 
 SCHEMA_VERSION = 1
 LONGEST = 30

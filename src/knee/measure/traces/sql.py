@@ -15,8 +15,7 @@ import numpy.typing as npt
 from knee.base.errors import InputError, MissingExtra, argument
 from knee.measure.kineto.event_columns import COPY, FILL, KERNEL, Int64
 from knee.measure.traces.analyse import Analysis, RankAnalysis
-from knee.measure.traces.device_time import Times, clipped, exposed_ns
-from knee.measure.traces.loads import UNKNOWN, CollectiveLoad
+from knee.measure.traces.device_time import UNKNOWN, CollectiveLoad, Times, clipped, exposed_ns
 
 INSTALL = "pip install 'knee[trace]'"
 KINDS = {KERNEL: "kernel", COPY: "memcpy", FILL: "memset"}

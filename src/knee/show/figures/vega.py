@@ -1,21 +1,26 @@
-"""The extra ``report``: altair, vl-convert and Jinja2, loaded when needed, and how to install what is missing.
+"""Vega-Lite specs and how they are drawn, with what belongs beside a chart.
 
-Specs are plain dictionaries: altair takes longer to import than most answers take to compute, so that it is loaded
-only where its own chart is asked for.
+The extra ``report`` (altair, vl-convert and Jinja2) is loaded when needed, and a missing one is named with its install
+command.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from knee.base.errors import InputError, MissingExtra, argument
 from knee.base.files import check_writable
 from knee.base.second_process import answer_lines, answering_process
 from knee.show.figures.palette import GRID, INK, MUTED
+
+# The extra ``report``: altair, vl-convert and Jinja2, loaded when needed, and how to install what is missing. Specs
+# are plain dictionaries: altair takes longer to import than most answers take to compute, so that it is loaded only
+# where its own chart is asked for.
 
 INSTALL = "pip install 'knee[report]'"
 FONT = "Helvetica, Arial, sans-serif"
@@ -124,3 +129,20 @@ def svg_to_png(svg: str, scale: float = 2.0) -> bytes:
 if __name__ == "__main__":
     _drawn({"$schema": SCHEMA, "data": {"values": [{}]}, "mark": "point", "encoding": {"x": {"datum": 1}}})
     answer_lines(_drawn)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A chart, its words, and the rows behind it."""
+
+    id: str
+    """Unique in a page: ``fig6-1-tokens-per-second-per-gpu``."""
+    title: str
+    caption: str
+    spec: Spec | None
+    """None where there is nothing to draw."""
+    columns: tuple[str, ...]
+    """Of the table behind it."""
+    rows: tuple[Mapping[str, Any], ...]
+    published: tuple[Mapping[str, Any], ...] = ()
+    """What was published, as rows of a table of its own."""

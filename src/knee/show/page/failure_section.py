@@ -9,9 +9,8 @@ from knee.base.units import amount
 from knee.engine.reliability.defaults import rate_words
 from knee.engine.reliability.drawn_runs import MONTH_DAYS
 from knee.show.figures.bars import bars
-from knee.show.figures.figure import Figure
-from knee.show.figures.lines import ChartPoint
-from knee.show.figures.run_strip import run_strip
+from knee.show.figures.lines import ChartPoint, run_strip
+from knee.show.figures.vega import Figure
 from knee.show.page.page import Section, chart_of
 
 Row = Mapping[str, Any]

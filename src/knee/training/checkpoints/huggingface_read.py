@@ -11,8 +11,7 @@ import torch
 
 from knee.base.errors import InputError, MissingExtra
 from knee.training.checkpoints.huggingface_names import Tile, family_of, order_of, tiles_of
-from knee.training.checkpoints.parts import Box, TensorPart
-from knee.training.checkpoints.trainer_state import MODEL, weight_parts
+from knee.training.checkpoints.trainer_state import MODEL, Box, TensorPart, weight_parts
 from knee.training.parallelism.trainer import Trainer
 
 INDEX = "model.safetensors.index.json"

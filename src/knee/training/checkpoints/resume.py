@@ -13,8 +13,13 @@ import torch.distributed.checkpoint as dcp
 
 from knee.base.errors import KneeError
 from knee.training.checkpoints.folder import check_file, damaged
-from knee.training.checkpoints.parts import PartsLoadPlanner, TensorPart
-from knee.training.checkpoints.trainer_state import share_counts, state_parts, weight_parts
+from knee.training.checkpoints.trainer_state import (
+    PartsLoadPlanner,
+    TensorPart,
+    share_counts,
+    state_parts,
+    weight_parts,
+)
 from knee.training.parallelism.trainer import Trainer
 
 OPTIONAL = ("loss_scale", "loss_scale_steps")

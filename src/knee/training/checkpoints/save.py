@@ -25,8 +25,7 @@ from knee.training.checkpoints.folder import (
     write_checksum,
     write_state,
 )
-from knee.training.checkpoints.parts import PartsSavePlanner, TensorPart
-from knee.training.checkpoints.trainer_state import state_bytes, state_parts, weight_parts
+from knee.training.checkpoints.trainer_state import PartsSavePlanner, TensorPart, state_bytes, state_parts, weight_parts
 from knee.training.parallelism.trainer import Trainer
 
 POLL_S = 0.2

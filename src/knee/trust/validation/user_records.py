@@ -13,8 +13,7 @@ from knee.base.files import json_values
 from knee.engine.measurement import Kind
 from knee.measure.hardware_fit.cluster_file import base_of
 from knee.measure.hardware_fit.measured_steps import job_of_step
-from knee.measure.machine.probe_points import Record, StepPoint, point_of
-from knee.measure.machine.readings import Readings, read_readings
+from knee.measure.machine.readings import Readings, Record, StepPoint, point_of, read_readings
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
 from knee.specs.kept_files import kept_for_a_question

@@ -12,10 +12,10 @@ from knee.base.errors import InputError
 from knee.base.progress import Progress
 from knee.base.units import DAY_S, HOUR_S
 from knee.commands.amounts import amount_of, count_of
-from knee.commands.budget.budget_run import J_PER_MWH, BudgetRun
 from knee.commands.budget.model_family import LEAST_PARAMS, MOST_PARAMS
 from knee.commands.budget.result import Budget
 from knee.commands.budget.scaling_laws import FLOP_PER_PARAM_TOKEN, Law, assumed_mfu, law_of
+from knee.commands.budget.search import J_PER_MWH, BudgetRun
 from knee.commands.plan.result import METRICS, PlanSearch, RankedPlan, ranked_plan
 from knee.commands.serve.answers.questions import asked_of
 from knee.commands.serve.answers.scale_view import curve_data

@@ -1,25 +1,108 @@
-"""The model that loses least within a budget: how many parameters and tokens, on how many GPUs, under which plan.
+"""The model with the lowest loss within a budget: how many parameters and tokens, on how many GPUs, under which plan.
 
-A candidate is a shape of the family's ladder at a count of GPUs and a batch; the simulator says how fast it trains, the
-limits how many tokens that affords, a scaling law what they are worth. Candidates that could not be best even if they
-only computed are not priced.
+It also finds sizes whose loss is as low as far as that matters, what counting FLOP would choose, and what replicas that
+exchange only every few steps would gain.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice, starmap
+from typing import Any, Literal
 
 from knee.base.progress import Progress, silent
 from knee.base.units import DAY_S, HOUR_S, short
-from knee.commands.budget.budget_run import J_PER_MWH, BudgetLimits, BudgetRun, Name
 from knee.commands.budget.model_family import Family
-from knee.commands.budget.scaling_laws import BatchLaw, Law
+from knee.commands.budget.scaling_laws import FLOP_PER_PARAM_TOKEN, BatchLaw, Law
 from knee.commands.budget.throughput import Asked, Rate, Rates
+from knee.engine.energy import J_PER_KWH
+from knee.engine.workload.outer_sync_loss import fitted_replicas, loss_ratio, outside_fit
 from knee.engine.workload.parameters import parameter_count
 from knee.specs.model import Model
+from knee.specs.plan import Plan
+
+# What a budget limits, and what one candidate makes of it.
+
+Name = Literal["days", "usd", "mwh", "tokens_max", "tokens_per_param"]
+J_PER_MWH = 1e3 * J_PER_KWH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetLimits:
+    """What may be spent; None where there is no limit."""
+
+    gpus: int
+    days: float | None = None
+    usd: float | None = None
+    mwh: float | None = None
+    tokens_max: float | None = None
+
+    def scaled(self, factor: float) -> BudgetLimits:
+        """All of them times a factor, but for the GPUs and the data."""
+
+        def of(value: float | None) -> float | None:
+            return None if value is None else value * factor
+
+        return replace(self, days=of(self.days), usd=of(self.usd), mwh=of(self.mwh))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetRun:
+    """One candidate, trained on all the tokens that the limits afford."""
+
+    model: Model
+    params: int
+    counted: float
+    """Parameters as the law counts them."""
+    rate: Rate
+    tokens: float
+    loss: float
+    binding: Name
+    """The limit that ends it."""
+    time_s: float
+    energy_j: float
+    """Of the GPUs and the site around them."""
+    cost_usd: float | None
+    batch_tokens: float
+    critical_batch_tokens: float
+
+    @property
+    def gpus(self) -> int:
+        """That train it."""
+        return self.rate.gpus
+
+    @property
+    def step_s(self) -> float:
+        """Of one step."""
+        return self.batch_tokens / self.rate.tokens_per_s
+
+    @property
+    def days(self) -> float:
+        """How long it takes."""
+        return self.time_s / DAY_S
+
+    @property
+    def mwh(self) -> float:
+        """As people pay for it."""
+        return self.energy_j / J_PER_MWH
+
+    @property
+    def tokens_per_param(self) -> float:
+        """20 is Chinchilla's."""
+        return self.tokens / self.params
+
+    @property
+    def gpu_hours(self) -> float:
+        """As model cards have it."""
+        return self.time_s * self.gpus / HOUR_S
+
+
+# The model that loses least within a budget: how many parameters and tokens, on how many GPUs, under which plan. A
+# candidate is a shape of the family's ladder at a count of GPUs and a batch; the simulator says how fast it trains,
+# the limits how many tokens that affords, a scaling law what they are worth. Candidates that could not be best even
+# if they only computed are not priced.
 
 # Counts of GPUs that a budget tries: a ladder that does not hang on the limit, and what the limits themselves name.
 
@@ -373,3 +456,240 @@ def _vertex(points: Sequence[tuple[float, float]]) -> float:
     a = (y2 - y1) / (x2 - x1) - (y1 - y0) / (x1 - x0)
     b = (y1 - y0) * (x2 - x1) / (x1 - x0) + (y2 - y1) * (x1 - x0) / (x2 - x1)
     return x1 if a <= 0 else min(max(x1 - b / (2.0 * a), x0), x2)
+
+
+# Sizes that lose as little as the best one, as far as that matters.
+
+EVEN_LOSS = 0.001
+"""Above the least loss: what lies below is decided by how layers and heads divide, not by the law."""
+PATIENCE = 2
+"""Rungs in a row that lose more: one alone may only divide badly."""
+
+
+def even_sizes(problem: Problem, limits: BudgetLimits, best: BudgetRun) -> tuple[int, int]:
+    """Parameters of the smallest and the largest shape that lose less than ``EVEN_LOSS`` above the best, on its
+    GPUs."""
+    ladder = problem.ladder()
+    if best.model not in ladder:
+        return best.params, best.params
+    at = ladder.index(best.model)
+
+    beside = [ladder[at + d] for d in range(-PATIENCE, PATIENCE + 1) if 0 <= at + d < len(ladder)]
+    problem.look_ahead(limits, [(best.gpus, model) for model in beside], best.loss + EVEN_LOSS)
+
+    def furthest(rungs: Iterable[Model]) -> int:
+        found, missed = best.params, 0
+        for model in rungs:
+            run = problem.best_at(limits, model, best.gpus, below=best.loss + EVEN_LOSS)
+            missed = 0 if run is not None else missed + 1
+            found = parameter_count(model) if run is not None else found
+            if missed == PATIENCE:
+                break
+        return found
+
+    return furthest(reversed(ladder[:at])), furthest(ladder[at + 1 :])
+
+
+# What counting FLOP would choose for a budget, and what becomes of that choice on a real cluster.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlopChoice:
+    """What counting FLOP would have chosen, and what becomes of it."""
+
+    mfu_frac: float
+    """Of the peak, which it assumes."""
+    flop: float
+    params: float
+    tokens: float
+    loss: float
+    """That the law promises for them."""
+    gpus: int
+    time_s: float
+    """That its tokens take at that MFU."""
+    energy_j: float
+    """At the boards' power, and the site around them."""
+    cost_usd: float | None
+    run: BudgetRun | None
+    """The nearest shape on the count of GPUs that trains it furthest within the limits; None where there is none."""
+    why_not: str
+    """Why there is no run; empty where there is one."""
+
+    @property
+    def reached_frac(self) -> float | None:
+        """Share of the FLOP it counted on that the run gets through, by the law's own count of them."""
+        return None if self.run is None else self.run.counted * self.run.tokens / (self.params * self.tokens)
+
+    def loss_of(self, law: Law, params: float) -> float:
+        """What the same FLOP promise another size."""
+        return float(law.loss(params, self.flop / (FLOP_PER_PARAM_TOKEN * params)))
+
+    @property
+    def full_time_s(self) -> float | None:
+        """What all of its tokens would take."""
+        return None if self.run is None else self.tokens / self.run.rate.tokens_per_s
+
+
+def flop_choice(problem: Problem, limits: BudgetLimits, mfu_frac: float) -> FlopChoice:
+    """What the closed form chooses for GPUs x peak x an assumed MFU x time, and what that reaches here.
+
+    Formula: C = GPUs * peak * MFU * min(days, USD / (price * GPUs), energy / (PUE * board power * GPUs))
+    Where:   the law's own split of C, within the data, the size or the ratio that is asked for
+    """
+    cluster, gpu = problem.rates.cluster, problem.rates.cluster.gpu
+    price, days_s = cluster.usd_per_gpu_h, None if limits.days is None else limits.days * DAY_S
+    gpu_s = min(
+        *([math.inf] if days_s is None else [limits.gpus * days_s]),
+        *([limits.usd / price * HOUR_S] if limits.usd is not None and price else [math.inf]),
+        *([limits.mwh * J_PER_MWH / (gpu.tdp_w * problem.pue)] if limits.mwh is not None else [math.inf]),
+    )
+    flop_per_s_per_gpu = gpu.peak_flop_per_s(problem.rates.fixed.precision) * mfu_frac
+    flop = flop_per_s_per_gpu * gpu_s
+    params, tokens = _counted_split(problem, limits, flop)
+    near = min(problem.ladder(), key=lambda model: abs(math.log(problem.law.counted(model) / params)))
+    run = _best_count(problem, limits, near)
+    # FLOP are the same on any count that the limits let work for all of its GPU seconds
+    gpus = run.gpus if run is not None else limits.gpus
+    gpus = gpus if days_s is None else min(limits.gpus, math.ceil(gpu_s / days_s * (1.0 - 1e-9)))
+    worked_s = FLOP_PER_PARAM_TOKEN * params * tokens / flop_per_s_per_gpu
+    return FlopChoice(
+        mfu_frac=mfu_frac,
+        flop=flop,
+        params=params,
+        tokens=tokens,
+        loss=float(problem.law.loss(params, tokens)),
+        run=run,
+        gpus=gpus,
+        time_s=worked_s / gpus,
+        energy_j=worked_s * gpu.tdp_w * problem.pue,
+        cost_usd=None if price is None else worked_s / HOUR_S * price,
+        why_not="" if run is not None else _why_not(problem, limits, near),
+    )
+
+
+def _best_count(problem: Problem, limits: BudgetLimits, model: Model) -> BudgetRun | None:
+    """The best run of one size on any count: what FLOP do not say, others would choose well."""
+    best: BudgetRun | None = None
+    bounds = sorted((problem.least_loss(limits, model, gpus), gpus) for gpus in problem.counts(limits))
+    for _, gpus in bounds:
+        run = problem.best_at(limits, model, gpus, below=math.inf if best is None else best.loss)
+        best = run or best
+    return best
+
+
+def _why_not(problem: Problem, limits: BudgetLimits, model: Model) -> str:
+    rates = [rate for (one, _), rate in problem.rates.known.items() if one == model]
+    afford = max(problem.most_tokens(limits, model, gpus) for gpus in problem.counts(limits))
+    if problem.tokens_per_param is not None and (afford == 0.0 or any(rate is not None for rate in rates)):
+        return f"which these limits do not allow at {problem.tokens_per_param:g} tokens per parameter"
+    if all(rate is None for rate in rates):
+        return "for which no plan fits"
+    return "for which no batch is allowed"
+
+
+def _counted_split(problem: Problem, limits: BudgetLimits, flop: float) -> tuple[float, float]:
+    work = flop / FLOP_PER_PARAM_TOKEN
+    if problem.model is not None:
+        params = problem.law.counted(problem.model)
+        tokens = work / params
+        if problem.tokens_per_param is not None:
+            tokens = problem.tokens_per_param * parameter_count(problem.model)
+    elif problem.tokens_per_param is not None:
+        params = math.sqrt(work / problem.tokens_per_param)
+        tokens = work / params
+    else:
+        params, tokens = problem.law.split(flop)
+    if limits.tokens_max is not None and tokens > limits.tokens_max:
+        tokens = limits.tokens_max
+        if problem.model is None:
+            params = work / tokens if problem.tokens_per_param is None else tokens / problem.tokens_per_param
+    return params, tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RareExchange:
+    """The best run within the same limits whose replicas run apart: its size, GPUs, batch and plan chosen anew."""
+
+    sync_every: int
+    replicas: int
+    gpus: int
+    global_batch: int
+    params: int
+    plan: Plan
+    tokens_per_s: float
+    tokens: float
+    days: float
+    cost_usd: float | None
+    loss_ratio: float
+    """Loss with the replicas over that of data parallelism, by the law."""
+    loss: float
+    gained: float
+    """Loss that is saved; negative if an exchange in every step is better."""
+    extrapolated: tuple[str, ...]
+    """What is outside the runs that the law was fitted to; empty if nothing is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaLaw(Law):
+    """A scaling law of models that are trained by replicas.
+
+    Formula: L(N, D) r(N, M)
+    Source:  r as ``workload.outer_sync_loss``
+    Valid:   where both laws are; r was fitted to 20 tokens per parameter
+    """
+
+    replicas: int
+
+    def loss(self, params: Any, tokens: Any, values: Any = None) -> Any:
+        """Of the law without replicas, times their ratio."""
+        return Law.loss(self, params, tokens, values) * loss_ratio(params, self.replicas)
+
+    def tokens_for(self, loss: float, params: float) -> float:
+        """The tokens after which so many parameters reach a loss with the replicas."""
+        return Law.tokens_for(self, loss / loss_ratio(params, self.replicas), params)
+
+
+def rare_exchange(
+    problem: Problem, limits: BudgetLimits, best: BudgetRun, sync_every: int, fixed: Plan
+) -> RareExchange | None:
+    """The run of the lowest loss with an exchange every ``sync_every`` steps, in the fragments and the type of
+    ``fixed``; None if no plan has replicas.
+
+    The search is that of the budget, over sizes, GPU counts and batches, once for each number of replicas that the law
+    was fitted to. The critical batch size is that of data parallelism.
+    """
+    found = []
+    for replicas in fitted_replicas():
+        run = _with_replicas(problem, fixed, sync_every, replicas).optimum(limits)
+        if run is not None:
+            found.append((run.loss, replicas, run))
+    if not found:
+        return None
+    loss, replicas, run = min(found, key=lambda one: one[:2])
+    return RareExchange(
+        sync_every=sync_every,
+        replicas=replicas,
+        gpus=run.gpus,
+        global_batch=run.rate.global_batch,
+        params=run.params,
+        plan=run.rate.plan,
+        tokens_per_s=run.rate.tokens_per_s,
+        tokens=run.tokens,
+        days=run.days,
+        cost_usd=run.cost_usd,
+        loss_ratio=loss_ratio(run.counted, replicas),
+        loss=loss,
+        gained=best.loss - loss,
+        extrapolated=tuple(outside_fit(run.counted, replicas, sync_every=sync_every)),
+    )
+
+
+def _with_replicas(problem: Problem, fixed: Plan, sync_every: int, replicas: int) -> Problem:
+    """The same question of models that so many replicas train."""
+    law = problem.law
+    values = {name: getattr(law, name) for name in Law.__dataclass_fields__}
+    return replace(
+        problem,
+        rates=problem.rates.apart(fixed, sync_every, replicas),
+        law=ReplicaLaw(**values, replicas=replicas),
+    )
