@@ -1,6 +1,7 @@
 # make study   the paper's experiments on the simulator, into out/
 # make check   linters and the fast tests, in a minute and a half: before every commit
-# make test    everything that is checked before a change is accepted
+# make test    everything that is checked before a change is accepted, in five minutes on two idle cores
+# make nightly the same, and what a change rarely breaks: all layouts, all studies in a browser, the site, lost hosts
 # make fuzz    damaged and unlikely files and arguments (CASES=20000 SEED=0 KINDS=trace,job, CASE=... repeats one)
 # make mutants random faults of the source, and how many of them the fast tests notice (MUTANTS=200 SEED=0 ONLY=search/)
 # make bench   speed beside other tools and the last record, in five minutes (BENCH="--only engine,search", BENCH=--record)
@@ -15,8 +16,8 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Processes of pytest. Tests on a Slurm cluster wait more than they work, so that two cores take four.
-JOBS ?= 4
+# Processes of pytest. Tests on a Slurm cluster wait more than they work, so that two cores take three.
+JOBS ?= 3
 CHECK_JOBS ?= 2
 OUT ?= out
 # Of make fuzz, and SEED of make mutants.
@@ -40,21 +41,25 @@ TORCH ?= torch==2.13.0
 # namespaces. Where they cannot be had, the tests that need them skip.
 APT_PACKAGES := chromium fonts-liberation poppler-utils slurm-wlm munge iproute2
 
-.PHONY: study check test lint fuzz mutants bench docs clean apt
+.PHONY: study check test nightly lint fuzz mutants bench docs clean apt
 .DELETE_ON_ERROR:
 
 study: $(VENV)/.report
 	@echo "== knee study"
 	$(BIN)/knee study --out $(OUT)
 
-# A file's tests share what they make once, so that they stay in one process.
-PYTEST := $(BIN)/pytest --dist loadfile --no-loadscope-reorder
+# Tests that share what they make once stay in one process: those of a file, or of a group (tests/conftest.py).
+PYTEST := $(BIN)/pytest --dist loadgroup --no-loadscope-reorder
 
 check: $(VENV)/.dev
 	$(call beside_linters,$(PYTEST) -n $(CHECK_JOBS) -m "not slow")
 
 test: apt $(VENV)/.dev $(VENV)/.torch
 	$(call beside_linters,$(PYTEST) -n $(JOBS) --durations=10)
+
+nightly: export KNEE_NIGHTLY := 1
+nightly: apt $(VENV)/.dev $(VENV)/.torch
+	$(call beside_linters,$(PYTEST) -n $(JOBS) --durations=20)
 
 # Linters run while the tests do. What they find comes after, and either may fail. The first time, one process compiles
 # the tests, because otherwise each of pytest's processes would compile all of them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import signal
@@ -18,9 +19,14 @@ import shared_studies
 from knee.commands.study import api as study
 from knee.commands.study import record_store
 from knee.show.terminal import progress_bar
+from lanes import NIGHTLY
 
 # The same cases in every run, and no deadline: how long a case takes says how busy the machine is.
-settings.register_profile("knee", derandomize=True, deadline=None, database=None, print_blob=True)
+EXAMPLES = 100 if NIGHTLY else 40
+"""Of each property that does not say how many."""
+settings.register_profile(
+    "knee", derandomize=True, deadline=None, database=None, print_blob=True, max_examples=EXAMPLES
+)
 settings.load_profile("knee")
 
 ENVIRONMENT = {"TZ": "UTC", "LC_ALL": "C.UTF-8", "COLUMNS": "80", "LINES": "24", "TERM": "dumb"}
@@ -47,6 +53,7 @@ SLOW_NAMES = (
     "dist",
     "docs",
     "launch",
+    "serve/page",
     "train",
     "web",
     "api/test_examples.py",
@@ -60,18 +67,20 @@ SLOW = tuple(TESTS / name for name in SLOW_NAMES)
 """What starts ranks, Slurm, a browser or many processes, or measures. Other tests are marked where they stand."""
 
 LONGEST = (
-    "train/test_parity.py",
     "launch/test_slurm.py",
-    "web/test_keyboard.py",  # makes the pages of all files of its folder
-    "cli/test_train_cli.py",
+    "train/test_parity.py",  # with the layouts of test_expert_parity.py and test_fake_ranks.py
     "train/test_expert_parity.py",
     "train/test_fake_ranks.py",
-    "launch/test_hosts.py",
+    "web",
+    "cli/test_train_cli.py",
+    "serve/page",
     "launch/test_sweep_cli.py",
     "cli/test_study_cli.py",
     "golden/test_beyond_studies.py",
 )
 """Half a minute and more; work of a processor stands beside what waits for Slurm."""
+TOGETHER = ("web", "serve/page")
+"""Folders whose files share a browser and what it shows."""
 
 
 def pytest_configure() -> None:
@@ -104,11 +113,30 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker("slow")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files come first, then others with slow tests, so that no long one is left for the end."""
-    longest = {TESTS / name: place for place, name in enumerate(LONGEST)}
+    """The longest files come first, then others with slow tests, so that no long one is left for the end.
+
+    A file's tests share what they make once, so that they stay in one of pytest's processes, as do those of a group.
+    """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: longest.get(item.path, len(LONGEST) + (item.path not in slow)))
+
+    @cache
+    def place(path: Path) -> int:
+        found = (number for number, name in enumerate(LONGEST) if path.is_relative_to(TESTS / name))
+        return next(found, len(LONGEST) + (path not in slow))
+
+    items.sort(key=lambda item: place(item.path))
+    for item in items:
+        if not item.get_closest_marker("xdist_group"):
+            folder = next((name for name in TOGETHER if item.path.is_relative_to(TESTS / name)), None)
+            item.add_marker(pytest.mark.xdist_group(folder or str(item.path.relative_to(TESTS))))
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests stay to the end: the collector need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import pickle
 import signal
 import struct
 import subprocess
@@ -18,8 +17,7 @@ from typing import Any
 import pytest
 
 from knee.base.errors import ExitCode
-from knee.measure.traces.analyse import WORKER
-from knee.measure.traces.kernel_classes import classes_of
+from waiting import until
 
 SOURCES = Path(__file__).parents[2] / "src"
 ASK = ("simulate", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "8", "--local-batch", "2")
@@ -189,20 +187,32 @@ sys.stdin.readline()
     assert end_of(process)[0] == 0
 
 
-@pytest.mark.parametrize("how", ["pipe", "signal"])
+READS = """
+import os, sys
+from pathlib import Path
+from knee.base.processes import process_pool
+from knee.measure.traces.kernel_classes import classes_of
+from knee.measure.traces.read_trace import read_trace
+if __name__ == "__main__":
+    with process_pool(1) as pool:
+        print(pool.submit(os.getpid).result(), flush=True)
+        pool.submit(read_trace, Path(sys.argv[1]), classes_of()).result()
+"""
+
+
+@pytest.mark.parametrize("how", ["parent", "worker"])
 def test_a_reader_of_traces_ends_with_whoever_asked(
     start: Callable[..., subprocess.Popen[str]], tmp_path: Path, how: str
 ) -> None:
     """Also in the middle of a trace, and without a copy left behind."""
     os.mkfifo(tmp_path / "pipe.json")
-    process = start("-c", WORKER, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-    assert process.stdin is not None
-    pickle.dump((tmp_path / "pipe.json", classes_of(), None, True), process.stdin.buffer)  # type: ignore[attr-defined]
-    process.stdin.flush()
+    process = start("-c", READS, tmp_path / "pipe.json")
+    assert process.stdout is not None
+    worker = int(process.stdout.readline())
     with (tmp_path / "pipe.json").open("w", encoding="utf-8"):  # returns once it reads
-        if how == "signal":
-            process.terminate()
-        assert end_of(process) == (0, "")  # communicate closes its pipe first
+        process.kill() if how == "parent" else os.kill(worker, signal.SIGTERM)
+        process.communicate(timeout=SAFETY_S)
+        until(lambda: not Path(f"/proc/{worker}").exists())
     assert os.listdir(tmp_path / "scratch") == []
 
 

@@ -19,6 +19,7 @@ import refusals
 from knee.base.errors import InputError, MissingExtra, NotWritten
 from knee.commands.main import main
 from knee.commands.study.study_file import load_study, study_names
+from lanes import nightly
 from refusals import ended, kind, numbers
 
 SOURCES = Path(__file__).parents[2] / "src"
@@ -396,6 +397,7 @@ def test_real_runs_need_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "pip install" in str(error.hint)
 
 
+@nightly
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: make test installs it")
 def test_points_trained_for_real(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 from knee.base.errors import DoesNotFit, ExitCode, InputError, NotWritten, RunFailed
 from knee.commands.main import main
 from knee.commands.train.api import TrainedRun, train, write_train_job
+from lanes import nightly
 from waiting import LIMIT_S, until
 
 HAS_TORCH = find_spec("torch") is not None
@@ -192,6 +193,7 @@ def test_a_run_that_is_told_to_end_leaves_a_record(tmp_path: Path) -> None:
     assert record["window_steps"] >= 1
 
 
+@nightly
 @needs_torch
 def test_torchrun_starts_the_same_run(tmp_path: Path, two: tuple[TrainedRun, list[str], str]) -> None:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "knee")

@@ -47,7 +47,7 @@ def kept(folder: Path) -> list[Record]:
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode != 0
-    assert "the same command goes on" in err
+    assert "the same command continues" in err
     return list(read_readings(path).records)
 
 

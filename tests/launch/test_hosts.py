@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from lanes import nightly
+
 from .sweeps import FEW, TINY, ended, program, run_folder, start, status, until
 
-pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+pytestmark = [nightly, pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")]
 
 
 class Hosts:

@@ -13,6 +13,8 @@ import pytest
 from knee.base import errors
 from knee.base.errors import KneeError
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 CODE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 BASE = "error"
@@ -83,7 +85,6 @@ def documented() -> list[str]:
     return re.findall(r"^\| `([a-z0-9-]+)` \| [a-zA-Z`]", text, re.MULTILINE)
 
 
-@pytest.mark.slow
 def test_every_code_is_documented_once_and_in_order() -> None:
     codes = documented()
     assert codes == sorted(set(codes))

@@ -9,10 +9,10 @@ import pytest
 
 import knee
 from knee.engine.one_job import simulate
+from knee.search.follow_ups import baseline, why
 from knee.search.memory_fit import memory_table
 from knee.search.nearest_plan import no_plan, nothing_fits
 from knee.search.pareto_front import pareto
-from knee.search.plain_fsdp import baseline, why
 from knee.search.plan_search import RANKED, SearchResult, search
 from knee.search.robust import robust
 from knee.search.sensitivity import sensitivity
@@ -103,7 +103,7 @@ def test_why_the_first_is_ahead(found: SearchResult) -> None:
     base = baseline(found)
     assert not isinstance(base, str)
     best = found.job(0)
-    sentence, itself = why(best, simulate(best), base), why(base.job, base.result, base)
+    sentence, itself = why(best, base), why(base.job, base)
     assert (sentence == itself) == (best.plan == base.job.plan)
     saved = 1 - simulate(best).step_s / base.result.step_s
     assert sentence == itself or sentence.startswith(f"{saved:.1%} ")

@@ -15,8 +15,8 @@ from typing import Any
 import uvicorn
 
 from knee.commands.serve.app import ServeOptions, make_app
-from knee.commands.serve.serve_limits import ServeLimits
-from knee.commands.serve.server import config_of, listening_socket
+from knee.commands.serve.security import ServeLimits
+from knee.commands.serve.server import config_of, listening_socket, run
 from waiting import until
 
 STEP = {"model": "llama-tiny", "cluster": "dgx-h100", "gpus": 8, "local_batch": 1, "seq_len": 64}
@@ -83,7 +83,7 @@ class Served:
     @property
     def desks(self) -> Any:
         """Of answers and of searches."""
-        return self.app.state.desks
+        return self.app.state.explorer.quick, self.app.state.explorer.slow
 
 
 @contextmanager
@@ -92,7 +92,7 @@ def serving(options: ServeOptions | None = None) -> Iterator[Served]:
     options = options or ServeOptions(limits=FEW)
     app, own = make_app(options), listening_socket("127.0.0.1", 0)
     server = uvicorn.Server(config_of(app))
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[own])), daemon=True)
+    thread = threading.Thread(target=lambda: asyncio.run(run(server, own)), daemon=True)
     thread.start()
     until(lambda: server.started or not thread.is_alive())
     try:

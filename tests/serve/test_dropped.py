@@ -13,7 +13,7 @@ import knee
 from knee.base.errors import InputError
 from knee.commands.serve.answers.dropped import read
 from knee.commands.serve.answers.plain_answers import toml_file
-from knee.commands.serve.study_files import linked, policy_of
+from knee.commands.serve.files import add_links, policy_of
 from serve.served import STEP, Served
 from serve.test_answers import QUESTIONS
 
@@ -98,7 +98,7 @@ def test_files_are_sent_and_listed(server: Served) -> None:
 
 def test_figures_of_a_study_lead_into_the_explorer() -> None:
     page = '<article id="fig3"><figure id="fig3-1-a" class="b"><svg></svg></figure><figure id="other-1-a"></figure>'
-    found = linked(page, {"fig3": ["/?view=scale&a=%22"]})
+    found = add_links(page, {"fig3": ["/?view=scale&a=%22"]})
     assert '<a href="../?view=scale&amp;a=%22">' in found
     assert found.count("<a ") == 1
     assert "'sha256-" in policy_of(b"<script>a</script>")

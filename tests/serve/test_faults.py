@@ -16,9 +16,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from knee.commands.serve import connections
 from knee.commands.serve.app import Explorer, ServeOptions
-from knee.commands.serve.processes import ProcessAnswer
+from knee.commands.serve.desk import Answer
 from serve.fuzzed_requests import fuzz
 from serve.served import FEW, STEP, TYPE, Served, serving
 from waiting import until
@@ -58,14 +57,14 @@ def test_a_search_ends_with_its_client_and_the_next_begins(own: Served) -> None:
     _, slow = own.desks
     first = listening(own, SEARCH, "a")
     heard(first, b"event: progress")
-    (process,) = slow.pool.all
+    (process,) = slow.workers
     pid = process.process.pid
     second = listening(own, SEARCH, "b")
     assert b'"ahead": 0' in heard(second, b"event: queued")
     third = listening(own, SEARCH, "c")
     assert b'"ahead": 1' in heard(third, b"event: queued")
     second.close()
-    until(lambda: slow.queue.waiting == 1)
+    until(lambda: len(slow.queue.waiting) == 1)
     first.close()
     until(lambda: not alive(pid))
     heard(third, b"event: progress")
@@ -87,13 +86,13 @@ def test_a_process_that_is_killed_is_told_and_replaced(own: Served) -> None:
     quick, slow = own.desks
     search = listening(own, SEARCH, "a")
     heard(search, b"event: progress")
-    (process,) = slow.pool.all
+    (process,) = slow.workers
     os.kill(process.process.pid, signal.SIGKILL)
     assert b"process-ended" in heard(search, b"event: error")
     search.close()
-    (process,) = until(lambda: quick.pool.all)
+    (process,) = until(lambda: quick.workers)
     os.kill(process.process.pid, signal.SIGKILL)
-    until(lambda: process.process.returncode is not None)
+    until(lambda: not process.alive)
     assert own.post("/api/simulate", STEP).status == 200
 
 
@@ -125,10 +124,8 @@ def test_work_that_takes_too_long_is_ended() -> None:
         assert (refused.status, refused.error["code"]) == (503, "time-limit")
 
 
-def test_slow_senders_and_readers_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "HEADERS_S", 0.2)
-    monkeypatch.setattr(connections, "SEND_S", 0.2)
-    with serving(ServeOptions(limits=dataclasses.replace(FEW, receive_s=0.2))) as own:
+def test_slow_senders_and_readers_are_cut() -> None:
+    with serving(ServeOptions(limits=dataclasses.replace(FEW, receive_s=0.2, send_s=0.2))) as own:
         assert own.raw(b"GET / HTTP/1.1\r\nHost: local") == b""
         assert own.raw(b"") == b""
         part = POST % (b"/api/simulate", b"Accept: */*", 100) + b"{"
@@ -204,9 +201,9 @@ def test_a_signal_ends_the_server_and_all_it_has_started(number: signal.Signals)
 
 def test_a_failed_answer_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     explorer = Explorer(ServeOptions())
-    answers = iter([ProcessAnswer(status=500, data=b"{}"), ProcessAnswer(status=200, data=b'{"presets": []}')])
+    answers = iter([Answer(status=500, data=b"{}"), Answer(status=200, data=b'{"presets": []}')])
 
-    async def answer(*_: object) -> ProcessAnswer:
+    async def answer(*_: object) -> Answer:
         return next(answers)
 
     monkeypatch.setattr(explorer.quick, "answer", answer, raising=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from knee.commands.serve.app import ServeOptions
-from knee.commands.serve.security import POLICY, ClientRates, Door, split_host
+from knee.commands.serve.security import POLICY, ClientRates, Door
 from serve.served import FEW, STEP, TYPE, Served, serving
 
 ASKED = "/api/simulate"
@@ -214,16 +214,20 @@ def test_beyond_this_machine_a_token_is_needed(study: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "named"),
     [
-        ("localhost", ("localhost", True)),
-        ("[::1]", ("[::1]", True)),
-        ("[::1]:80", ("[::1]", True)),
-        ("a:b", ("a", False)),
-        ("a:", ("a", False)),
-        (":80", (None, False)),
-        ("a/b", (None, False)),
+        ("localhost", True),
+        ("[::1]", True),
+        ("[::1]:80", True),
+        ("localhost:b", False),
+        ("localhost:", False),
+        (":80", False),
+        ("localhost/b", False),
+        ("[localhost", False),
+        ("::1", False),
+        ("localhost:80:80", False),
+        ("127.0.0.1\n", False),
     ],
 )
-def test_hosts_are_taken_apart(text: str, found: tuple[str | None, bool]) -> None:
-    assert split_host(text) == found
+def test_hosts_are_taken_apart(text: str, named: bool) -> None:
+    assert Door(host="127.0.0.1").names_it(text) == named

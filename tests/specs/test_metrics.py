@@ -67,3 +67,10 @@ def test_a_share_is_computed_from_a_result_or_a_record() -> None:
         assert found["tokens_per_j"] == step.tokens_per_j
     assert METRICS["exposed_comm_frac"].of({"exposed_comm_s": 1.0, "step_s": None}) is None
     assert DERIVED["bubble_frac"].of({"bubble_s": 0.0, "step_s": 2.0}) == 0.0
+
+
+def test_the_overlapped_share_of_communication_is_compared() -> None:
+    steps = [knee.simulate("llama2-7b", cluster="dgx-h100", gpus=n, local_batch=2) for n in (64, 256)]
+    row = next(row for row in knee.compare(*steps).to_dict()["rows"] if row["share_of"] == "comm_s")
+    assert row["values"] == [step.overlapped_comm_s / step.comm_s for step in steps]
+    assert row["name"] == METRICS["overlapped_frac"].label

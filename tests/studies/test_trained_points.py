@@ -1,22 +1,20 @@
 """Real runs of a study's points: what this machine refuses, what is used again, what is left out. No training here: a
-stub takes the place of the process."""
+stub takes the place of ``knee.train``."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from knee.base.errors import ERROR_FILE, ExitCode, InputError
-from knee.commands.ending import fail
+from knee.base.errors import InputError
 from knee.commands.study import trained_points as real
 from knee.commands.study.questions import Question, StudyPoint
 from knee.commands.study.trained_points import refused, trained
+from knee.commands.train.api import TrainedRun
 from knee.training.sweeps.local_devices import LocalDevices
 
 SMALL = Question(model="llama-tiny", cluster="cpu", profile="eager", gpus=2, global_batch=4, seq_len=64, plans=((),))
@@ -57,21 +55,20 @@ def test_this_machine() -> None:
 
 
 class Stub:
-    """In place of ``knee train``: leaves the record or the error that it is told to, and counts."""
+    """In place of ``knee.train``: leaves the record or raises the error that it is told to, and counts."""
 
     def __init__(self, record: dict[str, Any] | None, error: str = "") -> None:
         self.record, self.error = record, error
-        self.commands: list[list[str]] = []
+        self.runs: list[dict[str, Any]] = []
 
-    def __call__(self, command: list[str], *, env: dict[str, str], **_: Any) -> SimpleNamespace:
-        self.commands.append(command)
+    def __call__(self, model: Path, *, out: Path, **settings: Any) -> TrainedRun:
+        self.runs.append({"model": model, **settings})
         if self.error:
-            Path(env[ERROR_FILE]).write_text(json.dumps({"message": self.error}), encoding="utf-8")
+            raise InputError(self.error, code="not-trained", field="plan")
         if self.record is not None:
-            out = Path(command[command.index("--out") + 1])
             out.mkdir(parents=True, exist_ok=True)
             (out / "record.json").write_text(json.dumps(self.record), encoding="utf-8")
-        return SimpleNamespace(wait=lambda: 0)
+        return TrainedRun(record=self.record or {}, out=out)
 
 
 @pytest.fixture
@@ -87,7 +84,7 @@ def train(
     *points: StudyPoint,
     steps: int | None = None,
 ) -> list[tuple[StudyPoint, Any]]:
-    monkeypatch.setattr(subprocess, "Popen", stub)
+    monkeypatch.setattr(real, "train", stub)
     return list(trained(points or (point(),), folder, steps=steps, warn=said.append))
 
 
@@ -97,12 +94,11 @@ DONE = {"status": "done", "step_s": 1.0}
 def test_a_run_is_started_as_people_start_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
     stub = Stub(DONE)
     assert train(monkeypatch, tmp_path, said, stub, steps=4) == [(point(), DONE)]
-    [command] = stub.commands
-    assert command[1:4] == ["-m", "knee", "train"]
-    options = dict(zip(command[5::2], command[6::2], strict=False))
-    assert (options["--nproc"], options["--device"]) == ("2", "cpu")
-    assert command[-2:] == ["--steps", "4"]
-    job = Path(command[4]).read_text(encoding="utf-8")
+    [run] = stub.runs
+    assert (run["nproc"], run["device"], run["steps"], run["force"]) == (2, "cpu", 4, True)
+    assert run["command"][:2] == ["knee", "train"]
+    assert run["command"][3:9] == ["--nproc", "2", "--device", "cpu", "--steps", "4"]
+    job = run["model"].read_text(encoding="utf-8")
     assert 'model = "llama-tiny"' in job
     assert "global_batch = 4" in job
     assert said == []
@@ -111,20 +107,20 @@ def test_a_run_is_started_as_people_start_it(tmp_path: Path, monkeypatch: pytest
 def test_gpus_are_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
     stub = Stub(DONE)
     train(monkeypatch, tmp_path, said, stub, point(LARGE))
-    assert stub.commands[0][stub.commands[0].index("--device") + 1] == "cuda"
-    assert "--steps" not in stub.commands[0]
+    assert stub.runs[0]["device"] == "cuda"
+    assert "steps" not in stub.runs[0]
 
 
 def test_what_is_done_stays_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
     train(monkeypatch, tmp_path, said, Stub(DONE), steps=4)
     again = Stub({"status": "failed"})
     assert train(monkeypatch, tmp_path, said, again, steps=4) == [(point(), DONE)]
-    assert again.commands == []
+    assert again.runs == []
     # the same job in another study too, and whatever the simulator became
     monkeypatch.setattr("knee.commands.study.record_store.engine", lambda: "another")
     other = replace(point(), study="other", series="s")
     assert train(monkeypatch, tmp_path, said, again, other, steps=4) == [(other, DONE)]
-    assert again.commands == []
+    assert again.runs == []
 
 
 @pytest.mark.parametrize("change", [
@@ -135,14 +131,14 @@ def test_another_job_is_another_run(
 ) -> None:
     stub = Stub(DONE)
     train(monkeypatch, tmp_path, said, stub, point(), point(**change))
-    assert len(stub.commands) == 2
+    assert len(stub.runs) == 2
 
 
 def test_another_length_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
     stub = Stub(DONE)
     for steps in (4, 8, None, 4):
         train(monkeypatch, tmp_path, said, stub, steps=steps)
-    assert len(stub.commands) == 3
+    assert len(stub.runs) == 3
 
 
 @pytest.mark.parametrize(("stub", "words"), [
@@ -160,18 +156,7 @@ def test_a_run_that_did_not_end_well_is_said_and_left_out(
     assert said[0].startswith(f"mine: FSDP, llama-tiny on 2 x cpu: {words} (its output is in ")
     better = Stub(DONE)
     assert train(monkeypatch, tmp_path, said, better) == [(point(), DONE)]  # and is tried again
-    assert len(better.commands) == 1
-
-
-def test_a_command_that_fails_writes_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "error.json"
-    monkeypatch.setenv(ERROR_FILE, str(path))
-    wrong = InputError("tp is 0", hint="use 1", code="out-of-range", field="tp")
-    assert fail(wrong) == ExitCode.WRONG_INPUT
-    told = {"code": "out-of-range", "field": "tp", "message": "tp is 0", "hint": "use 1"}
-    assert json.loads(path.read_text(encoding="utf-8")) == told
-    monkeypatch.setenv(ERROR_FILE, str(tmp_path / "nowhere" / "error.json"))
-    assert fail(wrong) == ExitCode.WRONG_INPUT
+    assert len(better.runs) == 1
 
 
 def test_one_failure_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
@@ -187,5 +172,5 @@ def test_a_record_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         path.write_text(text, encoding="utf-8")
         stub = Stub(DONE)
         train(monkeypatch, tmp_path, said, stub)
-        assert len(stub.commands) == 1
+        assert len(stub.runs) == 1
     assert real.RUN in path.parts

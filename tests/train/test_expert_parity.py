@@ -14,8 +14,9 @@ from knee.specs.model import Experts, LatentAttention, Model
 from knee.specs.plan import Plan
 from knee.training.parallelism.trainable import SPLITS_EXPERTS, torch_release
 from knee.training.parallelism.trainer_job import TrainJob
+from lanes import of_lane
 
-from .parity_cases import apart, shown_by
+from .torch_pool import Shown, TorchPool, TorchWork, apart
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
@@ -46,6 +47,8 @@ MODELS = {"short": SHORT, "qwen": QWEN, "deepseek": DEEPSEEK, "latent": LATENT_O
 PP = {"pp": 2, "micro_batch": 2}
 BALANCE = {"balance_loss": 0.5}
 CAPPED = {"capacity_factor": 1.0}
+OF_EXPERTS = "experts: "
+"""Before the names of cases here: dense layouts have the same."""
 
 
 def _reference(model: str, settings: dict) -> str:
@@ -104,6 +107,22 @@ CASES: dict[int, dict[str, tuple[str, dict, dict]]] = {
         "ep x pp fsdp recompute": ("qwen", {"dp_shard": 2, "ep": 2, **PP, "sharding": "fsdp", "recompute": "full"}, {}),
     },
 }
+RARE = {
+    1: {"compile and recompute"},
+    2: {"ep compile"},
+    4: {
+        "ep x fsdp",
+        "ep x ddp",
+        "ep x tp",
+        "ep x etp",
+        "fsdp x etp",
+        "ep x cp",
+        "ep x pp",
+        "ep x pp fsdp recompute",
+    },
+}
+"""Layouts whose pairs of splits another one has, or one that resumes; and ten seconds of capturing."""
+CASES = {ranks: of_lane(some, RARE[ranks]) for ranks, some in CASES.items()}
 if torch_release() < SPLITS_EXPERTS:
     del CASES[4]["ep x pp zero_bubble"]
 RESUMED: dict[int, dict[str, tuple[str, dict]]] = {
@@ -119,6 +138,7 @@ RESUMED: dict[int, dict[str, tuple[str, dict]]] = {
     },
 }
 """Each starts from the checkpoint that another layout wrote after the first step, and writes it again."""
+RESUMED[4] = of_lane(RESUMED[4], {"resumed fsdp x etp", "resumed ep x ddp"})
 BROKEN = {"ep all_to_all": {"dp_shard": 2, "ep": 2}, "experts' gradients": {"dp_shard": 2, "ep": 2}}
 
 
@@ -139,10 +159,13 @@ def _case(name: str, model: str, plan: dict, settings: dict, ranks: int, **more:
         **settings,
     )
     skewed = {"skew": True} if "skewed" in model else {}
-    return {"name": name, "job": job.as_json(), "std": 0.15, **skewed, **more}
+    if "resume" in more:
+        more["resume"] = f"{OF_EXPERTS}{more['resume']}"
+    return {"name": f"{OF_EXPERTS}{name}", "job": job.as_json(), "std": 0.15, **skewed, **more}
 
 
-def _all_cases() -> dict[int, list[dict]]:
+def torch_work() -> TorchWork:
+    """All layouts, by world size."""
     cases = {n: [_case(name, *what, n) for name, what in some.items()] for n, some in CASES.items()}
     kinds = {
         _reference(model, settings): (model, settings)
@@ -150,22 +173,26 @@ def _all_cases() -> dict[int, list[dict]]:
         for model, _, settings in some.values()
     }
     cases[1] += [_case(name, model, {}, settings, 1) for name, (model, settings) in kinds.items()]
-    next(case for case in cases[1] if case["name"] == _reference("deepseek", {}))["save"] = SAVED
+    first = f"{OF_EXPERTS}{_reference('deepseek', {})}"
+    next(case for case in cases[1] if case["name"] == first)["save"] = SAVED
     for n, some in RESUMED.items():
         for name, (before, plan) in some.items():
             cases[n].append(_case(name, "deepseek", plan, {}, n, resume=before, save=SAVED))
     cases[2] += [_case(f"broken {name}", "qwen", plan, BALANCE, 2, **{"break": name}) for name, plan in BROKEN.items()]
-    return cases
+    return TorchWork(cases=cases)
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, dict]]:
+def seen(pool: TorchPool) -> Shown:
     """What every case showed, by world size; all ranks say the same."""
-    return shown_by(_all_cases(), tmp_path_factory.mktemp("experts"))
+    return {
+        ranks: {name.removeprefix(OF_EXPERTS): one for name, one in some.items() if name.startswith(OF_EXPERTS)}
+        for ranks, some in pool.shown().items()
+    }
 
 
 @pytest.mark.parametrize("ranks", CASES)
-def test_every_layout_trains_as_one_process(ranks: int, seen: dict[int, dict[str, dict]]) -> None:
+def test_every_layout_trains_as_one_process(ranks: int, seen: Shown) -> None:
     differences = {}
     for name, (model, _, settings) in CASES[ranks].items():
         differences[name] = apart(seen[ranks][name], seen[1][_reference(model, settings)])
@@ -174,7 +201,7 @@ def test_every_layout_trains_as_one_process(ranks: int, seen: dict[int, dict[str
 
 
 @pytest.mark.parametrize("ranks", RESUMED)
-def test_a_checkpoint_moves_between_layouts(ranks: int, seen: dict[int, dict[str, dict]]) -> None:
+def test_a_checkpoint_moves_between_layouts(ranks: int, seen: Shown) -> None:
     reference = seen[1][_reference("deepseek", {})]
     differences = {name: apart(seen[ranks][name], reference) for name in RESUMED[ranks]}
     for name, difference in differences.items():
@@ -183,11 +210,11 @@ def test_a_checkpoint_moves_between_layouts(ranks: int, seen: dict[int, dict[str
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_part_shows(name: str, seen: dict[int, dict[str, dict]]) -> None:
+def test_a_broken_part_shows(name: str, seen: Shown) -> None:
     assert apart(seen[2][f"broken {name}"], seen[1][_reference("qwen", BALANCE)]) > 100 * TOLERANCE
 
 
-def test_what_routes_differently_differs(seen: dict[int, dict[str, dict]]) -> None:
+def test_what_routes_differently_differs(seen: Shown) -> None:
     """Else equality would say little."""
     kinds = [("qwen", BALANCE), ("qwen", CAPPED), ("qwen", {"routing": "balanced"}), ("qwen skewed", {})]
     first, *others = (seen[1][_reference(*kind)] for kind in kinds)

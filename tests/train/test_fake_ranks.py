@@ -1,22 +1,18 @@
 """The simulator's workload is the trainer's: collectives and FLOP of every rank, one by one, on fake ranks.
 
 The trainer runs on fake ranks; what it issued is held against the simulator's own passes, under the rules of
-``validation.trainer_rules``. Two real processes then show that fake ranks log what real ones do. Most of it runs on
-small tensors that have values, because ``knee dryrun``'s, which have none, are slow; some plans run on both and log the
-same.
+``validation.trainer_rules``. Layouts of test_parity.py on two real processes show that fake ranks log the same.
+Most of it runs on small tensors that have values, because ``knee dryrun``'s, which have none, are slow; some plans run
+on both and log the same.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
@@ -31,8 +27,11 @@ from knee.specs.plan import Plan
 from knee.training.parallelism.trainer_job import TrainJob
 from knee.trust.validation.program_messages import Difference, differences, simulated_work
 from knee.trust.validation.trainer_rules import RULES, _named_type, _router_weights, as_trained
+from lanes import NIGHTLY, of_lane
 from refusals import refused
-from waiting import LIMIT_S
+
+from . import test_parity
+from .torch_pool import TorchPool, TorchWork
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
@@ -99,6 +98,18 @@ EQUAL = {
     "fp8, narrow keys and values": {**FSDP, "tp": 4, "precision": "fp8"},
     "tp outside": {"dp_shard": 2, "tp": 2, "placement": ("dp_shard", "cp", "tp", "pp", "dp_replicate")},
 }
+RARE = {
+    "fewer microbatches than stages",
+    "fsdp resharded x pp",
+    "fsdp x pp, four virtual stages",
+    "tp x pp without sp",
+    "tp x pp zero bubble",
+    "ddp x pp zero bubble",
+    "hsdp x pp",
+    "cp 4",
+    "tp x pp x cp",
+}
+EQUAL = of_lane(EQUAL, RARE)
 EXPERTS = TrainJob(
     model=replace(TINY, experts=Experts(count=4, top_k=2, ffn=16)),
     plan=Plan(dp_shard=2, ep=2, micro_batch=2),
@@ -109,8 +120,7 @@ EXPERTS = TrainJob(
     warmup=0,
     routing="balanced",
 )
-REAL = {"fsdp": FSDP, "tp": {"tp": 2}, "cp": {"cp": 2}, "1f1b": PP, "zero bubble": {**PP, "schedule": "zero_bubble"}}
-WITHOUT_VALUES = ("hsdp", "ddp", "cp", "fsdp x tp x pp")
+WITHOUT_VALUES = ("hsdp", "cp", *(("ddp", "fsdp x tp x pp") if NIGHTLY else ()))
 COMMANDS = {
     "thousands": "llama-tiny --gpus 2048 --tp 2 --set model.layers=2",
     "experts": "moe-tiny --ep 2 --dp-shard 2 --pp 2 --set model.experts.dense_layers=1 --global-batch 8",
@@ -144,10 +154,6 @@ def job_of(plan: dict) -> Job:
     )
 
 
-def in_fp32(plan: dict) -> TrainJob:
-    return replace(traced_job(job_of(plan)), dtype="fp32")
-
-
 def work_of(plain: dict) -> StageWork:
     calls = {Collective(**{k: v for k, v in c.items() if k != "calls"}): c["calls"] for c in plain["collectives"]}
     return StageWork(**{**plain, "collectives": calls})
@@ -158,51 +164,45 @@ def simulated(name: str) -> list[StageWork]:
     return simulated_work(job_of(EQUAL[name]))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the worker leaves."""
-    folder = tmp_path_factory.mktemp("fake")
-    real = {name: in_fp32(plan) for name, plan in REAL.items()} | {"experts": EXPERTS}
-    small = {name: traced_job(job_of(plan)) for name, plan in EQUAL.items()}
-    fake = {name: small[name] for name in WITHOUT_VALUES}
-    small |= {f"fp32 {name}": job for name, job in real.items()}
-    kinds = {"fake": fake, "small": small, "real": real}
-    jobs = {kind: {name: job.as_json() for name, job in some.items()} for kind, some in kinds.items()}
-    (folder / "jobs.json").write_text(json.dumps(jobs | {"knee": COMMANDS}))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, str(Path(__file__).with_name("fake_worker.py")), "jobs.json", str(folder)]
-    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S)
-    names = [f"{kind}.{i}.json" for kind in (*kinds, "knee") for i in range(2)]
-    assert all((folder / name).exists() for name in names), done.stderr
-    return folder
+def torch_work() -> TorchWork:
+    """Traces on fake ranks, some of them also of layouts that real ranks log, and the command."""
+    real = [case for case in test_parity.torch_work().cases[2] if case.get("log")]
+    real.append({"name": "experts", "job": EXPERTS.as_json(), "log": True})
+    traces = {name: traced_job(job_of(plan)).as_json() for name, plan in EQUAL.items()}
+    return TorchWork(
+        cases={2: real},
+        traces=traces | {f"real {case['name']}": case["job"] for case in real},
+        without_values={name: traces[name] for name in WITHOUT_VALUES},
+        commands=COMMANDS,
+    )
 
 
 @pytest.fixture(scope="module")
-def seen(folder: Path) -> dict[str, dict[str, StageWork]]:
-    """Traces by "name/stage" (fake, small) and "name/rank" (real)."""
-    read = {
-        kind: [json.loads((folder / f"{kind}.{i}.json").read_text()) for i in range(2)]
-        for kind in ("fake", "small", "real")
-    }
-    by_rank = [{f"{key}/{rank}": x for key, x in one.items()} for rank, one in enumerate(read["real"])]
-    both = read | {"real": by_rank}
-    return {kind: {key: work_of(x) for one in parts for key, x in one.items()} for kind, parts in both.items()}
+def seen(pool: TorchPool) -> dict[str, StageWork]:
+    """Traces on fake ranks by "name/stage"."""
+    return {key: work_of(plain) for key, plain in pool.left("traces").items()}
+
+
+def real_work(pool: TorchPool, name: str) -> list[StageWork]:
+    """What each of the two real ranks logged."""
+    return [work_of(shown[name]["work"]) for shown in pool.by_rank[2]]
 
 
 @pytest.mark.parametrize("name", EQUAL)
-def test_the_simulators_work_is_the_programs(name: str, seen: dict[str, dict[str, StageWork]]) -> None:
+def test_the_simulators_work_is_the_programs(name: str, seen: dict[str, StageWork]) -> None:
     trained = [as_trained(job_of(EQUAL[name]), work)[0] for work in simulated(name)]
-    found = [seen["small"][f"{name}/{work.stage}"] for work in trained]
+    found = [seen[f"{name}/{work.stage}"] for work in trained]
     assert [work.rank for work in found] == [work.rank for work in trained]
     assert [d for a, b in zip(found, trained, strict=True) for d in differences(a, b)] == []
 
 
-def test_tensors_that_hold_nothing_log_the_same(seen: dict[str, dict[str, StageWork]]) -> None:
-    assert {key.split("/")[0] for key in seen["fake"]} == set(WITHOUT_VALUES)
-    assert seen["fake"] == {key: seen["small"][key] for key in seen["fake"]}
+def test_tensors_that_hold_nothing_log_the_same(pool: TorchPool, seen: dict[str, StageWork]) -> None:
+    found = {key: work_of(plain) for key, plain in pool.left("without_values").items()}
+    assert {key.split("/")[0] for key in found} == set(WITHOUT_VALUES)
+    assert found == {key: seen[key] for key in found}
 
 
-def test_every_rule_is_needed(seen: dict[str, dict[str, StageWork]]) -> None:
+def test_every_rule_is_needed(seen: dict[str, StageWork]) -> None:
     """Each justified difference shows in some plan (fp16's name apart), and not without its rule."""
     used: set[str] = set()
     for name, plan in EQUAL.items():
@@ -211,22 +211,20 @@ def test_every_rule_is_needed(seen: dict[str, dict[str, StageWork]]) -> None:
             trained, reasons = as_trained(job, work)
             used.update(reasons)
             assert bool(reasons) == (trained != work)
-            assert bool(differences(seen["small"][f"{name}/{work.stage}"], work)) == bool(reasons)
+            assert bool(differences(seen[f"{name}/{work.stage}"], work)) == bool(reasons)
     elsewhere = (_named_type, _router_weights)  # of fp16, and of experts, whose messages are the command's
     assert used == {rule.why for rule in RULES if rule.change not in elsewhere}
 
 
-def test_fake_ranks_log_what_real_ranks_do(seen: dict[str, dict[str, StageWork]]) -> None:
-    for name, plan in REAL.items():
-        for rank in range(2):
-            stage = rank if "pp" in plan else 0
-            fake, real = seen["small"][f"fp32 {name}/{stage}"], seen["real"][f"{name}/{rank}"]
-            assert differences(real, fake) == [], name
+@pytest.mark.parametrize("name", test_parity.LOGGED)
+def test_fake_ranks_log_what_real_ranks_do(name: str, pool: TorchPool, seen: dict[str, StageWork]) -> None:
+    for real in real_work(pool, name):
+        assert differences(real, seen[f"real {name}/{real.stage}"]) == []
 
 
-def test_experts_log_the_same_and_exchange_every_row(seen: dict[str, dict[str, StageWork]]) -> None:
-    fake = seen["small"]["fp32 experts/0"]
-    assert all(differences(seen["real"][f"experts/{rank}"], fake) == [] for rank in range(2))
+def test_experts_log_the_same_and_exchange_every_row(pool: TorchPool, seen: dict[str, StageWork]) -> None:
+    fake = seen["real experts/0"]
+    assert all(differences(real, fake) == [] for real in real_work(pool, "experts"))
     rows = 2 * 16 * 2  # of a microbatch
     layers, microbatches, hidden = TINY.layers, 2, TINY.hidden
     exchanged = {c.message_bytes: n for c, n in fake.collectives.items() if c.collective == "all_to_all"}
@@ -235,9 +233,9 @@ def test_experts_log_the_same_and_exchange_every_row(seen: dict[str, dict[str, S
 
 
 @pytest.fixture(scope="module")
-def answers(folder: Path) -> dict[str, dict]:
+def answers(pool: TorchPool) -> dict[str, dict]:
     """What the command said."""
-    done = {name: one for i in range(2) for name, one in json.loads((folder / f"knee.{i}.json").read_text()).items()}
+    done = pool.left("commands")
     assert all(one["code"] == 0 for one in done.values()), done
     return {name: json.loads(one["stdout"]) for name, one in done.items()}
 
@@ -277,9 +275,9 @@ def test_a_result_has_rows_and_says_what_differs() -> None:
     assert failed.value.code == "unexplained-differences"
 
 
-def test_stages_alike_do_the_same(seen: dict[str, dict[str, StageWork]]) -> None:
+def test_stages_alike_do_the_same(seen: dict[str, StageWork]) -> None:
     """What lets the command trace one of them."""
-    one, two = (seen["small"][f"four stages/{stage}"] for stage in (1, 2))
+    one, two = (seen[f"four stages/{stage}"] for stage in (1, 2))
     assert differences(one, two) == []
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from knee.commands.study.study_file import load_study
 
-from .conftest import ALL, FEW, NAMES, PHONE
+from .conftest import NAMES, PHONE, STUDIES
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .conftest import Made, Open
 
 MOST_BYTES = 4_000_000
-STEPS = sum(len(load_study(name).timeline) for name in FEW)
+STEPS = sum(len(load_study(name).timeline) for name in STUDIES)
 BLOCKED = """async () => {
   const blocked = [], both = new Promise((done) => document.addEventListener("securitypolicyviolation",
     (event) => blocked.push(event.effectiveDirective) === 2 && done()));
@@ -35,7 +35,7 @@ WORDS = """() => {
 }"""
 
 
-@pytest.mark.parametrize("name", [ALL, "report", "trace"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_page_is_small(name: str, made: Made) -> None:
     assert made.page(name).stat().st_size < MOST_BYTES
 

@@ -9,7 +9,7 @@ import pytest
 
 from knee.show.figures.palette import dark_of
 
-from .conftest import ALL
+from .conftest import NAMES
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -79,7 +79,7 @@ COLOURS = """() => {
 }"""
 
 
-@pytest.fixture(scope="module", params=[ALL, "report", "trace"])
+@pytest.fixture(scope="module", params=NAMES)
 def page(request: pytest.FixtureRequest, made: Made, open_page: Open) -> Page:
     return open_page(made.page(request.param)).page
 

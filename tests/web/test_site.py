@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from lanes import nightly
+
 from .conftest import PHONE, Open
+
+pytestmark = nightly
 
 ROOT = Path(__file__).parents[2]
 PAGES = (

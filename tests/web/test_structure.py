@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from knee.commands.study.study_file import load_study, study_names
+from knee.commands.study.study_file import load_study
 
-from .conftest import ALL, NAMES, PHONE
+from .conftest import NAMES, PHONE, STUDIES
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
     from .conftest import Made, Open
 
-WHOLE = (ALL, "report", "trace")
 STRUCTURE = """() => {
   const all = (query) => [...document.querySelectorAll(query)], ids = all("[id]").map((element) => element.id);
   const named = (element) => element.getAttribute("aria-label")
@@ -62,10 +61,10 @@ FONT = """() => {
 
 @pytest.fixture(scope="module")
 def pages(shown: Callable[[str], Page]) -> dict[str, Page]:
-    return {name: shown(name) for name in WHOLE}
+    return {name: shown(name) for name in NAMES}
 
 
-@pytest.fixture(scope="module", params=WHOLE)
+@pytest.fixture(scope="module", params=NAMES)
 def found(request: pytest.FixtureRequest, pages: dict[str, Page]) -> dict[str, Any]:
     return pages[request.param].evaluate(STRUCTURE)
 
@@ -106,25 +105,25 @@ def test_pictures_are_labelled(found: dict[str, Any]) -> None:
 
 
 def test_links_out_are_files_beside_the_page_or_the_paper(made: Made, pages: dict[str, Page]) -> None:
-    away = pages[ALL].evaluate(STRUCTURE)["away"]
+    away = pages["study"].evaluate(STRUCTURE)["away"]
     assert [name for name in away if name.startswith("http")] == ["https://arxiv.org/abs/2411.13055"]
     beside = [name for name in away if not name.startswith("http")]
     assert {"runs.csv", "claims.csv", "figures", "records"} <= set(beside)
-    assert all((made.folder / ALL / name).exists() for name in beside)
+    assert all((made.folder / "study" / name).exists() for name in beside)
 
 
 def test_every_chart_of_every_study_is_there(pages: dict[str, Page]) -> None:
-    figures = pages[ALL].evaluate(FIGURES)
-    asked = {name: load_study(name) for name in study_names()}
+    figures = pages["study"].evaluate(FIGURES)
+    asked = {name: load_study(name) for name in STUDIES}
     for name, study in asked.items():
         assert sum(one["id"].startswith(f"{name}-") for one in figures) == len(study.draw)
     # beside the studies: doublings, errors, the conflict of T10, and MLPerf's ladders
     assert len(figures) == 4 + sum(len(study.draw) for study in asked.values())
-    steps = pages[ALL].locator(".step-timeline").count()
+    steps = pages["study"].locator(".step-timeline").count()
     assert steps == sum(len(study.timeline) for study in asked.values())
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", NAMES)
 def test_figures_are_drawn_and_nothing_in_them_collides(name: str, pages: dict[str, Page]) -> None:
     figures = pages[name].evaluate(FIGURES)
     assert figures
@@ -139,7 +138,7 @@ def test_figures_are_drawn_and_nothing_in_them_collides(name: str, pages: dict[s
 
 
 def test_lanes_of_a_step_have_names_of_their_own(pages: dict[str, Page]) -> None:
-    lanes = pages[ALL].evaluate("""[...document.querySelectorAll(".timeline")].map((one) =>
+    lanes = pages["study"].evaluate("""[...document.querySelectorAll(".timeline")].map((one) =>
         [...one.querySelectorAll(".ranks span")].map((span) => span.textContent))""")
     for names in lanes:
         assert len(names) == len(set(names)) >= 4

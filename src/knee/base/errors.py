@@ -25,9 +25,6 @@ from enum import IntEnum
 CONTROL = re.compile(r"\n(?!  )|[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 """What would break a line or be obeyed by a terminal; a list of mistakes has its own lines, which are indented."""
 
-ERROR_FILE = "KNEE_ERROR_FILE"
-"""Variable that names a file: a command that fails writes its error there too, for the process that started it."""
-
 
 class ExitCode(IntEnum):
     """What every command, and everything that ``knee`` starts, ends with. This is the one table of them.

@@ -6,17 +6,23 @@ over worker processes.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import socket
 import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, suppress
+from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
-from typing import IO, Literal, TypeVar
+from types import ModuleType
+from typing import IO, Any, Literal, NoReturn, TypeVar
 
-from knee.base.signals import StopSignal
+from knee.base.signals import StopSignal, clean_up
 
 ProcessKey = tuple[int, int]
 """Id and start, in the kernel's ticks since it booted: an id alone may have been given to another process since."""
@@ -24,6 +30,8 @@ Reason = TypeVar("Reason", bound=str)
 POLL_S = 0.05
 ASK_AGAIN_S = 5.0
 REAP_S = 10.0
+WORKER_GRACE_S = 5.0
+"""How long a worker of a pool may take to end."""
 
 
 class ProcessGroup:
@@ -160,6 +168,73 @@ def send(process: ProcessKey, number: int) -> None:
             os.killpg(process[0], number)
         else:
             os.kill(process[0], number)
+
+
+class _Worker(SpawnProcess):
+    """A process of a pool. Unlike others of multiprocessing it does not run the caller's main module again, which a
+    library must not ask for, finds no modules in the current folder, and is not ended by Ctrl-C: its parent ends it."""
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        from multiprocessing.popen_spawn_posix import Popen
+
+        main, safe = sys.modules["__main__"], os.environ.get("PYTHONSAFEPATH", "")
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a child inherits what is blocked
+        sys.modules["__main__"], os.environ["PYTHONSAFEPATH"] = ModuleType("__main__"), "1"
+        try:
+            return Popen(process_obj)
+        finally:
+            sys.modules["__main__"], os.environ["PYTHONSAFEPATH"] = main, safe
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def process_pool(
+    workers: int, initializer: Callable[..., object] | None = None, *given: Any
+) -> Iterator[ProcessPoolExecutor]:
+    """Worker processes for function calls; ``initializer`` is called in each with what is ``given``.
+
+    At the end of the block the workers are ended, also in the middle of a call, and so they are with this process.
+    """
+    started: list[_Worker] = []
+
+    class Context(SpawnContext):
+        @staticmethod
+        def Process(*words: Any, **more: Any) -> _Worker:  # type: ignore[override]
+            started.append(_Worker(*words, **more))
+            return started[-1]
+
+    pool = ProcessPoolExecutor(workers, Context(), _begin_worker, (initializer, given))
+    try:
+        yield pool
+    finally:
+        deadline_s = time.monotonic() + WORKER_GRACE_S
+        while alive := [worker for worker in started if worker.is_alive()]:
+            for worker in alive:
+                worker.terminate() if time.monotonic() < deadline_s else worker.kill()
+            time.sleep(POLL_S)
+        pool.shutdown()
+
+
+def _begin_worker(initializer: Callable[..., object] | None, given: tuple[Any, ...]) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: _leave())
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    if initializer is not None:
+        initializer(*given)
+
+
+def _leave_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        with suppress(Exception):
+            parent.join()
+    _leave()
+
+
+def _leave() -> NoReturn:
+    """End at once, and leave no half of a file."""
+    clean_up()
+    os._exit(0)
 
 
 def free_port() -> int:

@@ -7,7 +7,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import click
 
 import knee
 from knee.base import signals
-from knee.base.errors import ERROR_FILE, ExitCode, InputError, KneeError, RunFailed
+from knee.base.errors import ExitCode, InputError, KneeError, RunFailed
 from knee.show.terminal.delivery import Delivery
 
 # The examples at the end of each command's ``--help``; a test parses every one of them.
@@ -110,12 +109,6 @@ def fail(error: KneeError) -> ExitCode:
     click.echo(f"{click.style('error:', fg='red', bold=True)} {error.message}", err=True)
     if error.hint is not None:
         click.echo(f"{click.style('hint:', fg='cyan', bold=True)} {error.hint}", err=True)
-    if path := os.environ.get(ERROR_FILE):
-        import json
-
-        told = {name: getattr(error, name) for name in ("code", "field", "message", "hint")}
-        with suppress(OSError):
-            Path(path).write_text(json.dumps(told) + "\n", encoding="utf-8")
     return error.exit_code
 
 

@@ -7,11 +7,6 @@ from typing import Literal, get_args
 Objective = Literal["tokens_per_s", "tokens_per_j", "usd_per_mtoken"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 """What a plan may be best at."""
-OBJECTIVE_WORDS: dict[Objective, str] = {
-    "tokens_per_s": "tokens/s",
-    "tokens_per_j": "tokens/J",
-    "usd_per_mtoken": "$/Mtoken",
-}
 Launcher = Literal["local", "torchrun", "slurm"]
 LAUNCHERS: tuple[Launcher, ...] = get_args(Launcher)
 """What starts the runs of a sweep."""

@@ -15,21 +15,21 @@ def _document() -> dict[str, dict[str, Any]]:
 
 
 @cache
-def constant(room: str, name: str) -> float:
-    """The value in base SI of ``catalog/constants.toml``'s ``[room] name``."""
-    return units.parse(_document()[room][name]["value"], units.dimension(name) or "frac")
+def constant(section: str, name: str) -> float:
+    """The value in base SI of ``catalog/constants.toml``'s ``[section] name``."""
+    return units.parse(_document()[section][name]["value"], units.dimension(name) or "frac")
 
 
-def constant_source(room: str, name: str) -> Source:
+def constant_source(section: str, name: str) -> Source:
     """Where that value comes from."""
-    entry = _document()[room][name]
+    entry = _document()[section][name]
     return Source(value=entry["value"], kind=entry["kind"], text=entry["source"])
 
 
 def constant_rows() -> list[tuple[str, str, str, str]]:
     """All constants as (name, value as written, kind, source), for ``knee catalog`` and ``--why``."""
     return [
-        (f"{room}.{name}", str(entry["value"]), entry["kind"], entry["source"])
-        for room, table in _document().items()
+        (f"{section}.{name}", str(entry["value"]), entry["kind"], entry["source"])
+        for section, table in _document().items()
         for name, entry in table.items()
     ]

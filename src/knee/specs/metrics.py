@@ -195,6 +195,15 @@ DERIVED = _metrics(
     ),
     Metric("fsdp_ranks", "ranks of FSDP's group", "", "GPUs of the sharded group."),
     Metric("total_power_w", "power of all GPUs", "less", "Power of all GPUs in watts."),
+    Metric(
+        "overlapped_frac",
+        "overlapped share of communication",
+        "more",
+        "Share of the communication time in which compute runs too.",
+        column="overlapped",
+        part="overlapped_comm_s",
+        whole="comm_s",
+    ),
 )
 """Of one training step: what rows of a study have besides."""
 
@@ -338,6 +347,7 @@ VIEWS: dict[str, tuple[str, ...]] = {
         "exposed_comm_s",
         "exposed_comm_frac",
         "overlapped_comm_s",
+        "overlapped_frac",
         "memory_bytes",
         "power_w_per_gpu",
         "tokens_per_j",
@@ -364,6 +374,16 @@ VIEWS: dict[str, tuple[str, ...]] = {
         "memory_bytes",
         "power_w_per_gpu",
         "tokens_per_j",
+    ),
+    "times of a trace": (
+        "compute_load_s",
+        "comm_load_s",
+        "compute_s",
+        "comm_s",
+        "exposed_comm_s",
+        "overlapped_comm_s",
+        "bubble_s",
+        "idle_s",
     ),
     "change of a trace": (
         "step_s",

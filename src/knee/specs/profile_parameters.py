@@ -92,16 +92,18 @@ PARAMETERS = tuple(
 
 def applied(cluster: Cluster, profile: Profile, values: Values) -> tuple[Cluster, Profile]:
     """Cluster and profile with these values."""
-    rooms: dict[str, dict[str, Any]] = {"profile": {}, "gpu": {}, "node": {}, "fabric": {}}
+    changes: dict[str, dict[str, Any]] = {"profile": {}, "gpu": {}, "node": {}, "fabric": {}}
     for path, value in values.items():
-        room, _, name = path.partition(".")
-        rooms[room][name] = value
-    parts = {room: replace(getattr(cluster, room), **rooms[room]) for room in ("gpu", "node", "fabric") if rooms[room]}
-    return replace(cluster, **parts) if parts else cluster, replace(profile, **rooms["profile"])
+        part, _, name = path.partition(".")
+        changes[part][name] = value
+    parts = {
+        part: replace(getattr(cluster, part), **changes[part]) for part in ("gpu", "node", "fabric") if changes[part]
+    }
+    return replace(cluster, **parts) if parts else cluster, replace(profile, **changes["profile"])
 
 
 def value_of(cluster: Cluster, profile: Profile, path: str) -> float:
     """What a parameter is now."""
-    room, _, name = path.partition(".")
-    where = {"profile": profile, "gpu": cluster.gpu, "node": cluster.node, "fabric": cluster.fabric}[room]
+    part, _, name = path.partition(".")
+    where = {"profile": profile, "gpu": cluster.gpu, "node": cluster.node, "fabric": cluster.fabric}[part]
     return float(getattr(where, name))

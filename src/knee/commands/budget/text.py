@@ -26,6 +26,7 @@ from knee.commands.budget.search import J_PER_MWH, BudgetLimits, BudgetRun
 from knee.commands.simulate.text import failure_words
 from knee.engine.reliability.published_interruptions import InterruptedRun
 from knee.show.terminal.table import print_heading, print_rows
+from knee.specs.metrics import METRICS
 from knee.specs.plan_words import plan_words
 
 if TYPE_CHECKING:
@@ -110,9 +111,9 @@ _HEAD = [
     "tokens per parameter",
     "loss",
     "days",
-    "tokens/s",
+    METRICS["tokens_per_s"].label,
     "MFU (PaLM)",
-    "exposed communication",
+    METRICS["exposed_comm_s"].label,
     "batch (tokens)",
     "plan",
 ]

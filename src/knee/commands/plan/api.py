@@ -17,6 +17,7 @@ from knee.commands.job_request import ClusterLike, ModelLike, Overrides, Profile
 from knee.commands.plan.request import searched_parts, takes_search_arguments
 from knee.commands.plan.result import PlanSearch, RankedPlan, tell_better
 from knee.search.collective_choice import searched_collectives
+from knee.search.follow_ups import FollowUpSearches
 from knee.search.nearest_plan import no_plan, nothing_fits
 from knee.search.plan_filter import NUMBERS, WORDS
 from knee.search.plan_search import RANKED, SearchResult, search
@@ -102,7 +103,14 @@ def plan(
     )
     if not len(found):
         raise _none_fits(found, space, only)
-    return PlanSearch(found=found, drawn=robust(found), top=min(top, len(found)), whole_run=whole_run)
+    drawn = robust(found)
+    return PlanSearch(
+        found=found,
+        drawn=drawn,
+        follow_ups=FollowUpSearches(found=found, recommended=drawn.recommended),
+        top=min(top, len(found)),
+        whole_run=whole_run,
+    )
 
 
 def _none_fits(found: SearchResult, space: Space, only: str | None) -> DoesNotFit:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 
 from knee.base.errors import InputError
-from knee.engine.one_job import simulate as simulate_job
 from knee.engine.reliability.drawn_runs import month_of_job
 from knee.engine.simulator import Results
 from knee.engine.training_cost import TrainingQuestion
+from knee.search.follow_ups import FollowUpSearches
 from knee.search.pareto_front import pareto
-from knee.search.plain_fsdp import Baseline, baseline, why
-from knee.search.plan_search import SearchResult, score, search
+from knee.search.plan_search import SearchResult, score
 from knee.search.robust import CLOSE, Robust
-from knee.search.sensitivity import Bar, sensitivity
+from knee.search.sensitivity import Bar
 from knee.show.result import Result, flat
 from knee.specs import Job, Plan
 from knee.specs.argument_types import checked_arguments
@@ -124,6 +123,8 @@ class PlanSearch(Result):
 
     found: SearchResult
     drawn: Robust
+    follow_ups: FollowUpSearches = field(compare=False)
+    """Searches behind ``baseline``, ``why``, ``flat_collectives`` and ``sensitivity``."""
     top: int
     """Plans that are listed."""
     whole_run: TrainingQuestion | None = None
@@ -145,20 +146,15 @@ class PlanSearch(Result):
         rows = pareto(self.found.results, self.found.cluster.gpu.hbm_bytes).tolist()
         return tuple(self.ranked(row) for row in rows)
 
-    @cached_property
+    @property
     def job(self) -> Job:
         """The recommended plan as a job."""
-        return self.found.job(self.drawn.recommended)
-
-    @cached_property
-    @np.errstate(all="ignore")
-    def _plain_fsdp(self) -> Baseline | Note:
-        return baseline(self.found)
+        return self.follow_ups.job
 
     @cached_property
     def baseline(self) -> RankedPlan | None:
-        """The best plan of plain FSDP; None where it cannot be."""
-        plain = self._plain_fsdp
+        """The best plan of plain FSDP; None where it cannot be. It is searched for when first asked for."""
+        plain = self.follow_ups.plain_fsdp
         if isinstance(plain, Note):
             return None
         if plain.row is not None:
@@ -167,35 +163,29 @@ class PlanSearch(Result):
         return self._ranked(None, plain.job.plan, values)
 
     @cached_property
-    @np.errstate(all="ignore")
     def why(self) -> str:
         """What the recommended plan saves beside plain FSDP, and what hierarchical collectives save."""
-        plain, flat = self._plain_fsdp, self.flat_collectives
-        said = plain if isinstance(plain, Note) else why(self.job, simulate_job(self.job), plain)
+        said, flat = self.follow_ups.savings, self.flat_collectives
         if flat is None:
             return said
         slower = 1.0 - flat.tokens_per_s / self.best.tokens_per_s
         return f"{said}; {NOT_IN_NCCL}, and without them the best plan is {slower:.1%} slower: {plan_words(flat.plan)}"
 
     @cached_property
-    @np.errstate(all="ignore")
     def flat_collectives(self) -> RankedPlan | None:
-        """The best plan that NCCL's own collectives can run; None where the recommended plan has them, or none fits."""
-        if self.best.plan.collectives == "flat":
-            return None
-        found = self.found
-        space = replace(found.space, collectives=("flat",))
-        flat = search(space, found.cluster, found.profile, objective=found.objective, only=found.only, keep=1)
-        if not len(flat):
+        """The best plan that NCCL's own collectives can run; None where the recommended plan is one, or none fits. It
+        is searched for when first asked for."""
+        flat = self.follow_ups.flat_collectives
+        if flat is None:
             return None
         values = {name: float(getattr(flat.results, name)[0]) for name in METRICS}
         return self._ranked(None, flat.table.plan(0), values)
 
-    @cached_property
-    @np.errstate(all="ignore")
+    @property
     def sensitivity(self) -> tuple[Bar, ...]:
-        """What a quarter more, and a quarter less, of each resource changes, with the plan chosen anew."""
-        return tuple(sensitivity(self.found))
+        """What a quarter more, and a quarter less, of each resource changes, with the plan chosen anew. It is searched
+        for when first asked for."""
+        return self.follow_ups.sensitivity
 
     @cached_property
     def trust(self) -> Trust:

@@ -11,8 +11,7 @@ from knee.commands.plan.result import PlanSearch, RankedPlan
 from knee.commands.simulate.text import print_training, trust_words
 from knee.search.sensitivity import Bar
 from knee.show.terminal.table import print_columns, print_heading, print_rows
-from knee.specs.choices import OBJECTIVE_WORDS
-from knee.specs.metrics import VIEWS, values_of
+from knee.specs.metrics import METRICS, VIEWS, values_of
 from knee.specs.plan_words import plan_words
 
 SHOWN_FRONT = 8
@@ -38,7 +37,7 @@ def print_exported(answer: PlanSearch, to: str) -> None:
         slower = 1 - float(scores[row] / scores[answer.drawn.recommended])
         click.echo(
             f"{refused.message}; the output is plan {row + 1}, which is {abs(slower):.1%} worse in "
-            f"{OBJECTIVE_WORDS[answer.found.objective]}",
+            f"{METRICS[answer.found.objective].heading}",
             err=True,
         )
     click.echo(text.rstrip())
@@ -75,7 +74,7 @@ def print_search(answer: PlanSearch) -> None:
     print_training(answer.training)
     plain = [answer.baseline] if answer.baseline is not None else []
     listed = {plan.rank: plan for plan in (*answer.plans, answer.best, *plain) if plan.rank is not None}
-    print_heading(f"best plans, ranked by {OBJECTIVE_WORDS[found.objective]}")
+    print_heading(f"best plans, ranked by {METRICS[found.objective].heading}")
     _print_plans(answer, [listed[rank] for rank in sorted(listed)])
     if len(answer.front) > 1:
         print_heading("Pareto front of tokens/s, tokens/J and free memory, among the simulated plans")

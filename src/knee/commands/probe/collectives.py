@@ -37,7 +37,7 @@ def command(as_json: bool, collectives: str, **given: Any) -> None:
     Start it on every rank, like a training run:
 
     \b
-        torchrun --nproc-per-node 8 -m knee.commands.main probe collectives --out mine.toml
+        torchrun --nproc-per-node 8 -m knee probe collectives --out mine.toml
 
     Sizes and bandwidths are defined as in nccl-tests. The groups are all ranks, the ranks of each node, and strided
     groups such as TP, DP, CP and PP use; all groups of one kind run at the same time. An all-gather that runs during

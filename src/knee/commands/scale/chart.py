@@ -9,7 +9,9 @@ from typing import Any
 from knee.show.figures.axes import nominal, series_styles
 from knee.show.figures.palette import IDEAL, INK
 from knee.show.figures.vega import CONFIG, SCHEMA, Spec, load, to_svg
+from knee.specs.metrics import METRICS
 
+PER_GPU = METRICS["tokens_per_s_per_gpu"].label
 WIDTH, HEIGHT = 340, 240
 BAR = 40
 """Characters of the longest bar."""
@@ -52,7 +54,7 @@ def bars(series: Sequence[ScaleSeries]) -> list[str]:
     wide = max(len(f"{n:,}") for one in series for n in one.gpus)
     lines = []
     for one in series:
-        lines.append(f"tokens/s per GPU, {one.name}")
+        lines.append(f"{PER_GPU}, {one.name}")
         for gpus, value in zip(one.gpus, one.per_gpu, strict=True):
             eighths = round(BAR * 8 * value / most)
             bar = "█" * (eighths // 8) + EIGHTHS[eighths % 8].strip()
@@ -99,9 +101,14 @@ def spec_of(series: Sequence[ScaleSeries]) -> Spec:
     ticks = [tick for k in range(-20, 30) if least <= (tick := 1e6 * 2.0**k) <= most]
     log = {
         "scale": {"type": "log", "base": 2, "nice": False},
-        "axis": {"title": "tokens/s", "values": ticks, "labelExpr": TOKENS_LABEL, "labelOverlap": False},
+        "axis": {
+            "title": METRICS["tokens_per_s"].label,
+            "values": ticks,
+            "labelExpr": TOKENS_LABEL,
+            "labelOverlap": False,
+        },
     }
-    level = {"scale": {"zero": True}, "axis": {"title": "tokens/s per GPU", "format": ",.0f"}}
+    level = {"scale": {"zero": True}, "axis": {"title": PER_GPU, "format": ",.0f"}}
     charts = [_chart(values, "tokens_per_s", "ideal", log), _chart(values, "per_gpu", "ideal_per_gpu", level)]
     return {"$schema": SCHEMA, "hconcat": charts, "config": CONFIG}
 
@@ -156,9 +163,9 @@ def table_of(series: Sequence[ScaleSeries]) -> list[dict[str, str]]:
         {
             "curve": one.name,
             "GPUs": f"{gpus:,}",
-            "tokens/s": f"{tokens:,.0f}",
-            "tokens/s per GPU": f"{per_gpu:,.0f}",
-            "tokens/J": "" if per_j is None else f"{per_j:.4g}",
+            METRICS["tokens_per_s"].label: f"{tokens:,.0f}",
+            PER_GPU: f"{per_gpu:,.0f}",
+            METRICS["tokens_per_j"].heading: "" if per_j is None else f"{per_j:.4g}",
         }
         for one in series
         for gpus, tokens, per_gpu, per_j in zip(one.gpus, one.tokens_per_s, one.per_gpu, one.tokens_per_j, strict=True)

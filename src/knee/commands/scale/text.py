@@ -11,8 +11,7 @@ from knee.commands.simulate.text import PRICE, between
 from knee.engine.reliability.whole_run import WholeRun
 from knee.search.knee import GOALS, Knee
 from knee.show.terminal.table import print_columns, print_heading, print_rows
-from knee.specs.choices import OBJECTIVE_WORDS
-from knee.specs.metrics import VIEWS, values_of
+from knee.specs.metrics import METRICS, VIEWS, values_of
 from knee.specs.plan_words import plan_words
 from knee.trust.doubling_errors import DoublingBand
 
@@ -50,7 +49,7 @@ def _question(one: ScalingCurve, answer: Scaling) -> str:
         many = "" if answer.global_batch == 1 else "s"
         how = f"strong scaling, {answer.global_batch:,} sequence{many} per step"
     what = f", {one.job.seq_len:,} tokens per sequence, profile {one.job.profile.name}" if one.job else ""
-    best = f", the plan with the best {OBJECTIVE_WORDS[answer.objective]} at every GPU count" if one.best else ""
+    best = f", the plan with the best {METRICS[answer.objective].heading} at every GPU count" if one.best else ""
     return f"{one.name}: {how}{what}{best}"
 
 

@@ -1,35 +1,31 @@
-"""The ASGI application: its routes, and nothing else. It imports no simulator: processes answer."""
+"""The ASGI application: its routes. It imports no simulator: processes answer."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
 
-from knee.commands.serve.answer_places import QUICK, SLOW
-from knee.commands.serve.answering import ClientLeft, Desk, desks
-from knee.commands.serve.event_stream import SearchEvents
-from knee.commands.serve.files_given import FilesGiven
-from knee.commands.serve.processes import ProcessAnswer
-from knee.commands.serve.security import COOKIE, Door, Refusal, RequestWall, client_of
-from knee.commands.serve.serve_limits import ServeLimits
-from knee.commands.serve.study_files import StudyFiles
+from knee.commands.serve.answers.dispatch import QUICK, SLOW
+from knee.commands.serve.desk import Answer, ClientLeft, Desk, make_desks
+from knee.commands.serve.files import FilesGiven, StudyFiles
+from knee.commands.serve.security import COOKIE, Door, Refusal, RequestWall, ServeLimits, client_of
 
 PAGE = Path(__file__).parent / "page"
 CLIENT_LEFT = 499
-"""What nobody reads."""
+"""nginx's status for a client that has closed the connection; nobody receives it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,16 +41,32 @@ class ServeOptions:
 
 
 def make_app(options: ServeOptions) -> Starlette:
-    """All routes behind the wall."""
+    """Return the application with all routes behind the checks of requests; ``app.state.explorer`` has its desks."""
     explorer = Explorer(options)
-    wall = Middleware(RequestWall, door=options.door, limits=options.limits)
-    handlers: dict[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
-        HTTPException: _http_error,
-        Refusal: _refused,
-    }
-    return Starlette(
-        routes=explorer.routes(), middleware=[wall], lifespan=explorer.lifespan, exception_handlers=handlers
+    app = Starlette(
+        routes=explorer.routes(),
+        middleware=[Middleware(RequestWall, door=options.door, limits=options.limits)],
+        lifespan=explorer.lifespan,
+        exception_handlers={HTTPException: _http_error},
     )
+    app.state.explorer = explorer
+    return app
+
+
+class SearchEvents(StreamingResponse):
+    """Server-sent events whose source ends as soon as the client has gone.
+
+    Starlette leaves a source that has been cancelled while its event was sent to the garbage collector.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self.events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send until the source or the client ends."""
+        async with aclosing(self.events):
+            await super().__call__(scope, receive, send)
 
 
 class Explorer:
@@ -62,12 +74,12 @@ class Explorer:
 
     def __init__(self, options: ServeOptions) -> None:
         self.options = options
-        self.quick, self.slow = desks(options.limits)
-        self._kept: dict[str, ProcessAnswer] = {}
+        self.quick, self.slow = make_desks(options.limits)
+        self._kept: dict[str, Answer] = {}
 
     def routes(self) -> list[BaseRoute]:
-        """Every address."""
-        files, study = FilesGiven(self.options.records, self.asked, self.slow), self.options.study
+        """Return every address."""
+        files, study = FilesGiven(self.options.records, self.read), self.options.study
         return [
             self._get("openapi", "/api/openapi.json"),
             self._get("catalog", "/api/catalog"),
@@ -83,34 +95,40 @@ class Explorer:
         ]
 
     @asynccontextmanager
-    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        """Processes start before the first question, and end with the server."""
-        app.state.desks = (self.quick, self.slow)
-        self.quick.pool.warm()
-        self.slow.pool.warm()
+    async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        """Start the processes before the first question, and end them with the server."""
+        self.quick.warm()
+        self.slow.warm()
         try:
             yield
         finally:
-            await asyncio.gather(self.quick.pool.close(), self.slow.pool.close())
+            await asyncio.gather(self.quick.close(), self.slow.close())
 
-    async def asked(self, request: Request, desk: Desk, name: str, body: bytes) -> Response:
-        """What a process answers, unless the client leaves first."""
-        client = client_of(request.scope, dict(request.headers))
+    def kill(self) -> None:
+        """End all processes at once."""
+        self.quick.kill()
+        self.slow.kill()
+
+    async def ask(self, request: Request, desk: Desk, name: str, body: bytes) -> Response:
+        """Return what a process answers, unless the client leaves first."""
         try:
-            found = await desk.answer(client, lambda: _left(request), name, body)
+            found = await desk.answer(client_of(request), lambda: _left(request), name, body)
         except ClientLeft:
             return Response(status_code=CLIENT_LEFT)
         media = "application/toml" if name == "toml" and found.status == 200 else "application/json"
         return Response(found.data, found.status, media_type=media)
 
+    async def read(self, request: Request, body: bytes) -> Response:
+        """Return what a process reads in a file."""
+        return await self.ask(request, self.slow, "read", body)
+
     async def search(self, request: Request) -> Response:
-        """A search as events."""
+        """Return the events of a search."""
         body = await request.body()
-        ticket = self.slow.join(client_of(request.scope, dict(request.headers)))
-        return SearchEvents(self.slow.search(ticket, body))
+        return SearchEvents(self.slow.search(self.slow.join(client_of(request)), body))
 
     async def session(self, request: Request) -> Response:
-        """The token as a cookie, for pages that a script does not ask for; the wall has seen the token."""
+        """Return the token, which has been checked, as a cookie for pages that no script asks for."""
         await request.body()
         token = self.options.door.token
         response = JSONResponse({"session": token is not None})
@@ -119,28 +137,28 @@ class Explorer:
         return response
 
     async def page(self, _: Request) -> Response:
-        """The explorer's own page."""
+        """Return the explorer's own page."""
         return FileResponse(PAGE / "index.html")
 
     async def status(self, _: Request) -> Response:
-        """How busy the server is, and what it serves."""
+        """Return how busy the server is, and what it serves."""
         return JSONResponse(
             {
                 "answering": len(self.quick.queue.working),
-                "waiting": self.quick.queue.waiting,
+                "waiting": len(self.quick.queue.waiting),
                 "searching": len(self.slow.queue.working),
-                "searches_waiting": self.slow.queue.waiting,
+                "searches_waiting": len(self.slow.queue.waiting),
                 "records": self.options.records is not None,
                 "study": self.options.study is not None,
             }
         )
 
     async def figures(self) -> dict[str, list[str]]:
-        """The explorer's address of each figure of each study."""
+        """Return the explorer's address of each figure of each study."""
         presets = json.loads((await self._kept_answer("catalog")).data).get("presets", ())
         return {preset["study"]: preset["figures"] for preset in presets}
 
-    async def _kept_answer(self, name: str) -> ProcessAnswer:
+    async def _kept_answer(self, name: str) -> Answer:
         """An answer that is always the same; whoever asked for it first may be gone. A failure is not kept."""
         if name in self._kept:
             return self._kept[name]
@@ -151,7 +169,7 @@ class Explorer:
 
     def _post(self, name: str, desk: Desk) -> Route:
         async def endpoint(request: Request) -> Response:
-            return await self.asked(request, desk, name, await request.body())
+            return await self.ask(request, desk, name, await request.body())
 
         return Route(f"/api/{name}", endpoint, methods=["POST"])
 
@@ -164,14 +182,9 @@ class Explorer:
 
 
 async def _left(request: Request) -> None:
-    """Returns when the client has gone."""
+    """Return when the client has gone."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-async def _refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, Refusal)
-    return Response(error.body, error.status, headers=error.headers)
 
 
 WORDS = {404: ("not-found", "there is no such address"), 405: ("wrong-method", "this address takes another method")}
@@ -180,5 +193,6 @@ WORDS = {404: ("not-found", "there is no such address"), 405: ("wrong-method", "
 async def _http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code, message = WORDS.get(error.status_code, ("http", error.detail))
-    refusal = Refusal(error.status_code, code, message, hint="GET /api/openapi.json lists all addresses")
-    return Response(refusal.body, refusal.status, headers={**refusal.headers, **(error.headers or {})})
+    response = Refusal(error.status_code, code, message, hint="GET /api/openapi.json lists all addresses").response
+    response.headers.update(error.headers or {})
+    return response

@@ -1,7 +1,7 @@
-"""Who may ask, and how much: the wall in front of every route.
+"""Who may ask, and how much: the checks in front of every route.
 
 - *Host*: only addresses that name this server, so that a foreign name that resolves to it (DNS rebinding) gets nothing.
-- *Origin and Sec-Fetch-Site*: a page of another site can neither ask nor embed; it may only be left for this one.
+- *Origin and Sec-Fetch-Site*: a page of another site can neither ask nor embed; it may only link to this one.
 - *Token*: where the server listens beyond this machine, every question needs it.
 - *Sizes, rates, seconds*: a body that is too large or too slow, and a client that asks too often, are refused.
 """
@@ -11,28 +11,22 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
-import json
+import os
+import re
 import socket
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
-from typing import Any
 
-from starlette.requests import ClientDisconnect
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect, HTTPConnection
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from knee.commands.serve.serve_limits import ServeLimits
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
+KIB, MIB = 1 << 10, 1 << 20
 COOKIE = "knee_token"
-LOOPBACK_NAMES = ("localhost",)
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -46,14 +40,63 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "x-frame-options": "DENY",
 }
+ONCE = ("host", "origin", "content-length", "authorization")
+"""Headers that are refused when they are repeated, so that no check sees another value than the next one."""
+HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:/@]+)(:[0-9]{1,5})?")
+"""A Host header in lower case: a name or an address, and perhaps a port."""
 MOST_CLIENTS = 4096
-"""Whose rate is remembered."""
-BODIES = {"/api/read": "application/octet-stream"}
-"""Routes whose body is not JSON."""
+"""Clients whose rate is remembered."""
+FILES = "/api/read"
+"""The route whose body is a file and not JSON."""
+
+
+def cores() -> int:
+    """Return the number of processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeLimits:
+    """How much a client may ask of the server. The values are judged, not measured, unless a comment says so."""
+
+    body_bytes: int = 64 * KIB
+    """Size of a question; a state with six curves is 2 kB."""
+    file_bytes: int = 512 * MIB
+    """Size of a dropped file."""
+    requests_per_s: float = 40.0
+    """Requests of one client in the long run: a slider that is dragged sends 20."""
+    burst: int = 120
+    """Requests that one client may send at once."""
+    receive_s: float = 15.0
+    """Until the headers, or the next part of a body, have arrived."""
+    request_s: float = 120.0
+    """Until a request has arrived as a whole."""
+    send_s: float = 30.0
+    """Until a client takes what is sent to it."""
+    answer_s: float = 15.0
+    """For one answer; 1 s of CPU is a lot for any of them, and processors may be busy."""
+    search_s: float = 300.0
+    """For one search."""
+    answering: int = max(2, min(4, cores()))
+    """Processes that answer."""
+    searching: int = max(1, cores() - 1)
+    """Searches at a time."""
+    waiting: int = 400
+    """Questions that wait for a process."""
+    waiting_of_one: int = 32
+    """Questions of one client that wait."""
+    searches_waiting: int = 64
+    """Searches that wait for a process."""
+    searches_waiting_of_one: int = 4
+    """Searches of one client that wait."""
+    process_bytes: int = 1536 * MIB
+    """Memory beyond which a process is replaced when it is idle."""
+    space_bytes: int = 8192 * MIB
+    """Address space of a process: a question that needs more ends in an error, and not in a slow machine."""
 
 
 class Refusal(Exception):
-    """A request that is not answered, with the words of an error."""
+    """A request that is not answered, as the response that says why."""
 
     def __init__(
         self,
@@ -66,18 +109,8 @@ class Refusal(Exception):
         retry_s: int = 0,
     ) -> None:
         super().__init__(message)
-        self.status, self.retry_s = status, retry_s
-        self.error = {"code": code, "message": message, "field": field, "hint": hint}
-
-    @property
-    def body(self) -> bytes:
-        """As JSON."""
-        return json.dumps({"error": self.error}).encode()
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """With when to come again, where that is known."""
-        return {"content-type": "application/json"} | ({"retry-after": str(self.retry_s)} if self.retry_s else {})
+        error = {"code": code, "message": message, "field": field, "hint": hint}
+        self.response = JSONResponse({"error": error}, status, {"retry-after": str(retry_s)} if retry_s else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,20 +122,21 @@ class Door:
     token: str | None = None
     """None where no token is asked for."""
 
-    def names_it(self, name: str) -> bool:
-        """Whether a Host header names this server: an address, or a name that only this machine has."""
-        if name in LOOPBACK_NAMES:
-            return True
-        address = _address(name)
-        if is_loopback(self.host):
-            return address is not None and address.is_loopback
-        return address is not None or name in (self.host, *_own_names())
+    def names_it(self, host: str) -> bool:
+        """Return whether a Host header names this server: an address, or a name that only this machine has."""
+        parts = HOST.fullmatch(host.lower())
+        if parts is None:
+            return False
+        name, own = parts[1], socket.gethostname().lower()
+        if is_loopback(self.host) or is_loopback(name):
+            return is_loopback(name)
+        return _address(name) is not None or name in (self.host, own, f"{own}.local")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
+    """Return whether only this machine can reach the address."""
     address = _address(host)
-    return host in LOOPBACK_NAMES or (address is not None and address.is_loopback)
+    return host == "localhost" or (address is not None and address.is_loopback)
 
 
 def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -112,21 +146,17 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-def _own_names() -> tuple[str, ...]:
-    name = socket.gethostname().lower()
-    return (name, f"{name}.local")
-
-
-def _bug() -> Refusal:
-    traceback.print_exc()
-    hint = "the server's terminal shows the traceback; please report it"
-    return Refusal(500, "bug", "this request meets a bug in knee", hint=hint)
+def client_of(connection: HTTPConnection) -> str:
+    """Return who asks: a page says which it is; otherwise a machine, and on this machine a connection."""
+    host, port = connection.client or ("", 0)
+    own = connection.headers.get("x-knee-client", "")[:64]
+    return f"{host} {own}" if own else f"{host}:{port}" if is_loopback(host) else host
 
 
 class RequestWall:
-    """The wall, as ASGI middleware."""
+    """ASGI middleware that refuses what may not be asked, and adds the headers that protect the page."""
 
-    def __init__(self, app: App, *, door: Door, limits: ServeLimits) -> None:
+    def __init__(self, app: ASGIApp, *, door: Door, limits: ServeLimits) -> None:
         self.app, self.door, self.limits = app, door, limits
         self.rates = ClientRates(limits.requests_per_s, limits.burst)
 
@@ -135,17 +165,19 @@ class RequestWall:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        begun, body = False, ArrivingBody(self, scope, receive)
+        begun, body = False, LimitedBody(self._most(scope), self.limits, scope, receive)
 
         async def guarded(message: Message) -> None:
             nonlocal begun
             if message["type"] == "http.response.start":
                 begun = True
-                own = {name.decode("latin-1").lower() for name, _ in message["headers"]}
-                more = HEADERS | ({"cache-control": "no-store"} if scope["path"].startswith("/api/") else {})
-                # the rest of a body that was refused is not waited for
-                more |= {} if body.whole else {"connection": "close"}
-                message["headers"] = [*message["headers"], *_raw(more, without=own)]
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+                if scope["path"].startswith("/api/"):
+                    headers.setdefault("cache-control", "no-store")
+                if not body.whole:  # the rest of a body that was refused is not waited for
+                    headers.setdefault("connection", "close")
             await send(message)
 
         try:
@@ -156,85 +188,83 @@ class RequestWall:
         except Exception as error:
             if begun:
                 raise
-            refusal = error if isinstance(error, Refusal) else _bug()
-            headers = refusal.headers | {"content-length": str(len(refusal.body))}
-            await guarded({"type": "http.response.start", "status": refusal.status, "headers": _raw(headers)})
-            await guarded({"type": "http.response.body", "body": refusal.body})
+            refusal = error
+            if not isinstance(refusal, Refusal):
+                traceback.print_exc()
+                hint = "the server's terminal shows the traceback; please report it"
+                refusal = Refusal(500, "bug", "this request meets a bug in knee", hint=hint)
+            await refusal.response(scope, receive, guarded)
 
     def _check(self, scope: Scope) -> None:
-        headers = _headers(scope)
-        self._check_host(headers)
-        self._check_origin(scope, headers)
-        client = client_of(scope, headers)
-        wait_s = self.rates.wait_s(client)
+        connection = HTTPConnection(scope)
+        headers = connection.headers
+        for name in ONCE:
+            if len(headers.getlist(name)) > 1:
+                raise Refusal(400, "repeated-header", f"the header {name} is given twice")
+        if not self.door.names_it(headers.get("host", "")):
+            hint = "open the address that `knee serve` prints"
+            raise Refusal(403, "wrong-host", "the Host header does not name this server", hint=hint)
+        if _of_another_site(scope, headers):
+            raise Refusal(403, "wrong-origin", "a page of another site may not ask this server")
+        wait_s = self.rates.wait_s(client_of(connection))
         if wait_s > 0:
-            hint = f"send at most {self.limits.requests_per_s:g} requests per second"
-            raise Refusal(
-                429, "too-many-requests", "busy: this client asks too often", hint=hint, retry_s=int(wait_s) + 1
+            text, hint = (
+                "busy: this client asks too often",
+                f"at most {self.limits.requests_per_s:g} requests per second",
             )
-        if scope["path"].startswith(("/api/", "/study")):
-            self._check_token(headers)
+            raise Refusal(429, "too-many-requests", text, hint=hint, retry_s=int(wait_s) + 1)
+        if scope["path"].startswith(("/api/", "/study")) and self.door.token is not None:
+            _check_token(connection, self.door.token)
         if scope["method"] == "POST":
             self._check_body(scope, headers)
 
-    def _check_host(self, headers: dict[str, str]) -> None:
-        name, port = split_host(headers.get("host", ""))
-        if name is None or not self.door.names_it(name) or not port:
-            hint = "open the address that `knee serve` prints"
-            raise Refusal(403, "wrong-host", "the Host header does not name this server", hint=hint)
+    def _check_body(self, scope: Scope, headers: Headers) -> None:
+        wanted = "application/octet-stream" if scope["path"] == FILES else "application/json"
+        if headers.get("content-type", "").partition(";")[0].strip().lower() != wanted:
+            text, hint = f"the body must be {wanted}", f"send Content-Type: {wanted}"
+            raise Refusal(415, "wrong-content-type", text, hint=hint, field="Content-Type")
+        length, most = headers.get("content-length", "0"), self._most(scope)
+        if not length.isdecimal() or len(length) > 18 or int(length) > most:
+            raise too_large(most)
 
-    def _check_origin(self, scope: Scope, headers: dict[str, str]) -> None:
-        origin, site = headers.get("origin"), headers.get("sec-fetch-site")
-        if origin is not None and origin not in (f"{scheme}://{headers['host']}" for scheme in ("http", "https")):
-            raise Refusal(403, "wrong-origin", "a page of another site may not ask this server")
-        opened = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
-        harmless = opened and scope["method"] == "GET" and not scope["path"].startswith("/api/")
-        if site not in (None, "same-origin", "none") and not harmless:
-            raise Refusal(403, "wrong-origin", "a page of another site may not ask this server")
-
-    def _check_token(self, headers: dict[str, str]) -> None:
-        token = self.door.token
-        if token is None:
-            return
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        given = given.strip() if scheme.lower() == "bearer" else _cookie(headers.get("cookie", ""))
-        if not hmac.compare_digest(given.encode(), token.encode()):
-            hint = "open the address that `knee serve` prints, or send `Authorization: Bearer TOKEN`"
-            field = None if not given else "token"
-            raise Refusal(
-                401, "wrong-token" if given else "no-token", "this server needs a token", hint=hint, field=field
-            )
-
-    def _check_body(self, scope: Scope, headers: dict[str, str]) -> None:
-        wanted = BODIES.get(scope["path"], "application/json")
-        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != wanted:
-            hint = f"send Content-Type: {wanted}"
-            raise Refusal(415, "wrong-content-type", f"the body must be {wanted}", hint=hint, field="Content-Type")
-        length = headers.get("content-length")
-        if length is not None and (not length.isdecimal() or len(length) > 18 or int(length) > self.most(scope)):
-            raise too_large(self.most(scope))
-
-    def most(self, scope: Scope) -> int:
+    def _most(self, scope: Scope) -> int:
         """Bytes that a body may have."""
-        return self.limits.file_bytes if scope["path"] in BODIES else self.limits.body_bytes
+        return self.limits.file_bytes if scope["path"] == FILES else self.limits.body_bytes
+
+
+def _of_another_site(scope: Scope, headers: Headers) -> bool:
+    origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+    if origin is not None and origin not in (f"http://{headers['host']}", f"https://{headers['host']}"):
+        return True
+    opened = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    a_link = opened and scope["method"] == "GET" and not scope["path"].startswith("/api/")
+    return site not in (None, "same-origin", "none") and not a_link
+
+
+def _check_token(connection: HTTPConnection, token: str) -> None:
+    scheme, _, given = connection.headers.get("authorization", "").partition(" ")
+    given = given.strip() if scheme.lower() == "bearer" else connection.cookies.get(COOKIE, "")
+    if not hmac.compare_digest(given.encode(), token.encode()):
+        hint = "open the address that `knee serve` prints, or send `Authorization: Bearer TOKEN`"
+        code, field = ("wrong-token", "token") if given else ("no-token", None)
+        raise Refusal(401, code, "this server needs a token", hint=hint, field=field)
 
 
 def too_large(most: int) -> Refusal:
-    """A body that is."""
+    """Return the refusal of a body of more than ``most`` bytes."""
     return Refusal(413, "too-large", f"the body is larger than {most:,} bytes", hint="send less")
 
 
-class ArrivingBody:
+class LimitedBody:
     """ASGI's ``receive`` for a body that ends in time and is no larger than it may be."""
 
-    def __init__(self, wall: RequestWall, scope: Scope, receive: Receive) -> None:
-        self.receive, self.limits, self.most = receive, wall.limits, wall.most(scope)
-        self.got, self.ends = 0, time.monotonic() + wall.limits.request_s
+    def __init__(self, most: int, limits: ServeLimits, scope: Scope, receive: Receive) -> None:
+        self.receive, self.limits, self.most = receive, limits, most
+        self.got, self.ends = 0, time.monotonic() + limits.request_s
         self.whole = scope["method"] in ("GET", "HEAD")
 
     async def __call__(self) -> Message:
-        """The next part; after the last, the end of the connection is waited for."""
+        """Return the next part; after the last, wait for the end of the connection."""
         if self.whole:
             return await self.receive()
         try:
@@ -243,10 +273,9 @@ class ArrivingBody:
         except TimeoutError:
             raise Refusal(408, "too-slow", "the body did not arrive in time", hint="send it at once") from None
         self.got += len(message.get("body", b""))
-        self.whole = not message.get("more_body", False)
         if self.got > self.most:
-            self.whole = False
             raise too_large(self.most)
+        self.whole = not message.get("more_body", False)
         return message
 
 
@@ -258,51 +287,11 @@ class ClientRates:
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def wait_s(self, client: str) -> float:
-        """0 where the request may come now, else the seconds until the next one may."""
+        """Return 0 where the request may come now, else the seconds until the next one may."""
         now = self.clock()
         left, last = self._left.pop(client, (float(self.burst), now))
         left = min(self.burst, left + (now - last) * self.per_s)
-        self._left[client] = (max(left - 1.0, 0.0) if left >= 1.0 else left, now)
+        self._left[client] = (left - 1.0 if left >= 1.0 else left, now)
         while len(self._left) > MOST_CLIENTS:
             self._left.popitem(last=False)
         return 0.0 if left >= 1.0 else (1.0 - left) / self.per_s
-
-
-def client_of(scope: Scope, headers: dict[str, str]) -> str:
-    """Who asks: a page says which it is; otherwise a machine, and on this machine a connection."""
-    host, port = scope.get("client") or ("", 0)
-    own = headers.get("x-knee-client", "")[:64]
-    return f"{host} {own}" if own else f"{host}:{port}" if is_loopback(host) else host
-
-
-def split_host(text: str) -> tuple[str | None, bool]:
-    """The name of a Host header in lower case, and whether its port can be one."""
-    name, colon, port = text.rpartition(":") if not text.endswith("]") else (text, "", "")
-    if not colon:
-        name, port = text, "80"
-    if not name or "@" in name or "/" in name:
-        return None, False
-    return name.lower(), port.isascii() and port.isdecimal() and len(port) <= 5
-
-
-def _headers(scope: Scope) -> dict[str, str]:
-    """The first of each name; of a repeated Host or Origin all, so that no check sees another than the next."""
-    found: dict[str, str] = {}
-    for raw_name, raw_value in scope["headers"]:
-        name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
-        if name in found and name in ("host", "origin", "content-length", "authorization"):
-            raise Refusal(400, "repeated-header", f"the header {name} is given twice")
-        found.setdefault(name, value)
-    return found
-
-
-def _cookie(text: str) -> str:
-    try:
-        found = SimpleCookie(text).get(COOKIE)
-    except CookieError:
-        return ""
-    return "" if found is None else found.value
-
-
-def _raw(headers: dict[str, str], without: Iterable[str] = ()) -> list[tuple[bytes, bytes]]:
-    return [(name.encode(), value.encode()) for name, value in headers.items() if name not in without]

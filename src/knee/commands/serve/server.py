@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable
-from types import FrameType
+from typing import Any
 from urllib.parse import quote
 
 import uvicorn
 from starlette.applications import Starlette
 
 from knee.base.errors import InputError, argument
-from knee.commands.serve.app import ServeOptions, make_app
-from knee.commands.serve.connections import PatientProtocol
+from knee.commands.serve.app import Explorer, ServeOptions, make_app
 from knee.commands.serve.security import is_loopback
 
 CONNECTIONS = 1_000
-"""At a time."""
+"""Connections at a time."""
 KEEP_ALIVE_S = 75
-"""Of a connection without a question: a page's next one does not wait for a new connection."""
+"""How long a connection is kept for the next question, which then does not wait for a new one."""
 STOP_S = 2
 """Until connections that are still being answered are cut."""
+WATCH_S = 0.1
+"""Between two looks at all connections."""
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens, or the reason in words."""
+    """Return a socket that listens; an InputError says why it cannot."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=256)
@@ -43,31 +45,18 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def address_of(own: socket.socket, host: str, token: str | None) -> str:
-    """What a person opens; the token is in the fragment, which no browser sends."""
+    """Return the address that a person opens; the token is in the fragment, which no browser sends."""
     port = own.getsockname()[1]
     name = "127.0.0.1" if is_loopback(host) else socket.gethostname() if host in ("0.0.0.0", "::", "") else host
     fragment = "" if token is None else f"#token={quote(token)}"
     return f"http://{f'[{name}]' if ':' in name else name}:{port}/{fragment}"
 
 
-class StoppableServer(uvicorn.Server):
-    """uvicorn's, which ends the processes of searches as soon as it hears a signal."""
-
-    def __init__(self, config: uvicorn.Config, stop: Callable[[], None]) -> None:
-        super().__init__(config)
-        self.stop = stop
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """SIGINT or SIGTERM."""
-        super().handle_exit(sig, frame)
-        self.stop()
-
-
 def config_of(app: Starlette) -> uvicorn.Config:
-    """How connections are treated."""
+    """Return how connections are treated."""
     return uvicorn.Config(
         app,
-        http=PatientProtocol,
+        http="h11",
         ws="none",
         lifespan="on",
         log_level="error",
@@ -82,18 +71,44 @@ def config_of(app: Starlette) -> uvicorn.Config:
 
 
 def serve(options: ServeOptions, own: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve until a signal comes."""
-    app = make_app(options)
+    """Serve until a signal comes; ``ready`` is called before the first request."""
+    server = uvicorn.Server(config_of(make_app(options)))
+    ready()
+    asyncio.run(run(server, own))
 
-    async def run() -> None:
-        loop = asyncio.get_running_loop()
 
-        def stop() -> None:
-            for desk in getattr(app.state, "desks", ()):
-                loop.call_soon_threadsafe(desk.pool.kill)
-
-        server = StoppableServer(config_of(app), stop)
-        ready()
+async def run(server: uvicorn.Server, own: socket.socket) -> None:
+    """Serve until the server is told to exit."""
+    app: Any = server.config.app
+    explorer: Explorer = app.state.explorer
+    watching = asyncio.create_task(_watch(server, explorer))
+    try:
         await server.serve(sockets=[own])
+    finally:
+        watching.cancel()
+        explorer.kill()
 
-    asyncio.run(run())
+
+async def _watch(server: uvicorn.Server, explorer: Explorer) -> None:
+    """Cut connections whose client does not go on, and end all processes as soon as the server is told to exit.
+
+    uvicorn leaves clients that send no whole header, or do not take what is sent, to a proxy; here there is none.
+    """
+    limits = explorer.options.limits
+    seen: dict[Any, tuple[object, float]] = {}
+    while not server.should_exit:
+        now = time.monotonic()
+        before, seen = seen, {}
+        connections: list[Any] = list(server.server_state.connections)
+        for connection in connections:
+            unsent = connection.transport.get_write_buffer_size()
+            working = connection.cycle is not None and not connection.cycle.response_complete
+            if not unsent and (working or connection.timeout_keep_alive_task is not None):
+                continue  # answered, or between two requests
+            state = (unsent, connection.cycle)
+            since = before[connection][1] if before.get(connection, (None, 0.0))[0] == state else now
+            seen[connection] = (state, since)
+            if now - since >= (limits.send_s if unsent else limits.receive_s):
+                connection.transport.abort()
+        await asyncio.sleep(WATCH_S)
+    explorer.kill()

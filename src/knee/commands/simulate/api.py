@@ -13,7 +13,7 @@ import numpy as np
 
 from knee.base.errors import DoesNotFit, InputError, KneeError, argument
 from knee.base.limits import LONGEST_TRACE_NS
-from knee.base.units import show
+from knee.base.units import HOUR_S, show
 from knee.commands.amounts import Amount, training_of
 from knee.commands.job_request import ClusterLike, ModelLike, Overrides, ProfileLike, Request, pairs_of, request
 from knee.engine.measurement import Measurement
@@ -99,6 +99,27 @@ class Simulation(Result, Measurement):
     def measurement(self) -> Measurement:
         """Only the step, without job and trust."""
         return Measurement(**{one.name: getattr(self, one.name) for one in fields(Measurement)})
+
+    @property
+    def power_w(self) -> float | None:
+        """Mean power of all GPUs in watts."""
+        return None if self.power_w_per_gpu is None else self.power_w_per_gpu * self.job.gpus
+
+    @property
+    def energy_j_per_step(self) -> float | None:
+        """Energy of all GPUs in one step."""
+        return None if self.power_w is None else self.power_w * self.step_s
+
+    @property
+    def usd_per_h(self) -> float | None:
+        """Rental price of all GPUs per hour; None where the price is unknown."""
+        price = self.job.cluster.usd_per_gpu_h
+        return None if price is None else price * self.job.gpus
+
+    @property
+    def usd_per_step(self) -> float | None:
+        """Rental price of all GPUs for one step; None where the price is unknown."""
+        return None if self.usd_per_h is None else self.usd_per_h * self.step_s / HOUR_S
 
     @np.errstate(all="ignore")
     def why(self) -> list[WhyLine]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, wait
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import groupby
@@ -13,16 +14,16 @@ from typing import Any
 
 from knee.base.errors import InputError, MissingExtra, argument, either
 from knee.base.files import csv_text, make_folder, write_text
+from knee.base.processes import core_count, process_pool
 from knee.base.progress import Progress, watched
-from knee.base.second_process import second_process
 from knee.commands.compare.side_by_side import read_record
+from knee.commands.study.budget_rows import keep_budget
 from knee.commands.study.claims import Tally, Verdict
-from knee.commands.study.from_the_end import KEPT, RECORDS, WORTH_IT
 from knee.commands.study.quantities import Row
 from knee.commands.study.questions import Question, StudyPoint, points_of
-from knee.commands.study.record_store import Store, cached_fidelity
+from knee.commands.study.record_store import KEPT, RECORDS, Store, cached_fidelity
 from knee.commands.study.rows import step_row
-from knee.commands.study.run_study import Ran, points_to_run, recorded, results, strangers
+from knee.commands.study.run_study import Ran, points_to_run, recorded, results, strangers, with_needs
 from knee.commands.study.study_file import GridChanges, Study, changes_of, load_study, study_names
 from knee.commands.study.table_files import write_tables
 from knee.show.result import Result, flat
@@ -124,6 +125,8 @@ def describe_study(name: str | Path) -> StudyDescription:
     return StudyDescription(asked=str(name), study=study, points=tuple(points_of(study)))
 
 
+WORTH_IT = 64
+"""Answers that are missing, from which processes beside this one pay."""
 Measured = tuple[StudyPoint | None, Mapping[str, Any]]
 """A measured record, with its point where that is known."""
 
@@ -279,16 +282,25 @@ def study(
     folder = None if out is None else make_folder(Path(out))
     questions = [point.question for point in points]
     store = Store(None if folder is None else folder / RECORDS, warn, coming=questions)
-    with contextlib.ExitStack() as beside:
-        if folder is not None and launcher == "simulate" and len(points) - store.before >= WORTH_IT:
-            asked = {"folder": str(folder), "names": wanted, "changes": changes}
-            beside.enter_context(second_process("knee.commands.study.from_the_end", asked))
+    with contextlib.ExitStack() as around:
+        ahead: list[Future[Any]] = []
+        if (
+            folder is not None
+            and launcher == "simulate"
+            and len(points) - store.before >= WORTH_IT
+            and core_count() > 1
+        ):
+            pool = around.enter_context(process_pool(core_count()))
+            with contextlib.suppress(OSError):  # no more processes, say: this one does all
+                store.answer_ahead(pool)
+                ahead = [pool.submit(cached_fidelity, folder / KEPT), *_budgets_ahead(pool, wanted, folder / KEPT)]
         found = list(_recorded(points, store, progress))
         if launcher == "local" and folder is not None:
             measured += _trained(points, folder / "runs", steps, progress, tell, warn)
         for record in strangers(found, [record for point, record in measured if point is None]):
             job = f"{record['model']} on {record['gpus']:,} GPUs"
             warn(f"a measured record of {job} does not match any point of the studies")
+        wait(ahead)
         ran = results(wanted, found, measured, changes, kept=None if folder is None else folder / KEPT)
         answer = Studies(
             ran=tuple(ran),
@@ -302,6 +314,13 @@ def study(
         if folder is not None:
             answer.write_tables(folder)
     return answer
+
+
+def _budgets_ahead(pool: Executor, names: Sequence[str], folder: Path) -> Iterator[Future[Any]]:
+    """Have a pool of processes compute the budgets of studies into a folder."""
+    for study in with_needs(names):
+        for grid in study.budget:
+            yield pool.submit(keep_budget, grid, folder)
 
 
 def _check_launcher(launcher: str, steps: int | None, out: str | Path | None) -> None:

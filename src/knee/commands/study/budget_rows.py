@@ -31,12 +31,15 @@ EVERY, AROUND = 4, 2
 
 def budget_rows(study: str, grid: Budgets, folder: Path | None = None) -> Iterator[Row]:
     """A row for each count; kept in a folder while neither engine nor catalogue changes."""
-    if folder is None:
-        rows = _rows(grid)
-    else:
-        key = key_of(grid)
-        rows = cached(make_folder(folder) / f"budget-{key}.json", key, lambda: _rows(grid))
+    rows = _rows(grid) if folder is None else keep_budget(grid, folder)
     yield from ({"study": study} | row for row in rows)
+
+
+def keep_budget(grid: Budgets, folder: Path) -> list[dict[str, Any]]:
+    """The rows of a grid from its file in a folder, which is written where there is none."""
+    key = key_of(grid)
+    rows: list[dict[str, Any]] = cached(make_folder(folder) / f"budget-{key}.json", key, lambda: _rows(grid))
+    return rows
 
 
 def _rows(grid: Budgets) -> list[dict[str, Any]]:

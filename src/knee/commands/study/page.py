@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from knee.base.files import make_folder, write_text
-from knee.base.second_process import second_process
+from knee.base.processes import core_count, process_pool
 from knee.commands.study.charts import figure_files, figures
 from knee.commands.study.claims import Tally, Verdict
 from knee.commands.study.ladder_section import ladder_section
@@ -41,7 +42,7 @@ from knee.commands.study.summary_section import (
 from knee.engine.one_job import ASSUMPTIONS
 from knee.show.figures.vega import Figure, Spec, to_svg
 from knee.show.page.page import Chart, chart_of, render
-from knee.show.page.svg_cache import SvgCache, write_picture
+from knee.show.page.svg_cache import SvgCache, draw_and_write, write_picture
 from knee.show.page.tables import Table, kind_table, record_table
 from knee.trust.validation.bundled_runs import CarriedFidelity, recorded_moe_fidelity
 
@@ -141,16 +142,20 @@ def write_page(ran: Sequence[Ran], fidelity: CarriedFidelity, out: Path, *, comm
     folder, pictures = make_folder(out / "figures"), SvgCache(out / DRAWN)
     files = [named for one in ran for named in figure_files(one)]
     on_page = [f.spec for one in ran for f in figures(one) if f.spec is not None]
-    with contextlib.ExitStack() as beside:
-        if sum(not pictures.has(spec) for spec in (*on_page, *(spec for _, spec in files))) >= MANY:
-            asked = {"kept": str(out / DRAWN), "on_page": on_page, "folder": str(folder), "files": files}
-            beside.enter_context(second_process("knee.commands.study.draw_from_the_end", asked))
-        # first the page, which has more to do than to draw; the second process begins with the files
+    with contextlib.ExitStack() as around:
+        written: list[Future[None]] = []
+        missing = sum(not pictures.has(spec) for spec in (*on_page, *(spec for _, spec in files)))
+        if missing >= MANY and core_count() > 1:
+            pool = around.enter_context(process_pool(core_count()))
+            with contextlib.suppress(OSError):  # no more processes, say: this one does all
+                pictures.draw_ahead(pool, on_page)
+                written = [pool.submit(draw_and_write, out / DRAWN, folder / name, spec) for name, spec in files]
         drawn = [drawn_of(one, pictures=pictures) for one in ran]
         tables = [name for name in FILES if (out / name).exists()]
         page = study_page(ran, fidelity, command=command, beside=tables, drawn=drawn, draw=pictures.svg)
         write_text(out / "index.html", page)
-        for name, spec in files:
+        wait(written)
+        for name, spec in files:  # nothing is left to do where a process has written it
             write_picture(folder / name, spec, pictures.svg(spec))
     pictures.remove_unused()
     return out / "index.html"

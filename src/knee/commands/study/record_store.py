@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, Future, wait
 from dataclasses import InitVar, asdict, dataclass, field
 from functools import cache
 from itertools import islice
@@ -27,6 +28,8 @@ SEAL = "seal"
 IMPOSSIBLE = "impossible"
 TOGETHER = 64
 """Most questions that are answered in one call besides the one asked: a study that is interrupted keeps the rest."""
+KEPT, RECORDS = ".kept", "records"
+"""Folders below that of a study: budgets and fidelity, and what was simulated."""
 
 Specs = tuple[str, str, str, Options]
 """Names of a model, a cluster and a profile, and what is changed in them."""
@@ -49,6 +52,8 @@ class Store:
     """Keys of the records that lay here from the beginning; a second process may add others."""
     _coming: dict[Specs, list[Question]] = field(default_factory=dict)
     _keys: dict[Question, str] = field(default_factory=dict)
+    _ahead: dict[Question, Future[None]] = field(default_factory=dict)
+    """Questions that a pool of processes answers into the folder."""
 
     def __post_init__(self, coming: Iterable[Question]) -> None:
         if self.folder is not None:
@@ -61,8 +66,18 @@ class Store:
         """Records that lay here from the beginning."""
         return len(self._before)
 
+    def answer_ahead(self, pool: Executor) -> None:
+        """Have a pool of processes answer what is missing, in the order in which it will be asked."""
+        for group in self._coming.values():
+            missing = [question for question in group if not self._has(self._key(question))]
+            for start in range(0, len(missing), TOGETHER):
+                some = missing[start : start + TOGETHER]
+                self._ahead |= dict.fromkeys(some, pool.submit(_answer_into, self.folder, some))
+
     def record(self, question: Question) -> dict[str, Any]:
         """The answer that lies here, or a new one, which then does."""
+        if question in self._ahead:
+            wait([self._ahead.pop(question)])  # where it has failed, the answer is made here, or its error raised
         key = self._key(question)
         found = self._remembered.get(key) if self.folder is None else self._read(self.folder / f"{key}.json", key)
         record = found or self._made(question)
@@ -112,6 +127,13 @@ class Store:
             return None
         record: dict[str, Any] = json.loads(text)
         return record
+
+
+def _answer_into(folder: Path | None, questions: Sequence[Question]) -> None:
+    """Write the records of questions into a folder."""
+    store = Store(folder)
+    for question, found in answers(questions).items():
+        store._keep(question, found)
 
 
 def damage(text: str, key: str) -> str | None:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from knee.base.digest import digest
-from knee.base.errors import ERROR_FILE, SpecError
+from knee.base.errors import KneeError, SpecError
 from knee.base.files import make_folder, write_text
 from knee.commands.study.questions import StudyPoint, job_of, loaded
+from knee.commands.train.api import train
 from knee.specs.fields import split_overrides
 from knee.specs.job import Job
 from knee.training.export.job_file import job_file
 from knee.training.sweeps.job_for_trainer import PROCESSOR
 from knee.training.sweeps.local_devices import LocalDevices
 
-RUN, LOG, ERROR = "run", "train.log", "error.json"
+RUN, LOG = "run", "train.log"
 RECORD = Path(RUN, "record.json")
 
 
@@ -50,35 +50,29 @@ def trained(
         if record.get("status") == "done":
             yield point, record
             continue
-        how, said = record.get("status") or "wrote no record", record.get("error") or _error_of(own)
+        how, said = record.get("status") or "wrote no record", record.get("error")
         warn(f"{point.name}: the run {how}{f': {said}' if said else ''} (its output is in {own / LOG})")
         yield point, None
 
 
 def _train(job: Job, own: Path, steps: int | None) -> Mapping[str, Any]:
-    """A new run's record, whatever came of it."""
+    """A new run's record, whatever came of it; only the error of one that could not be started."""
     make_folder(own)
     write_text(own / "job.toml", job_file(job))
-    device = "cpu" if job.cluster.gpu.vendor == PROCESSOR else "cuda"
-    command = [sys.executable, "-m", "knee", "train", str(own / "job.toml"), "--nproc", str(job.gpus)]
-    command += ["--device", device, "--out", str(own / RUN), "--force"]
-    command += [] if steps is None else ["--steps", str(steps)]
-    (own / ERROR).unlink(missing_ok=True)  # an earlier attempt's
-    around = os.environ | {ERROR_FILE: str(own / ERROR)}
-    with (own / LOG).open("wb") as log:
-        process = subprocess.Popen(command, env=around, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+    settings: dict[str, Any] = {"nproc": job.gpus, "device": "cpu" if job.cluster.gpu.vendor == PROCESSOR else "cuda"}
+    settings |= {} if steps is None else {"steps": steps}
+    options = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    command = ["knee", "train", str(own / "job.toml"), *options, "--out", str(own / RUN), "--force"]
+    with (own / LOG).open("w", encoding="utf-8", buffering=1) as log:
+        say = partial(print, file=log)
         try:
-            process.wait()
-        except KeyboardInterrupt:  # it ends its ranks, and leaves a record
-            process.terminate()
-            process.wait()
-            raise
-    return _read(own / RECORD)
-
-
-def _error_of(own: Path) -> str:
-    """The first line of the error that a run ended with; the log has the list of mistakes that may follow."""
-    return str(_read(own / ERROR).get("message", "")).partition("\n")[0]
+            run = train(own / "job.toml", out=own / RUN, force=True, say=say, log=log, command=command, **settings)
+        except KneeError as error:
+            say(f"error: {error.message}")
+            return {"error": error.message.partition("\n")[0]}  # the log has the list of mistakes that may follow
+    if run.signal is not None:  # the ranks have ended, and left a record: now this process ends
+        signal.raise_signal(run.signal)
+    return run.record
 
 
 def _name_of(job: Job, steps: int | None) -> str:

@@ -10,6 +10,7 @@ from knee.show.figures.palette import IDEAL, INK, PARTS
 from knee.show.figures.vega import CONFIG, SCHEMA, Figure, Spec
 from knee.show.page.page import Key, Page, Section, chart_of, render_page
 from knee.show.page.tables import Table, record_table
+from knee.specs.metrics import METRICS
 
 # A tuning drawn: predicted against measured, bands that narrow, and the best plan so far against GPU-hours.
 
@@ -17,7 +18,7 @@ Data = Mapping[str, Any]
 WIDTH, HEIGHT, ROW = 360, 240, 30
 SHOWN = 16
 """Candidates whose bands are drawn."""
-RATE = "tokens/s per GPU"
+RATE = METRICS["tokens_per_s_per_gpu"].label
 
 
 def tune_figures(data: Data) -> list[Figure]:
@@ -159,7 +160,7 @@ def _spec(rows: Sequence[Data], layers: list[Spec], height: int = HEIGHT) -> Spe
     }
 
 
-RUNS = ("run", "stage", "plan", "status", "cause", "tokens/s per GPU", "GPU-hours", "message")
+RUNS = ("run", "stage", "plan", "status", "cause", RATE, "GPU-hours", "message")
 ASSUMPTIONS = (
     "Errors of predictions go together between plans that share a mechanism, as in published runs "
     "(catalog/validation/tuning.toml).",
@@ -172,7 +173,7 @@ def tune_page(data: Data, *, command: str = "") -> str:
     """One HTML file of ``knee tune --json``'s data."""
     job, best = data["job"], data["best_tokens_per_s_per_gpu"]
     keys = [
-        Key(value="-" if best is None else precise(best), says="tokens/s per GPU with the best plan"),
+        Key(value="-" if best is None else precise(best), says=f"{RATE} with the best plan"),
         Key(value=_share(data["bound_frac"]), says="more is possible at most, with 90% probability"),
         Key(value=f"{len(data['runs'])} of {len(data['candidates']):,}", says="candidates run"),
         Key(value=f"{data['gpu_h']:.3g}", says="GPU-hours"),

@@ -25,9 +25,11 @@ from knee.specs.constants import constant_rows
 from knee.specs.defaults import DEFAULT_CONVENTION
 from knee.specs.job import Job
 from knee.specs.kernel_traffic import pass_rows
+from knee.specs.metrics import METRICS, VIEWS
 from knee.specs.model import Model
 from knee.specs.plan_table import table_of
 
+PARTS = VIEWS["parts of a step"]
 SPELLED = ("no", "one", "two", "three", "four", "five", "six")
 
 
@@ -47,6 +49,7 @@ def explain(
     _timeline(chain, job, w)
     _memory(chain, job, w)
     _power(chain, job, w)
+    _price(chain, job, w)
     chain.add(0, "constants", f"{len(constant_rows())} that do not belong to a GPU, fabric or software stack")
     for name, value, kind, source in constant_rows():
         chain.add(1, name, value, source=f"{kind}: {source}")
@@ -61,8 +64,10 @@ def _throughput(c: Chain, job: Job, w: EvaluatedStep, convention: str) -> None:
         f"{r.tokens_per_s[0]:,.0f}",
         f"global_batch({job.global_batch:,}) * seq_len({job.seq_len:,}) / step_s",
     )
-    c.add(0, "step_s", show(r.step_s[0], "s", 4), "compute + exposed communication + bubble + idle, mean over GPUs")
-    for name in ("compute_s", "exposed_comm_s", "bubble_s", "idle_s"):
+    c.add(
+        0, "step_s", show(r.step_s[0], "s", 4), f"{' + '.join(METRICS[name].label for name in PARTS)}, mean over GPUs"
+    )
+    for name in PARTS:
         value = float(getattr(r, name)[0])
         c.add(1, name, f"{show(value, 's')} ({value / r.step_s[0]:.1%})")
     flop = float(model_flop_per_token(job.model, np.array([job.seq_len]), convention)[0])
@@ -303,3 +308,14 @@ def _power(c: Chain, job: Job, w: EvaluatedStep) -> None:
         ("gpu.cap_sharpness", f"{gpu.cap_sharpness:g}"),
     ):
         c.constant(1, key, value)
+
+
+def _price(c: Chain, job: Job, w: EvaluatedStep) -> None:
+    """What the cost of a token follows from; nothing where the price is unknown."""
+    price = job.cluster.usd_per_gpu_h
+    if price is None:
+        return
+    cost, rate = float(w.results.usd_per_mtoken[0]), float(w.results.tokens_per_s_per_gpu[0])
+    c.add(0, "usd_per_mtoken", f"{cost:.3g} USD", "usd_per_gpu_h * 1e6 / (3,600 * tokens_per_s_per_gpu)")
+    c.add(1, "tokens_per_s_per_gpu", f"{rate:,.0f}")
+    c.constant(1, "usd_per_gpu_h", show(price, "usd_per_h"))

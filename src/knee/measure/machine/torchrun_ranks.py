@@ -16,10 +16,12 @@ from typing import Any
 from knee.base.errors import InputError, RunFailed
 from knee.base.signals import catch_signals
 
-HOW = "torchrun --nproc-per-node 8 -m knee.commands.main probe collectives --out mine.toml"
+HOW = "torchrun --nproc-per-node 8 -m knee probe collectives --out mine.toml"
 """The command for a node of eight GPUs."""
 MEETING_S = 300
 """How long ranks wait for each other."""
+_UNTIL_THE_END = ExitStack()
+"""Signals are caught as long as the process lives: torchrun sends more of them while a rank says how far it came."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +78,7 @@ class Ranks:
         with self.together():
             dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=wait)
             self.control = dist.new_group(backend="gloo", timeout=wait)
-        self._caught = ExitStack()
-        self.stop = self._caught.enter_context(catch_signals(second_ends=True))
+        self.stop = _UNTIL_THE_END.enter_context(catch_signals(second_ends=True))
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -181,5 +182,4 @@ class Ranks:
         """Leave the process group of torch.distributed."""
         import torch.distributed as dist
 
-        self._caught.close()
         dist.destroy_process_group()

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import os
-import pickle
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, NoReturn
+from typing import Any
 
 from knee.base.errors import InputError, RunFailed, argument
 from knee.base.limits import MOST_TRACE_BYTES
+from knee.base.processes import process_pool
 from knee.base.progress import Progress
-from knee.base.signals import clean_up
 from knee.base.units import counted
 from knee.measure.kineto.blocks import too_large
 from knee.measure.kineto.event_columns import check_kernels
@@ -38,103 +34,6 @@ from knee.measure.traces.device_time import (
 from knee.measure.traces.kernel_classes import Classes, classes_of
 from knee.measure.traces.rank_waits import AcrossRanks, across_ranks, check_one_job
 from knee.measure.traces.read_trace import Trace, read_trace
-
-# Several traces read at the same time, by processes that import nothing of the caller's program. multiprocessing
-# would run the caller's main module again, or fork its threads; a library may do neither.
-
-WORKER = "from knee.measure.traces.analyse import serve; serve()"
-
-
-def read_parallel(
-    files: Sequence[Path],
-    classes: Classes,
-    *,
-    axes: Any,
-    cache: bool,
-    workers: int,
-    done: Callable[[Trace | InputError], None],
-) -> list[Trace | InputError]:
-    """Read all, the largest first, each with its trace or why there is none; ``done`` is called after each."""
-    order = sorted(range(len(files)), key=lambda i: -files[i].stat().st_size)
-    found: dict[int, Trace | InputError] = {}
-    processes = [_start() for _ in range(workers)]
-    todo = iter(order)  # next() of a list's iterator is atomic
-
-    def feed(process: subprocess.Popen[bytes]) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        for i in todo:
-            try:
-                pickle.dump((files[i], classes, axes, cache), process.stdin)
-                process.stdin.flush()
-                answer = pickle.load(process.stdout)
-            except (EOFError, OSError, pickle.UnpicklingError):
-                raise RunFailed(
-                    f"{files[i]}: the process that read it was killed", hint="the machine may have run out of memory"
-                ) from None
-            if isinstance(answer, Exception) and not isinstance(answer, InputError):
-                raise answer
-            found[i] = answer
-            done(answer)
-
-    pool = ThreadPoolExecutor(workers)
-    try:
-        for future in [pool.submit(feed, process) for process in processes]:
-            future.result()
-    finally:
-        # the pool's threads wait for the processes: those end first, or Ctrl-C would wait for whole traces
-        for process in processes:
-            process.terminate()
-        pool.shutdown(cancel_futures=True)
-        for process in processes:
-            process.communicate()
-    return [found[i] for i in range(len(files))]
-
-
-def _start() -> subprocess.Popen[bytes]:
-    """A worker. It imports what this process would and nothing of the current folder (-P), and Ctrl-C on the terminal
-    is not for it: it ends with its pipe."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    return subprocess.Popen(
-        [sys.executable, "-P", "-c", WORKER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment,
-        start_new_session=True,
-    )
-
-
-def serve() -> None:
-    """Read what is asked for. Ends with whoever asks, in the middle of a trace too, and leaves no half of a file."""
-    asked: SimpleQueue[Any] = SimpleQueue()
-    answers = sys.stdout.buffer
-
-    def hear() -> None:
-        try:
-            while True:
-                asked.put(pickle.load(sys.stdin.buffer))
-        except (EOFError, pickle.UnpicklingError):
-            _leave()
-
-    signal.signal(signal.SIGTERM, lambda *_: _leave())
-    threading.Thread(target=hear, daemon=True).start()
-    while True:
-        path, classes, axes, cache = asked.get()
-        try:
-            answer: Trace | Exception = read_trace(path, classes, axes=axes, cache=cache)
-        except Exception as error:  # raised again where it was asked for
-            answer = error
-        try:
-            pickle.dump(answer, answers)
-            answers.flush()
-        except BrokenPipeError:
-            _leave()
-
-
-def _leave() -> NoReturn:
-    clean_up()
-    os._exit(0)
-
 
 TRACES_READ = "traces read"
 BYTES_READ = "bytes read"
@@ -274,18 +173,46 @@ def _read_all(
     if total > MOST_TRACE_BYTES:
         raise too_large(apart[0] if len(apart) == 1 else apart[0].parent)
     workers = min(len(apart), os.cpu_count() or 1)
+    read = partial(_read_one, classes=classes, axes=axes, cache=cache)
     found: dict[Path, Trace | InputError] = {}
     if workers > 1 and total >= PARALLEL_BYTES:
-        traces = read_parallel(apart, classes, axes=axes, cache=cache, workers=workers, done=done)
-        found |= zip(apart, traces, strict=True)
+        found = _read_parallel(apart, read, workers=workers, done=done)
     for path in files:
         if path not in found:
-            try:
-                found[path] = read_trace(path, classes, axes=axes, cache=cache, report_bytes=report_bytes)
-            except InputError as error:
-                found[path] = error
+            found[path] = read(path, report_bytes=report_bytes)
             done(found[path])
     return [found[path] for path in files]
+
+
+def _read_parallel(
+    files: Sequence[Path],
+    read: Callable[[Path], Trace | InputError],
+    *,
+    workers: int,
+    done: Callable[[Trace | InputError], None],
+) -> dict[Path, Trace | InputError]:
+    """Each file's trace, or why there is none, by several processes, the largest file first; ``done`` is called after
+    each."""
+    found = {}
+    with process_pool(workers) as pool:
+        futures = {pool.submit(read, path): path for path in sorted(files, key=lambda path: -path.stat().st_size)}
+        for future in as_completed(futures):
+            try:
+                found[futures[future]] = future.result()
+            except BrokenProcessPool:
+                raise RunFailed(
+                    "a process that read traces was killed", hint="the machine may have run out of memory"
+                ) from None
+            done(found[futures[future]])
+    return found
+
+
+def _read_one(path: Path, **how: Any) -> Trace | InputError:
+    """A file's trace, or why there is none."""
+    try:
+        return read_trace(path, **how)
+    except InputError as error:
+        return error
 
 
 def _numbered(traces: list[Trace]) -> list[Trace]:

@@ -29,6 +29,7 @@ from knee.measure.kineto.kineto_writer import SUFFIXES, microseconds, packed
 from knee.measure.kineto.process_groups import TORCH_DTYPES, Call
 from knee.measure.traces.analyse import Analysis, RankAnalysis
 from knee.measure.traces.device_time import UNKNOWN, Exposed, clipped, exposed_intervals
+from knee.specs.metrics import METRICS
 
 MARGIN_NS = 100_000
 """Shown before and after each stretch: some twenty kernels."""
@@ -170,7 +171,7 @@ class _Rank:
                 yield self._slice(f"ProfilerStep#{part.step}", category, STEPS, window.start_ns, window.end_ns, {})
 
     def _exposed(self) -> Iterator[str]:
-        yield from self._thread(EXPOSED, "exposed communication", 1)
+        yield from self._thread(EXPOSED, METRICS["exposed_comm_s"].label, 1)
         c = self.rank.trace.columns
         for one in self.exposed:
             call = self.rank.trace.calls[one.row]

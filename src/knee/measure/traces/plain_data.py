@@ -8,6 +8,7 @@ from typing import Any
 
 from knee.measure.traces.analyse import Analysis, RankAnalysis
 from knee.measure.traces.device_time import CollectiveLoad, class_loads, collective_loads, kernel_loads
+from knee.specs.metrics import STEP, VIEWS
 
 SCHEMA_VERSION = 1
 LONGEST = 30
@@ -57,24 +58,8 @@ def record(analysis: Analysis) -> dict[str, Any]:
     """One step, mean over steps and ranks, with the keys of every other record; what a trace does not tell is None."""
     ranks = [step_of(rank) for rank in analysis.ranks]
     first = analysis.ranks[0].trace.columns
-    unknown = (
-        "model",
-        "cluster",
-        "profile",
-        "global_batch",
-        "seq_len",
-        "plan",
-        "tokens_per_s",
-        "tokens_per_s_per_gpu",
-        "mfu_frac",
-        "flop_convention",
-        "memory_bytes",
-        "memory",
-        "fits",
-        "power_w_per_gpu",
-        "tokens_per_j",
-        "usd_per_mtoken",
-    )
+    job = ("model", "cluster", "profile", "global_batch", "seq_len", "plan")
+    unknown = (*job, *(name for name in STEP if name not in TIMES), "memory")
     times = {name: _mean([rank[name] for rank in ranks]) for name in TIMES}
     waiting = [rank.waiting_s for rank in analysis.across.ranks if rank.matched]
     steps = max(analysis.steps, 1)
@@ -101,18 +86,7 @@ def record(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-TIMES = (
-    "step_s",
-    "compute_load_s",
-    "comm_load_s",
-    "compute_s",
-    "comm_s",
-    "exposed_comm_s",
-    "overlapped_comm_s",
-    "bubble_s",
-    "idle_s",
-    "copies_s",
-)
+TIMES = ("step_s", *VIEWS["times of a trace"], "copies_s")
 
 
 def step_of(rank: RankAnalysis) -> dict[str, Any]:
@@ -126,13 +100,8 @@ def step_of(rank: RankAnalysis) -> dict[str, Any]:
     return {
         "steps": count,
         "step_s": rank.step_s,
-        "compute_load_s": times.compute_load_s,
-        "comm_load_s": times.comm_load_s,
-        "compute_s": times.compute_s,
-        "comm_s": times.comm_s,
+        **{name: getattr(times, name) for name in VIEWS["times of a trace"]},
         "exposed_comm_s": times.exposed_comm_s - (times.bubble_s or 0.0),
-        "overlapped_comm_s": times.overlapped_comm_s,
-        "bubble_s": times.bubble_s,
         "idle_s": max(0.0, rank.step_s - times.compute_s - times.exposed_comm_s),
         "copies_s": times.copy_load_s + times.fill_load_s,
         "comm_loads": _loads(collective_loads(rank.trace, window), count),

@@ -7,15 +7,16 @@ command.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 from knee.base.errors import InputError, MissingExtra, argument
 from knee.base.files import check_writable
-from knee.base.second_process import answer_lines, answering_process
+from knee.base.processes import core_count, process_pool
 from knee.show.figures.palette import GRID, INK, MUTED
 
 # The extra ``report``: altair, vl-convert and Jinja2, loaded when needed, and how to install what is missing. Specs
@@ -88,26 +89,36 @@ def check_picture(file: str, *, hint: str = "for example figure.svg") -> None:
 
 def to_svg(spec: Spec) -> str:
     """A Vega-Lite spec as SVG, without a network or a browser."""
-    ask = _second_process.get()
-    return (ask(spec) if ask is not None else None) or _drawn(spec)
+    pool = _pool.get()
+    if pool is not None:
+        with suppress(Exception):  # the process was killed, say, or the chart is wrong, which shows below
+            return pool.submit(draw_svg, spec).result()
+    return draw_svg(spec)
 
 
-def _drawn(spec: Spec) -> str:
+def draw_svg(spec: Spec) -> str:
+    """A Vega-Lite spec as SVG, drawn by this process."""
     return str(load("vl_convert").vegalite_to_svg(spec, allowed_base_urls=[]))
 
 
-_second_process: ContextVar[Callable[[Spec], str | None] | None] = ContextVar("second_process", default=None)
+_pool: ContextVar[ProcessPoolExecutor | None] = ContextVar("pool", default=None)
+FIRST = {"$schema": SCHEMA, "data": {"values": [{}]}, "mark": "point", "encoding": {"x": {"datum": 1}}}
 
 
 @contextmanager
 def drawing_beside() -> Iterator[None]:
-    """Draw the charts of the block in a second process. It starts now, because Vega takes a second to start."""
-    with answering_process("knee.show.figures.vega") as ask:
-        token = _second_process.set(ask)
+    """Draw the charts of the block in a second process, where there is a core for it. It draws one now, because Vega
+    takes a second to start."""
+    if core_count() < 2:
+        yield
+        return
+    with process_pool(1) as pool:
+        pool.submit(draw_svg, FIRST)
+        token = _pool.set(pool)
         try:
             yield
         finally:
-            _second_process.reset(token)
+            _pool.reset(token)
 
 
 def standalone(spec: Spec, title: str = "") -> Spec:
@@ -124,11 +135,6 @@ def to_png(spec: Spec, scale: float = 2.0) -> bytes:
 def svg_to_png(svg: str, scale: float = 2.0) -> bytes:
     """A picture that was drawn before, as PNG."""
     return bytes(load("vl_convert").svg_to_png(svg, scale=scale))
-
-
-if __name__ == "__main__":
-    _drawn({"$schema": SCHEMA, "data": {"values": [{}]}, "mark": "point", "encoding": {"x": {"datum": 1}}})
-    answer_lines(_drawn)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

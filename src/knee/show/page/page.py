@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def render(template: str, **data: object) -> str:
-    """A template of this room with its data; text that is not ``Markup`` is escaped."""
+    """A template of this package with its data; text that is not ``Markup`` is escaped."""
     return environment().get_template(template).render(data)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from concurrent.futures import Executor, Future, wait
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -19,6 +21,13 @@ class SvgCache:
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = None if folder is None else make_folder(folder)
         self.used: set[str] = set()
+        self._ahead: dict[str, Future[None]] = {}
+        """Pictures that a pool of processes draws into the folder."""
+
+    def draw_ahead(self, pool: Executor, specs: Iterable[Spec]) -> None:
+        """Have a pool of processes draw the pictures that are missing."""
+        for name, spec in {f"{_digest(spec)}.svg": spec for spec in specs if not self.has(spec)}.items():
+            self._ahead[name] = pool.submit(_draw_into, self.folder, spec)
 
     def has(self, spec: Spec) -> bool:
         """Whether the picture lies here."""
@@ -31,6 +40,8 @@ class SvgCache:
         name = f"{_digest(spec)}.svg"
         self.used.add(name)
         path = self.folder / name
+        if name in self._ahead:
+            wait([self._ahead.pop(name)])  # where it has failed, the picture is drawn here
         try:
             kept = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
@@ -45,6 +56,15 @@ class SvgCache:
         for path in self.folder.glob("*.svg") if self.folder is not None else ():
             if path.name not in self.used:
                 path.unlink(missing_ok=True)
+
+
+def _draw_into(folder: Path | None, spec: Spec) -> None:
+    SvgCache(folder).svg(spec)
+
+
+def draw_and_write(kept: Path, stem: Path, spec: Spec) -> None:
+    """Draw a chart, or take its picture from a folder of kept ones, and write its files."""
+    write_picture(stem, spec, SvgCache(kept).svg(spec))
 
 
 def write_picture(stem: Path, spec: Spec, svg: str) -> None:

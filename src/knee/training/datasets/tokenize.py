@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import os
-import signal
-import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +16,7 @@ from numpy.typing import NDArray
 
 from knee.base.errors import InputError, MissingExtra, RunFailed, argument
 from knee.base.files import check_readable
+from knee.base.processes import process_pool
 from knee.training.datasets.documents import DATA, Split, TextBlock, documents
 from knee.training.datasets.shard_index import Dtype, Tokenizer, sha256_of
 
@@ -149,45 +146,31 @@ def encode_all(encoding: Encoding, blocks: Iterable[TextBlock], jobs: int) -> It
         for block in blocks:
             yield block, encoder(block)
         return
-    # not forked: the caller may have threads
-    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _start, (encoding,))
     waiting: deque[tuple[TextBlock, Future[Encoded]]] = deque()
     try:
-        for block in blocks:
-            waiting.append((block, pool.submit(_encode, block)))
-            if len(waiting) >= AHEAD * jobs:
+        with process_pool(jobs, _load_encoder, encoding) as pool:
+            for block in blocks:
+                waiting.append((block, pool.submit(_encode, block)))
+                if len(waiting) >= AHEAD * jobs:
+                    first, future = waiting.popleft()
+                    yield first, future.result()
+            while waiting:
                 first, future = waiting.popleft()
                 yield first, future.result()
-        while waiting:
-            first, future = waiting.popleft()
-            yield first, future.result()
     except BrokenProcessPool:
         raise RunFailed(
             "a tokenizing process was killed, perhaps because it ran out of memory",
             hint=f"the same command continues from the finished shards; use fewer {argument('jobs')} to save memory",
         ) from None
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 _encoder: Encoder
 
 
-def _start(encoding: Encoding) -> None:
+def _load_encoder(encoding: Encoding) -> None:
     global _encoder  # a pool's process has no other place for it
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its processes itself
-    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     _encoder = Encoder(encoding)
-
-
-def _end_with_parent() -> None:
-    """A parent that was killed cannot end its processes."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        with contextlib.suppress(Exception):
-            parent.join()
-        os._exit(1)
 
 
 def _encode(block: TextBlock) -> Encoded:

@@ -138,8 +138,8 @@ def trace_stage(job: TrainJob, stage: int) -> StageWork:
     )
 
 
-def logged_step(trainer: Trainer, log: Log, tokens: Any) -> None:
-    """Log one step. One axis may fill the world, so the norm's group is known by its caller."""
+def logged_step(trainer: Trainer, log: Log, tokens: Any) -> Any:
+    """Log one step and return its result. One axis may fill the world, so the norm's group is known by its caller."""
     norm_and = trainer.optimizer.norm_and
 
     def named(loss: Any) -> Any:
@@ -152,7 +152,7 @@ def logged_step(trainer: Trainer, log: Log, tokens: Any) -> None:
     trainer.optimizer.norm_and = named  # type: ignore[method-assign]
     try:
         with log:
-            trainer.step(tokens)
+            return trainer.step(tokens)
     finally:
         trainer.optimizer.norm_and = norm_and  # type: ignore[method-assign]
 

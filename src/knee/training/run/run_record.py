@@ -19,6 +19,7 @@ from typing import Any, Literal
 import knee
 from knee.base.files import write_text
 from knee.measure.traces.plain_data import mean_loads
+from knee.specs.metrics import VIEWS
 from knee.training.parallelism.trainer_job import TrainJob
 from knee.training.run.timed_steps import known_gpu, peak_of, percentiles
 
@@ -33,7 +34,7 @@ TRACES = "traces"
 Status = Literal["done", "oom", "failed", "terminated"]
 Piece = dict[str, Any]
 """One rank's part of the record: rank, host, status, error, step, times, memory, power, trace."""
-TIMES = ("compute_load_s", "comm_load_s", "compute_s", "comm_s", "exposed_comm_s", "overlapped_comm_s")
+TIMES = VIEWS["times of a trace"]
 NAMED = 8
 """Ranks that a sentence names at most."""
 SILENT = "exited without an error message"
@@ -183,10 +184,10 @@ def _times(pieces: Sequence[Piece]) -> dict[str, Any]:
     traces = [piece["trace"] for piece in pieces if piece.get("trace")]
     trouble = next((piece["trace_trouble"] for piece in pieces if piece.get("trace_trouble")), None)
     if not traces:
-        names = (*TIMES, "bubble_s", "idle_s", "straggler_s", "traced_step_s", "copies_s", "trace")
+        names = (*TIMES, "straggler_s", "traced_step_s", "copies_s", "trace")
         return dict.fromkeys(names) | {"comm_loads": [], "trace_trouble": trouble}
     return {
-        **{name: _mean([trace[name] for trace in traces]) for name in (*TIMES, "bubble_s", "idle_s")},
+        **{name: _mean([trace[name] for trace in traces]) for name in TIMES},
         "straggler_s": None,
         "traced_step_s": _mean([trace["step_s"] for trace in traces]),
         "copies_s": _mean([trace["copies_s"] for trace in traces]),

@@ -1,62 +1,117 @@
-"""In a process: a question's name and body -> status and JSON, and what is made of errors."""
+"""A process that answers questions: a question's name and body -> status and JSON.
+
+The server imports this module for its tables and starts ``answer_questions`` in processes; what computes is imported
+there. A process parses the body itself, so that whatever a body does to it, the server goes on.
+"""
 
 from __future__ import annotations
 
+import os
+import resource
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib import import_module
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection
 from typing import Any
 
 import msgspec
 
 from knee.base.errors import InputError, KneeError, MissingExtra
-from knee.commands.serve.answer_places import PLACES
+
+QUICK = {
+    "simulate": "plain_answers:simulate",
+    "scale": "plain_answers:scale",
+    "catalog_entry": "plain_answers:catalog_entry",
+    "toml": "plain_answers:toml_file",
+    "why": "step_view:why",
+    "views/step": "step_view:step_view",
+    "views/scale": "scale_view:scale_view",
+    "views/budget": "search_view:budget_view",
+}
+"""``POST /api/NAME`` -> module and function, for answers within milliseconds."""
+SLOW = {
+    "plan": "plain_answers:plan",
+    "budget": "plain_answers:budget",
+    "validate": "plain_answers:validate",
+}
+"""The same for seconds of work, which waits in the queue of searches."""
+OTHER = {
+    "catalog": "controls:catalog_view",
+    "openapi": "openapi:openapi_view",
+    "read": "dropped:read",
+}
+"""The same for routes of another form."""
 
 Tell = Callable[[bytes], None]
-BUG = {
-    "code": "bug",
-    "message": "this question meets a bug in knee",
-    "field": None,
-    "hint": "the server's terminal shows the traceback; please report it with your question",
-}
-TOO_LARGE = {
-    "code": "too-large",
-    "message": "the question needs too much memory",
-    "field": None,
-    "hint": "ask for less, or use the command line",
-}
 QUESTION = {"model": "llama2-7b", "cluster": "dgx-h100", "gpus": 64, "local_batch": 2}
-"""What a process is warmed up with."""
+"""What a process answers before its first question, so that it has loaded what it needs."""
+NICE = 5
+"""Searches leave the processors to the answers that somebody waits for."""
 encoder = msgspec.json.Encoder(enc_hook=str)  # notes are texts with a code
 
 
-def answer(name: str, body: bytes, tell: Tell) -> tuple[int, bytes]:
-    """Status and JSON, or what else the answer is."""
+def answer_questions(pipe: Connection, role: str, space_bytes: int) -> None:
+    """Serve ``pipe`` until the server ends: (name, body) comes in, events and then (status, data, memory) go out.
+
+    An event is JSON in bytes. ``role`` is answer or search; the process gets no more than ``space_bytes``.
+    """
+    # a process in the middle of a search ends with the server too
+    threading.Thread(target=_exit_with_server, daemon=True).start()
+    with suppress(ValueError, OSError):  # where the system has no such limit
+        resource.setrlimit(resource.RLIMIT_AS, (space_bytes, space_bytes))
+    # one core each: threads of a library would take those of others
+    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    os.dup2(2, 1)  # the server's standard output has its address and nothing else
+    if role == "search":
+        os.nice(NICE)
+        import_module("knee.commands.serve.answers.search_view")
+    else:
+        answer("views/step", encoder.encode(QUESTION))
+        answer("views/scale", encoder.encode(QUESTION))
+    pipe.send(None)
+    with suppress(EOFError, ConnectionError):
+        while True:
+            name, body = pipe.recv()
+            status, data = answer(name, body, pipe.send)
+            used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+            pipe.send((status, data, used))
+
+
+def _exit_with_server() -> None:
+    server = parent_process()
+    assert server is not None
+    server.join()
+    os._exit(0)
+
+
+def answer(name: str, body: bytes, tell: Tell = lambda _: None) -> tuple[int, bytes]:
+    """The status and the JSON (or text) of one answer; ``tell`` gets the events of a search."""
     try:
-        asked = _parsed(body)
+        asked = _parse(body)
         if name == "search":
             from knee.commands.serve.answers.search_view import search
 
             return 200, encoder.encode(search(asked, lambda event: tell(encoder.encode(event))))
-        module, _, function = PLACES[name].partition(":")
+        module, _, function = (QUICK | SLOW | OTHER)[name].partition(":")
         found = getattr(import_module(f"knee.commands.serve.answers.{module}"), function)(asked)
         return 200, found if isinstance(found, bytes) else encoder.encode(found)
     except KneeError as error:
-        data = {"code": error.code, "message": error.message, "field": error.field, "hint": error.hint}
-        return status_of(error), encoder.encode({"error": data})
+        status = 400 if isinstance(error, NotAnObject) else 503 if isinstance(error, MissingExtra) else 422
+        return status, _error(error.code, error.message, error.hint, error.field)
     except (MemoryError, RecursionError):
-        return 422, encoder.encode({"error": TOO_LARGE})
+        return 422, _error("too-large", "the question needs too much memory", "ask for less, or use the command line")
     except Exception:
         traceback.print_exc(file=sys.stderr)
-        return 500, encoder.encode({"error": BUG})
+        hint = "the server's terminal shows the traceback; please report it with your question"
+        return 500, _error("bug", "this question meets a bug in knee", hint)
 
 
-def status_of(error: KneeError) -> int:
-    """What a client is to make of it."""
-    if isinstance(error, NotAnObject):
-        return 400
-    return 503 if isinstance(error, MissingExtra) else 422
+def _error(code: str, message: str, hint: str | None, field: str | None = None) -> bytes:
+    return encoder.encode({"error": {"code": code, "message": message, "field": field, "hint": hint}})
 
 
 class NotAnObject(InputError):
@@ -65,7 +120,7 @@ class NotAnObject(InputError):
     code = "not-json"
 
 
-def _parsed(body: bytes) -> Mapping[str, Any]:
+def _parse(body: bytes) -> Mapping[str, Any]:
     try:
         found = msgspec.json.decode(body or b"{}")
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -73,15 +128,3 @@ def _parsed(body: bytes) -> Mapping[str, Any]:
     if not isinstance(found, dict):
         raise NotAnObject("the body must be a JSON object", hint='for example {"model": "llama2-7b"}')
     return found
-
-
-def warm_up(role: str) -> None:
-    """Import and load what the first question would wait for."""
-    if role == "search":
-        import_module("knee.commands.serve.answers.search_view")
-        return
-    from knee.commands.serve.answers.scale_view import scale_view
-    from knee.commands.serve.answers.step_view import step_view
-
-    step_view(QUESTION)
-    scale_view(QUESTION)

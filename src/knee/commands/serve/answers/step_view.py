@@ -11,7 +11,6 @@ import numpy as np
 import knee
 from knee.base.arrays import Floats, Ints
 from knee.base.errors import InputError
-from knee.base.units import show
 from knee.commands.serve.answers.questions import asked_of
 from knee.commands.serve.answers.written import command_of, python_of
 from knee.commands.simulate.api import Simulation
@@ -21,7 +20,6 @@ from knee.engine.one_job import outline_of
 from knee.engine.simulator import EvaluatedStep
 from knee.engine.timeline.pipelines.placed_actions import actions_in
 from knee.engine.timeline.step_outline import RepeatedAction, StageOutline
-from knee.engine.why.chain import WhyLine
 from knee.specs.plan_words import plan_words
 
 # A step in lanes: compute, each kind of collective and what is exposed, for one GPU of every pipeline stage.
@@ -237,26 +235,14 @@ def _memory(answer: Simulation, trust: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _power(answer: Simulation) -> dict[str, Any]:
-    gpu, watts = answer.job.cluster.gpu, answer.power_w_per_gpu
-    return {
-        "power_w_per_gpu": watts,
-        "power_w": None if watts is None else watts * answer.job.gpus,
-        "tdp_w": gpu.tdp_w,
-        "idle_w": gpu.idle_w,
-        "tokens_per_j": answer.tokens_per_j,
-        "energy_j_per_step": None if watts is None else watts * answer.job.gpus * answer.step_s,
-    }
+    gpu, names = answer.job.cluster.gpu, ("power_w_per_gpu", "power_w", "tokens_per_j", "energy_j_per_step")
+    return {"tdp_w": gpu.tdp_w, "idle_w": gpu.idle_w} | {name: getattr(answer, name) for name in names}
 
 
 def _cost(answer: Simulation, training: Any) -> dict[str, Any]:
-    price = answer.job.cluster.usd_per_gpu_h
-    return {
-        "usd_per_gpu_h": price,
-        "usd_per_mtoken": answer.usd_per_mtoken,
-        "usd_per_h": None if price is None else price * answer.job.gpus,
-        "usd_per_step": None if price is None else price * answer.job.gpus * answer.step_s / 3600,
-        "training": training,
-    }
+    names = ("usd_per_mtoken", "usd_per_h", "usd_per_step")
+    price = {"usd_per_gpu_h": answer.job.cluster.usd_per_gpu_h, "training": training}
+    return price | {name: getattr(answer, name) for name in names}
 
 
 def why(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -264,24 +250,9 @@ def why(body: Mapping[str, Any]) -> dict[str, Any]:
     number = body.get("number")
     asked = asked_of(body, "simulate")
     answer = knee.simulate(**asked)
-    chain = [*answer.why(), *_price(answer)]
-    lines = [{key: getattr(line, key) for key in ("name", "value", "formula", "source", "depth")} for line in chain]
+    keys = ("name", "value", "formula", "source", "depth")
+    lines = [{key: getattr(line, key) for key in keys} for line in answer.why()]
     return {"number": number, "lines": lines if number is None else _below(lines, str(number))}
-
-
-def _price(answer: Simulation) -> list[WhyLine]:
-    """What the cost of a token follows from; nothing where the price is unknown."""
-    price, cost, key = answer.job.cluster.usd_per_gpu_h, answer.usd_per_mtoken, "usd_per_gpu_h"
-    if price is None or cost is None:
-        return []
-    found = next((source for name, source in answer.request.sources.items() if name.endswith(key)), None)
-    source = "" if found is None else f"{found.kind}: {found.text}"
-    formula = f"{key} * 1e6 / (3,600 * tokens_per_s_per_gpu)"
-    return [
-        WhyLine(name="usd_per_mtoken", value=f"{cost:.3g} USD", formula=formula),
-        WhyLine(name="tokens_per_s_per_gpu", value=f"{answer.tokens_per_s_per_gpu:,.0f}", depth=1),
-        WhyLine(name=key, value=show(price, "usd_per_h"), source=source, depth=1),
-    ]
 
 
 def _below(lines: list[dict[str, Any]], number: str) -> list[dict[str, Any]]:

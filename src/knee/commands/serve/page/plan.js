@@ -3,16 +3,12 @@
 import { Figure } from "./charts.js";
 import { el, scroll, table, uid } from "./dom.js";
 import { bytes, count, seconds } from "./format.js";
+import { label } from "./metrics.js";
 import { COLUMNS, showFront, showHeat, showSensitivity } from "./plan_charts.js";
 import { Search } from "./search.js";
 import { changed } from "./timing.js";
 
-const OBJECTIVES = {
-  tokens_per_s: "tokens per second",
-  tokens_per_j: "tokens per joule",
-  usd_per_mtoken: "cost",
-  memory_bytes: "memory",
-};
+const OBJECTIVES = ["tokens_per_s", "tokens_per_j", "usd_per_mtoken"];
 
 export class PlanView {
   patience = 0; // a search for an older question is of no use
@@ -58,9 +54,7 @@ export class PlanView {
         id: objective,
         onchange: (event) => state.set({ objective: event.target.value }, { startedAt: changed(event) }),
       },
-      Object.entries(OBJECTIVES)
-        .filter(([name]) => name !== "memory_bytes")
-        .map(([value, words]) => el("option", { value }, words)),
+      OBJECTIVES.map((value) => el("option", { value }, label(value))),
     );
     this.only = el("input", {
       type: "text",

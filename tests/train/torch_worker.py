@@ -1,8 +1,13 @@
-"""The parity pool: for each world size, forked ranks run all its cases on one process group, and say what they saw.
+"""All layouts that tests run on torch, after one import of it: real gloo ranks, and fake ranks.
 
-    python parity_worker.py CASES.json FOLDER
+    python torch_worker.py WORK.json FOLDER
 
-Ranks are forked because importing torch takes longer than most cases.
+WORK.json has "cases" (world size -> layouts that real ranks train), "traces" (name -> job, traced on fake ranks),
+"without_values" (the same, on tensors that hold nothing) and "commands" (name -> words of ``knee dryrun``). Each is
+forked, because importing torch takes longer than most cases, and leaves JSON files in the folder.
+
+Fake ranks of ``knee dryrun`` have tensors that hold nothing; each operation on them takes a millisecond. Tensors with
+values are ten times as quick for a model as small; the tests hold one against the other.
 """
 
 from __future__ import annotations
@@ -15,16 +20,21 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from batches import local_tokens
+from click.testing import CliRunner
 
+from knee.commands.main import main as knee
+from knee.engine.issued_messages import StageWork
 from knee.training.checkpoints.folder import find_checkpoint, read_state
 from knee.training.checkpoints.resume import load_state
 from knee.training.checkpoints.save import CheckpointSaver, host_group
@@ -34,14 +44,18 @@ from knee.training.parallelism import (
     decoder,
     expert_parallel,
     optimizer,
+    pipeline_parallel,  # noqa: F401 - imported once for all
     tensor_parallel,
     trainer,
 )
 from knee.training.parallelism.mesh import local_device, make_mesh
 from knee.training.parallelism.trainer_job import TrainJob
+from knee.training.run import fake_ranks
 from waiting import LIMIT_S
 
 WAIT = timedelta(seconds=LIMIT_S)
+WORKERS = 2
+"""Processes for fake ranks."""
 
 
 def other_rows(x: torch.Tensor, got: list[int] | None = None) -> torch.Tensor:
@@ -97,7 +111,11 @@ def run(case: dict, folder: Path) -> dict:
         for i in range(model.steps_done, job.steps):
             if saver and i == case["save"]:
                 saver.begin(i)  # the next step runs beside it
-            results.append(model.step(local_tokens(job, model.mesh, i)))
+            if case.get("log") and i == 1:
+                log = fake_ranks.Log(fake_ranks.group_names(model.mesh), job.model)
+                results.append(fake_ranks.logged_step(model, log, local_tokens(job, model.mesh, i)))
+            else:
+                results.append(model.step(local_tokens(job, model.mesh, i)))
         if saver:
             saver.finish()
             saver.check()
@@ -110,8 +128,20 @@ def run(case: dict, folder: Path) -> dict:
         "valid": valid,
         "norms": [float(r.norm_tensor) for r in results],
         "seconds": time.process_time() - began,
+        "work": _work(model, log) if case.get("log") else None,
         "events": {name: count for name, count in events.items() if "FSDP::" in name or "c10d::" in name},
     }
+
+
+def _work(model: trainer.Trainer, log: fake_ranks.Log) -> dict:
+    """What this rank issued in a step."""
+    return StageWork(
+        stage=model.mesh.index("pp"),
+        rank=model.mesh.rank,
+        product_flop=log.product_flop,
+        attention_flop=log.attention_flop,
+        collectives=dict(log.collectives),
+    ).as_json()
 
 
 def skew(model: trainer.Trainer) -> None:
@@ -143,27 +173,68 @@ def rank_main(rank: int, ranks: int, cases: list[dict], folder: Path) -> bool:
     return all("error" not in one for one in found.values())
 
 
-def main(cases: str, folder: str) -> None:
-    """World sizes one after the other. What ranks would each do again is done before they are forked."""
-    captured(warm_up)(torch.ones(2, requires_grad=True)).backward()  # torch.compile imports for seconds
+def traced(jobs: dict[str, dict], folder: Path, *, values: bool, part: int) -> bool:
+    """Every second trace of all stages on fake ranks."""
+    kind = "traces" if values else "without_values"
+    todo = [(name, TrainJob.from_json(job)) for name, job in jobs.items()]
+    stages = [(name, job, stage) for name, job in todo for stage in range(job.plan.pp)]
+    with mock.patch.object(fake_ranks, "fake_tensors", nullcontext) if values else nullcontext():
+        found = {
+            f"{name}/{stage}": fake_ranks.trace_stage(job, stage).as_json()
+            for name, job, stage in stages[part::WORKERS]
+        }
+    (folder / f"{kind}.{part}.json").write_text(json.dumps(found))
+    return True
+
+
+def commands(asked: dict[str, str], folder: Path, *, part: int) -> bool:
+    """What ``knee dryrun`` says."""
+    told = {}
+    for name in list(asked)[part::WORKERS]:
+        result = CliRunner().invoke(knee, ["dryrun", *asked[name].split(), "--json"])
+        told[name] = {"code": result.exit_code, "stdout": result.stdout, "stderr": result.stderr}
+    (folder / f"commands.{part}.json").write_text(json.dumps(told))
+    return True
+
+
+def main(work: str, folder: str) -> None:
+    """Real ranks, one world size after the other, then fake ones. What each would do again is done before they fork."""
+    given, out = json.loads(Path(work).read_text()), Path(folder)
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", message="Slicing a flattened dim")
+    if given["cases"]:
+        captured(warm_up)(torch.ones(2, requires_grad=True)).backward()  # torch.compile imports for seconds
     gc.freeze()  # else each case's collection looks at all of torch, and copies its pages into every rank
-    for ranks, some in json.loads(Path(cases).read_text()).items():
-        children = [forked(rank, int(ranks), some, Path(folder)) for rank in range(int(ranks))]
-        while children:
-            ended, status = os.wait()
-            children.remove(ended)
-            if status:  # the others would wait for it
-                for child in children:
-                    os.kill(child, signal.SIGKILL)
+    for ranks, some in given["cases"].items():
+        together([partial(rank_main, rank, int(ranks), some, out) for rank in range(int(ranks))])
+    parts = range(WORKERS)
+    for kind, values in (("traces", True), ("without_values", False)):
+        if given[kind]:
+            together([partial(traced, given[kind], out, values=values, part=part) for part in parts])
+    if given["commands"]:
+        together([partial(commands, given["commands"], out, part=part) for part in parts])
 
 
-def forked(rank: int, ranks: int, cases: list[dict], folder: Path) -> int:
-    """The process of a rank."""
+def together(work: list[Callable[[], bool]]) -> None:
+    """Each work in a process of its own; where one fails, the others, which would wait for it, are ended."""
+    children = [forked(one) for one in work]
+    while children:
+        ended, status = os.wait()
+        children.remove(ended)
+        if status:
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+
+
+def forked(work: Callable[[], bool]) -> int:
     if child := os.fork():
         return child
     whole = False
     try:
-        whole = rank_main(rank, ranks, cases, folder)
+        whole = work()
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
     finally:
         os._exit(0 if whole else 1)  # groups of many cases are not torn down in order
 

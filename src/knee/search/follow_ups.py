@@ -1,8 +1,10 @@
-"""Plain FSDP, and why the best plan is ahead of it."""
+"""Searches that explain a search: plain FSDP, plans with NCCL's own collectives, other hardware. Each is run when it is
+first asked for, because it can take as long as the search itself."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -10,6 +12,7 @@ from knee.base.units import show
 from knee.engine.measurement import CommLoad, Measurement
 from knee.engine.one_job import simulate
 from knee.search.plan_search import SearchResult, search
+from knee.search.sensitivity import Bar, sensitivity
 from knee.search.space import Space
 from knee.specs.job import Job
 from knee.specs.metrics import METRICS, VIEWS
@@ -66,10 +69,11 @@ def _rows_like(table: PlanTable, plan: Plan) -> list[int]:
 PARTS = VIEWS["parts of a step"]
 
 
-def why(job: Job, result: Measurement, base: Baseline) -> str:
+def why(job: Job, base: Baseline) -> str:
     """One sentence: what the winner's step saves against plain FSDP's, and through which group."""
     if job.plan == base.job.plan:
         return "plain FSDP is the best plan: no other split of the model saves more than it costs"
+    result = simulate(job)
     saved = {name: getattr(base.result, name) - getattr(result, name) for name in PARTS}
     total = base.result.step_s - result.step_s
     gains = [(name, s) for name, s in sorted(saved.items(), key=lambda one: -one[1]) if s > SHOWN_FRAC * abs(total)]
@@ -102,3 +106,48 @@ def _group(result: Measurement, base: Baseline) -> str:
     if not after:
         return f" ({name} is not needed, which saves {less})"
     return f" ({name} over {after[0].group_size:,} instead of {before[0].group_size:,} GPUs saves {less})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FollowUpSearches:
+    """What is searched for after a search has recommended a plan. Every property is computed once, when first read."""
+
+    found: SearchResult
+    recommended: int
+    """Row of the recommended plan."""
+
+    @cached_property
+    def job(self) -> Job:
+        """The recommended plan as a job."""
+        return self.found.job(self.recommended)
+
+    @cached_property
+    @np.errstate(all="ignore")
+    def plain_fsdp(self) -> Baseline | Note:
+        """The best plan of plain FSDP, or why there is none."""
+        return baseline(self.found)
+
+    @cached_property
+    @np.errstate(all="ignore")
+    def savings(self) -> str:
+        """One sentence: what the recommended plan saves beside plain FSDP."""
+        plain = self.plain_fsdp
+        return plain if isinstance(plain, Note) else why(self.job, plain)
+
+    @cached_property
+    @np.errstate(all="ignore")
+    def flat_collectives(self) -> SearchResult | None:
+        """The same search among plans that NCCL's own collectives can run; None where the recommended plan is one of
+        them, or none fits."""
+        found = self.found
+        if self.job.plan.collectives == "flat":
+            return None
+        space = replace(found.space, collectives=("flat",))
+        flat = search(space, found.cluster, found.profile, objective=found.objective, only=found.only, keep=1)
+        return flat if len(flat) else None
+
+    @cached_property
+    @np.errstate(all="ignore")
+    def sensitivity(self) -> tuple[Bar, ...]:
+        """What a quarter more, and a quarter less, of each resource changes, with the plan chosen anew."""
+        return tuple(sensitivity(self.found))
