@@ -16,8 +16,7 @@ import numpy as np
 
 from knee.base.arrays import Bools, Floats
 from knee.engine.cost.expert_loads import BALANCED, RankLoads, rank_loads
-from knee.engine.cost.grouped_gemm import experts_forward_s
-from knee.engine.cost.kernel_cost import gemm_s
+from knee.engine.cost.kernel_cost import experts_forward_s, gemm_s
 from knee.measure.hardware_fit.least_squares import minimum
 from knee.specs.hardware import GemmRate, GemmType, Gpu
 

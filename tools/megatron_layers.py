@@ -12,7 +12,7 @@ from knee.base.arrays import Floats
 from knee.engine.cost.collective_cost import Links
 from knee.engine.cost.expert_dispatch import Exchange, combine_s, dispatch_s, permutation_bytes
 from knee.engine.cost.expert_loads import BALANCED, rank_loads
-from knee.engine.cost.grouped_gemm import experts_backward_s, experts_forward_s
+from knee.engine.cost.kernel_cost import experts_backward_s, experts_forward_s
 from knee.engine.workload.shapes import BYTES
 from knee.specs.hardware import GemmType
 from knee.specs.plan import Dispatcher

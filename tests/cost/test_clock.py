@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from knee.engine.cost.step_parts import StepWork, clock_frac
+from knee.engine.cost.compute_costs import StepWork, clock_frac
 from knee.engine.energy import demand_w
 from knee.engine.simulator import evaluate
 from knee.specs.hardware import Gpu

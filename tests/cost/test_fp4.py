@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from knee.base.errors import SpecError
+from knee.engine.cost.compute_costs import half_column, product_column, shapes_of
 from knee.engine.cost.kernel_cost import cost_of
-from knee.engine.cost.step_parts import half_column, product_column, shapes_of
 from knee.engine.simulator import EvaluatedStep, evaluate
 from knee.engine.workload import operations as op
 from knee.specs import Job

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from knee.engine.cost.compute_costs import shapes_of
 from knee.engine.cost.placement import place
-from knee.engine.cost.step_parts import shapes_of
 from knee.engine.events import COLLECTIVES
 from knee.engine.one_job import events_of
 from knee.engine.simulator import evaluate

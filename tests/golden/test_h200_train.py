@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from knee import simulate
+from knee.engine.cost.compute_costs import product_column, shapes_of
 from knee.engine.cost.kernel_cost import operation_s
-from knee.engine.cost.step_parts import product_column, shapes_of
 from knee.engine.simulator import evaluate
 from knee.engine.workload.operations import (
     Attention,

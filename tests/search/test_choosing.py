@@ -11,11 +11,10 @@ import pytest
 
 from knee.engine.simulator import simulate_table
 from knee.search import robust as draws_of
-from knee.search.cell_bests import cell_bests
 from knee.search.memory_fit import fitting
 from knee.search.pareto_front import pareto
-from knee.search.plan_search import score, search
-from knee.search.robust import OF_MEMORY, drawn, robust
+from knee.search.plan_robustness import OF_MEMORY, drawn, robust
+from knee.search.plan_search import cell_bests, score, search
 from knee.search.space_tables import whole_table
 from knee.specs.profile_parameters import value_of
 from search.brute_force import random_job

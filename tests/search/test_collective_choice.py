@@ -10,11 +10,18 @@ import pytest
 import knee
 from knee.engine.simulator import simulate_table
 from knee.search.bound import least_unsharded_step
-from knee.search.collective_choice import FLAT, HIERARCHICAL, searched_collectives
+from knee.search.plan_robustness import robust
 from knee.search.plan_search import search
-from knee.search.robust import robust
 from knee.search.space import Space
-from knee.search.space_tables import count_plans, sharded_table, unsharded_table, whole_table
+from knee.search.space_tables import (
+    FLAT,
+    HIERARCHICAL,
+    count_plans,
+    searched_collectives,
+    sharded_table,
+    unsharded_table,
+    whole_table,
+)
 from knee.specs.hardware import Cluster, Tier
 from knee.specs.load import load_cluster, load_model, load_profile
 from knee.specs.plan import COLLECTIVES

@@ -13,8 +13,8 @@ from knee.search.follow_ups import baseline, why
 from knee.search.memory_fit import memory_table
 from knee.search.nearest_plan import no_plan, nothing_fits
 from knee.search.pareto_front import pareto
+from knee.search.plan_robustness import robust
 from knee.search.plan_search import RANKED, SearchResult, search
-from knee.search.robust import robust
 from knee.search.sensitivity import sensitivity
 from knee.search.space import Space
 from knee.search.space_tables import whole_table

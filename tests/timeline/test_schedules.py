@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from knee.engine.simulator import evaluate
-from knee.engine.timeline.local_comm import paired_share
 from knee.engine.timeline.pipelines import recurrence as pipeline
+from knee.engine.timeline.step_parts import paired_share
 from knee.engine.workload import memory
 from knee.specs.load import load_model
 from knee.specs.schedules import PIPELINE_SCHEDULES, SCHEDULES, PipelineSchedule, schedule_of

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 import knee
+from knee.engine.cost.compute_costs import shapes_of
 from knee.engine.cost.kernel_cost import attention_s
-from knee.engine.cost.step_parts import shapes_of
 from knee.engine.workload import operations as op
-from knee.engine.workload.attention_span import causal_keys
-from knee.engine.workload.flop import model_flop_per_token
+from knee.engine.workload.flop import causal_keys, model_flop_per_token
 from knee.engine.workload.memory import layer_saved_bytes, logits_bytes
 from knee.engine.workload.parameters import parameter_count
 from knee.engine.workload.shapes import Shapes

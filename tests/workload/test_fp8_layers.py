@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from knee.base.errors import SpecError
+from knee.engine.cost.compute_costs import product_column, shapes_of
 from knee.engine.cost.kernel_cost import operation_s
-from knee.engine.cost.step_parts import product_column, shapes_of
 from knee.engine.simulator import EvaluatedStep, evaluate
 from knee.engine.workload import operations as op
 from knee.specs.job import Job

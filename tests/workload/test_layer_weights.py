@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from knee.engine.workload.attention_span import causal_keys, kernel_keys, most_keys
+from knee.engine.workload.flop import causal_keys, kernel_keys, most_keys
 from knee.engine.workload.layer_weights import (
     Tensor,
     attention_tensors,

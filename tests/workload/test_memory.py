@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from knee.base.errors import SpecError
-from knee.engine.cost.step_parts import shapes_of
+from knee.engine.cost.compute_costs import shapes_of
 from knee.engine.workload.layers_per_stage import chunk_layers
 from knee.engine.workload.memory import MemoryColumns, memory_of
 from knee.engine.workload.traffic import Modes, traffic_of

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, TypeVar, cast
 
@@ -100,6 +102,26 @@ def blended(a: T, b: T, share: Floats | float) -> T:
         return cast(T, (1.0 - share) * a + share * cast(Any, b))
     names = names_of(type(a))
     return type(a)(**{name: blended(getattr(a, name), getattr(b, name), share) for name in names})
+
+
+@contextmanager
+def extreme_values() -> Iterator[None]:
+    """Inside, sizes and rates that no hardware has may overflow to infinity; whoever answers checks that and says so.
+
+    What follows an overflow may also be no number (infinity less infinity). A NaN that no overflow explains is a bug:
+    it warns, as outside, and tests make errors of warnings.
+    """
+    overflowed = False
+
+    def note(kind: str, _flag: int) -> None:
+        nonlocal overflowed
+        if kind != "invalid value":
+            overflowed = True
+        elif not overflowed:
+            warnings.warn("invalid value (NaN) without an overflow", RuntimeWarning, stacklevel=2)
+
+    with np.errstate(over="call", under="call", divide="call", invalid="call", call=note):
+        yield
 
 
 class ByValue:

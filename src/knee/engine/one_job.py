@@ -13,7 +13,7 @@ from knee.base.arrays import Floats
 from knee.base.errors import argument
 from knee.engine.measurement import CommLoad, Measurement, Memory
 from knee.engine.simulator import EvaluatedStep, Results, evaluate
-from knee.engine.timeline.local_comm import gathers_kv_again, world_name
+from knee.engine.timeline.step_parts import gathers_kv_again, world_name
 from knee.engine.workload.outer_sync_loss import loss_words
 from knee.engine.workload.parameters import parameter_count
 from knee.engine.workload.projections import expert_share

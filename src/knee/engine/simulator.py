@@ -10,13 +10,7 @@ from numpy.typing import NDArray
 
 from knee.base.arrays import Bools, ByValue, Floats, blended
 from knee.engine.cost.comm_costs import CommCosts, comm_costs
-from knee.engine.cost.contention import contention
-from knee.engine.cost.group_placements import GroupPlacements, groups_of
-from knee.engine.cost.kernel_cost import Cost
-from knee.engine.cost.optimizer import optimizer_cost
-from knee.engine.cost.outer_sync import OuterSync, outer_sync_cost
-from knee.engine.cost.skew import expected_maximum
-from knee.engine.cost.step_parts import (
+from knee.engine.cost.compute_costs import (
     ComputeCosts,
     compute_costs,
     energy_saved_frac,
@@ -24,9 +18,15 @@ from knee.engine.cost.step_parts import (
     shapes_of,
     step_total,
 )
+from knee.engine.cost.contention import contention
+from knee.engine.cost.group_placements import GroupPlacements, groups_of
+from knee.engine.cost.kernel_cost import Cost
+from knee.engine.cost.optimizer import optimizer_cost
+from knee.engine.cost.outer_sync import OuterSync, outer_sync_cost
+from knee.engine.cost.placement import expected_maximum
 from knee.engine.energy import power_w, usd_per_mtoken
-from knee.engine.timeline.local_comm import LayerParts, StepParts, blended_comm, comms_of_kinds, local_comms
 from knee.engine.timeline.step_actions import Actions, run_actions
+from knee.engine.timeline.step_parts import LayerParts, StepParts, blended_comm, comms_of_kinds, local_comms
 from knee.engine.timeline.step_time import StepColumns, run_step
 from knee.engine.workload.flop import model_flop_per_token
 from knee.engine.workload.fp8_layers import fp8_shapes

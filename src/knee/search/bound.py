@@ -17,13 +17,13 @@ from knee.base.arrays import Bools, Floats, Ints, blended, equal_rows, expanded
 from knee.engine.cost.kernel_cost import Cost
 from knee.engine.cost.optimizer import optimizer_cost
 from knee.engine.cost.outer_sync import outer_sync_cost
-from knee.engine.cost.skew import expected_maximum
+from knee.engine.cost.placement import expected_maximum
 from knee.engine.energy import power_w
 from knee.engine.simulator import CHUNK, late_gather_s, priced, step_work
-from knee.engine.timeline.local_comm import LayerParts, LocalComm, StepParts
 from knee.engine.timeline.passes import Segment
 from knee.engine.timeline.pipelines.spans import transfers
 from knee.engine.timeline.plan_passes import recomputed
+from knee.engine.timeline.step_parts import LayerParts, LocalComm, StepParts
 from knee.engine.workload.layers_per_stage import ModelLayers, cuts_of
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model

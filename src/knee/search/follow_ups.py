@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from knee.base.arrays import extreme_values
 from knee.base.units import show
 from knee.engine.measurement import CommLoad, Measurement
 from knee.engine.one_job import simulate
@@ -122,20 +123,20 @@ class FollowUpSearches:
         return self.found.job(self.recommended)
 
     @cached_property
-    @np.errstate(all="ignore")
+    @extreme_values()
     def plain_fsdp(self) -> Baseline | Note:
         """The best plan of plain FSDP, or why there is none."""
         return baseline(self.found)
 
     @cached_property
-    @np.errstate(all="ignore")
+    @extreme_values()
     def savings(self) -> str:
         """One sentence: what the recommended plan saves beside plain FSDP."""
         plain = self.plain_fsdp
         return plain if isinstance(plain, Note) else why(self.job, plain)
 
     @cached_property
-    @np.errstate(all="ignore")
+    @extreme_values()
     def flat_collectives(self) -> SearchResult | None:
         """The same search among plans that NCCL's own collectives can run; None where the recommended plan is one of
         them, or none fits."""
@@ -147,7 +148,7 @@ class FollowUpSearches:
         return flat if len(flat) else None
 
     @cached_property
-    @np.errstate(all="ignore")
+    @extreme_values()
     def sensitivity(self) -> tuple[Bar, ...]:
         """What a quarter more, and a quarter less, of each resource changes, with the plan chosen anew."""
         return tuple(sensitivity(self.found))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from knee.base.arrays import Floats, Ints
-from knee.engine.cost.step_parts import is_narrow, shapes_of
+from knee.engine.cost.compute_costs import is_narrow, shapes_of
 from knee.engine.simulator import CHUNK
 from knee.engine.workload.memory import MemoryColumns, memory_of
 from knee.engine.workload.traffic import Modes, traffic_of

@@ -13,12 +13,11 @@ from knee.base.errors import InputError, argument
 from knee.base.progress import Progress, silent
 from knee.engine.simulator import Results
 from knee.search.best_first import BestFirst, Unsharded
-from knee.search.collective_choice import without_twins
 from knee.search.memory_fit import memory_bytes
 from knee.search.pareto_front import FRONT_STEP
 from knee.search.plan_filter import matching
 from knee.search.space import Space
-from knee.search.space_tables import count_plans, whole_tables
+from knee.search.space_tables import count_plans, whole_tables, without_twins
 from knee.specs.choices import Objective
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
@@ -196,3 +195,41 @@ def _check_modelled(space: Space, cluster: Cluster, profile: Profile) -> None:
         changed: dict[str, Any] = {"recompute": again, "recompute_modules": space.modules}
         one = replace(one, **changed)
     Job(model=space.model, cluster=cluster, profile=profile, plan=one, gpus=1, global_batch=1, seq_len=space.seq_len)
+
+
+# The best plan of every pair of tp and pp: what a heat map of a search shows.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellBest:
+    """One pair; without a plan, none of its plans fits in memory."""
+
+    tp: int
+    pp: int
+    plans: int
+    """Plans of the pair before their sharding is chosen."""
+    plan: Plan | None = None
+    results: Results | None = None
+    """Of that plan alone."""
+
+
+def cell_pairs(found: SearchResult) -> list[tuple[int, int]]:
+    """Pairs of tp and pp that have plans."""
+    found.start.extend_to(np.inf)
+    pairs = np.stack((found.start.table.tp, found.start.table.pp), axis=1)
+    return [(tp, pp) for tp, pp in np.unique(pairs, axis=0).tolist()]
+
+
+def cell_bests(found: SearchResult) -> Iterator[CellBest]:
+    """Each of them, searched as the whole space was, for its best plan alone."""
+    start = found.start
+    for tp, pp in cell_pairs(found):
+        rows = np.flatnonzero((start.table.tp == tp) & (start.table.pp == pp))
+        best = BestFirst(start.part(rows), hbm_bytes=found.cluster.gpu.hbm_bytes, wanted=wanted_by(found.only))
+        best.rank(1)
+        if not len(best.table):
+            yield CellBest(tp=tp, pp=pp, plans=len(rows))
+            continue
+        row = int(np.argmax(score(best.results, found.objective)))
+        results = results_rows(best.results, np.array([row]))
+        yield CellBest(tp=tp, pp=pp, plans=len(rows), plan=best.table.plan(row), results=results)

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from knee.base.arrays import Floats
+from knee.base.arrays import Floats, extreme_values
 from knee.base.errors import InputError, SpecError, argument
 from knee.base.progress import Progress, silent
 from knee.base.units import show
@@ -212,7 +212,7 @@ def point_of(job: Job, convention: str = DEFAULT_CONVENTION) -> ScalePoint:
 
 
 def _points(jobs: Sequence[Job], convention: str) -> list[ScalePoint]:
-    with np.errstate(all="ignore"):
+    with extreme_values():
         found = simulate_jobs(jobs, convention=convention)
     return [_simulated_point(job, measured) for job, measured in zip(jobs, found, strict=True)]
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from typing import NamedTuple
 
 from knee.base.errors import InputError
+from knee.specs.legality import fills_ranks, first_broken
 from knee.specs.model import Model
 from knee.specs.model.split_rules import OWN_STAGES, splits_heads, splits_sequence
-from knee.specs.plan import Collectives, Plan, RecomputeModule, Sharding
+from knee.specs.plan import SHARDING_RULES, Collectives, Plan, RecomputeModule, Sharding
 from knee.specs.schedules import ONE_F_ONE_B, searched_schedules
 
 
@@ -96,7 +98,7 @@ def folds(space: Space, tp: int, cp: int, dp: int) -> list[tuple[int, int]]:
         return [(1, 1)]
     eps = [ep for ep in divisors(experts.count) if ep <= (space.max_ep or ep)]
     etps = [etp for etp in dict.fromkeys((1, tp)) if experts.ffn % etp == 0]
-    return [(ep, etp) for ep in eps for etp in etps if (tp * cp * dp) % (ep * etp) == 0]
+    return [(ep, etp) for ep in eps for etp in etps if fills_ranks(tp * cp * dp, ep, etp)]
 
 
 def shardings(space: Space, dp: int) -> list[tuple[Sharding, int, int]]:
@@ -104,17 +106,26 @@ def shardings(space: Space, dp: int) -> list[tuple[Sharding, int, int]]:
 
     Modes differ on one rank too: FSDP keeps 16-bit copies of a few layers where others keep all.
     """
-    found: list[tuple[Sharding, int, int]] = [("ddp", 1, dp)]
-    for shard in divisors(dp):
-        replicate = dp // shard
-        found += [("zero1", shard, replicate), ("fsdp_no_reshard", shard, replicate)]
-        if "zero2" in space.shardings:  # only where it is asked for: few stacks have it
-            found.append(("zero2", shard, replicate))
-        if replicate == 1:
-            found.append(("fsdp", shard, 1))
-        elif shard > 1:
-            found.append(("hsdp", shard, replicate))
-    return [one for one in found if not space.shardings or one[0] in space.shardings]
+    return [one for one in _legal_shardings(dp) if (one[0] in space.shardings if space.shardings else one[0] != RARE)]
+
+
+MODES: tuple[Sharding, ...] = ("ddp", "zero1", "fsdp_no_reshard", "zero2", "fsdp", "hsdp")
+"""In the order of a search."""
+RARE: Sharding = "zero2"
+"""Tried only where it is asked for: few stacks have it."""
+
+
+@cache
+def _legal_shardings(dp: int) -> tuple[tuple[Sharding, int, int], ...]:
+    """Every mode with every pair of degrees, less those that a plan refuses."""
+    every = ((mode, shard, dp // shard) for shard in divisors(dp) for mode in MODES)
+    return tuple(one for one in every if first_broken(SHARDING_RULES, _Degrees(*one)) is None)
+
+
+class _Degrees(NamedTuple):
+    sharding: Sharding
+    dp_shard: int
+    dp_replicate: int
 
 
 def schedules(space: Space, pp: int) -> list[tuple[str, int]]:

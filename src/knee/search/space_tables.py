@@ -10,16 +10,21 @@ from typing import Any
 import numpy as np
 
 from knee.base.arrays import Bools, Ints, distinct
-from knee.search.collective_choice import with_each
+from knee.engine.cost.placement import gpus_used
+from knee.engine.simulator import Results
 from knee.search.space import Space, degrees, divisors, folds, schedules, shardings
+from knee.specs.hardware import Cluster
+from knee.specs.legality import expert_ranks, fills_ranks, interrupts_backward
 from knee.specs.model.split_rules import splits_tokens
 from knee.specs.plan import (
+    COLLECTIVES,
     CP_METHODS,
     FIXED,
     GIVEN,
     RECOMPUTES,
     REDUCING,
     SHARDINGS,
+    Collectives,
     Plan,
     Sharding,
 )
@@ -180,7 +185,7 @@ def _cut_and_shared(space: Space, shapes: PlanTable, rows: Ints, pp: int, dp: in
     if space.model.experts is not None:
         some = shapes.rows(rows[:1])
         ranks = _stage_ranks(modes, shard, copies, some.tp, some.cp)
-        laid = ranks[:, None] % (shapes.ep[rows] * shapes.etp[rows])[None] == 0
+        laid = fills_ranks(ranks[:, None], shapes.ep[rows][None], shapes.etp[rows][None])
         can_be &= laid[share, shape]
     good = np.flatnonzero(can_be)
     share, shape, order = share[good], shape[good], order[good]
@@ -227,18 +232,18 @@ _SPLITS = np.array([schedule.splits_backward for schedule in PIPELINE_SCHEDULES]
 
 def _can_be(mode: Ints, schedule: Ints, pp: Ints | int) -> Bools:
     """Nothing is gathered or reduced between the halves of a split backward."""
-    return np.asarray(~(_REDUCES[mode] & _SPLITS[schedule] & (pp > 1)), dtype=np.bool_)
+    return np.asarray(~interrupts_backward(_SPLITS[schedule], _REDUCES[mode], pp), dtype=np.bool_)
 
 
 def _stage_ranks(mode: Ints, shard: Ints, copies: Ints, tp: Ints | int, cp: Ints | int) -> Ints:
-    """Ranks of a stage over which experts are laid: those of one replica, or all of them under DDP."""
-    return np.asarray(np.where(mode == SHARDINGS.index("ddp"), copies, shard) * tp * cp, dtype=np.int64)
+    """Ranks of a stage over which experts are laid."""
+    return np.asarray(expert_ranks(mode == SHARDINGS.index("ddp"), shard, copies, cp, tp), dtype=np.int64)
 
 
 def _folds(table: PlanTable) -> Bools:
     """Plans whose experts fill the ranks of a stage evenly."""
     ranks = _stage_ranks(table.sharding, table.dp_shard, table.dp_replicate, table.tp, table.cp)
-    return np.asarray(ranks % (table.ep * table.etp) == 0, dtype=np.bool_)
+    return np.asarray(fills_ranks(ranks, table.ep, table.etp), dtype=np.bool_)
 
 
 def _synced(space: Space, copies: Ints) -> dict[str, Any]:
@@ -261,3 +266,38 @@ def _ints(values: Sequence[int]) -> Ints:
 
 def _codes(names: Sequence[str], values: Sequence[str]) -> Ints:
     return np.array([names.index(value) for value in values], dtype=np.int64)
+
+
+# Flat or hierarchical collectives: a choice where a job crosses a slow tier of the network.
+
+FLAT, HIERARCHICAL = COLLECTIVES.index("flat"), COLLECTIVES.index("hierarchical")
+
+
+def searched_collectives(cluster: Cluster, gpus: int) -> tuple[Collectives, ...]:
+    """Both kinds if the job crosses a tier that is oversubscribed, or farther away than a hop between nodes; else none
+    that a plan does not have anyway, because other searches would take twice as long for nothing."""
+    fabric = cluster.fabric
+    nodes = -(-gpus // int(gpus_used(np.array(gpus), cluster.node.gpus)))
+    slow = [tier for tier in fabric.tiers if tier.oversubscription > 1 or tier.hop_s > fabric.hop_s]
+    return COLLECTIVES if any(nodes > tier.nodes for tier in slow) else ()
+
+
+def with_each(table: PlanTable, choices: tuple[Collectives, ...]) -> PlanTable:
+    """Every plan with each kind of collectives."""
+    if len(choices) == 1:
+        return table
+    row, choice = (grid.ravel() for grid in np.indices((len(table), len(choices))))
+    return replace(table.rows(row), collectives=np.array([COLLECTIVES.index(name) for name in choices])[choice])
+
+
+def without_twins(table: PlanTable, results: Results) -> Ints:
+    """Rows, less those of hierarchical plans that take exactly what the same plan with flat collectives takes."""
+    if not (table.collectives == HIERARCHICAL).any() or not (table.collectives == FLAT).any():
+        return np.arange(len(table))
+    names = [name for name in COLUMNS if name != "collectives"]
+    columns = [np.nan_to_num(getattr(table, name), nan=-1.0).tolist() for name in names]
+    takes = [results.step_s.tolist(), results.power_w_per_gpu.tolist()]
+    keys = list(zip(*columns, *takes, strict=True))
+    flat = {key for key, kind in zip(keys, table.collectives.tolist(), strict=True) if kind == FLAT}
+    kept = [kind == FLAT or key not in flat for key, kind in zip(keys, table.collectives.tolist(), strict=True)]
+    return np.flatnonzero(kept)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -223,6 +224,9 @@ def _number(value: Any, path: str, bad: dict[str, Mistake]) -> Any:
         number = units.parse(value, unit) if isinstance(value, str) else value
     except ValueError as error:
         bad[path] = Mistake(code="not-an-amount", place=path, text=str(error))
+        return value
+    if isinstance(number, float) and not math.isfinite(number):  # 1e400
+        bad[path] = Mistake(code="not-finite", place=path, text=f"{word} is not a finite number")
         return value
     if unit != "frac" and isinstance(number, (int, float)) and number and not SMALLEST < abs(number) < LARGEST:
         text = f"{word} is out of range: it must be 0, or from {SMALLEST:g} to {LARGEST:g}"

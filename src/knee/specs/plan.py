@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal, get_args
 from knee.base.errors import SpecError, argument, out_of_range
 from knee.specs.hardware import Precision
 from knee.specs.knobs import Knob, names_of, read_knobs
+from knee.specs.legality import PlanRule, check, interrupts_backward
 from knee.specs.schedules import INTERLEAVED, ONE_F_ONE_B, Schedule, schedule_of
 
 Sharding = Literal["ddp", "zero1", "zero2", "fsdp", "fsdp_no_reshard", "hsdp"]
@@ -58,6 +59,82 @@ FP8_RECIPES: tuple[Fp8Recipe, ...] = get_args(Fp8Recipe)
 MOST = 16_777_216
 MOST_IMBALANCE = 1_000
 AXES = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
+
+
+SHARDING_RULES = (
+    PlanRule(
+        None,
+        lambda p: p.sharding == "hsdp" and (p.dp_replicate < 2 or p.dp_shard < 2),
+        "hsdp needs dp_replicate and dp_shard of at least 2; got dp_replicate {dp_replicate}, dp_shard {dp_shard}",
+        "give {--dp-replicate}, or use {--sharding} fsdp",
+    ),
+    PlanRule(
+        None,
+        lambda p: p.sharding == "fsdp" and p.dp_replicate > 1,
+        "fsdp shards over every data-parallel rank, but dp_replicate is {dp_replicate}",
+        "use {--sharding} hsdp (reshard) or fsdp_no_reshard with {--dp-replicate}",
+    ),
+    PlanRule(
+        None,
+        lambda p: p.sharding == "ddp" and p.dp_shard > 1,
+        "ddp shards nothing, but dp_shard is {dp_shard}",
+        "use dp_replicate for the data-parallel ranks, or use {--sharding} zero1",
+    ),
+)
+"""Which degrees a mode of sharding allows; a search applies them to every mode and pair of degrees."""
+RULES = (
+    PlanRule(
+        None,
+        lambda p: p.recompute_frac < 1 and p.recompute != "blocks",
+        "recompute_frac {recompute_frac:g} applies only to recompute blocks, but recompute is {recompute}",
+        "use {--recompute} blocks",
+    ),
+    PlanRule(
+        "plan.fp8_recipe",
+        lambda p: p.fp8_recipe != "tensorwise" and p.precision != "fp8",
+        "fp8_recipe {fp8_recipe} applies only to precision fp8, but precision is {precision}",
+        "use {--precision} fp8, or leave {--fp8-recipe} out",
+    ),
+    *SHARDING_RULES,
+    PlanRule(
+        None,
+        lambda p: p.sync_every > 1 and p.dp_replicate == 1,
+        "sync_every is {sync_every}, but dp_replicate is 1: there are no replicas to synchronize",
+        "give {--dp-replicate}, for example with {--sharding} hsdp, or leave {--sync-every} out",
+    ),
+    PlanRule(
+        None,
+        lambda p: p.virtual_stages > 1 and not schedule_of(p.schedule).virtual,
+        f"{{virtual_stages}} virtual stages need the {INTERLEAVED.name} schedule, not {{schedule}}",
+        f"add {{--schedule}} {INTERLEAVED.name}, or drop {{--virtual-stages}}",
+    ),
+    PlanRule(
+        None,
+        lambda p: p.virtual_stages > 1 and p.pp == 1,
+        "virtual stages need a pipeline",
+        "give {--pp}, or drop {--virtual-stages}",
+    ),
+    PlanRule(
+        None,
+        lambda p: p.virtual_stages == 1 and p.pp > 1 and schedule_of(p.schedule).virtual,
+        f"the {{schedule}} schedule with one virtual stage is {ONE_F_ONE_B.name}",
+        f"give {{--virtual-stages}} 2 or more, or use {{--schedule}} {ONE_F_ONE_B.name}",
+    ),
+    PlanRule(
+        "plan.pp",
+        lambda p: p.pp > 1 and not schedule_of(p.schedule).takes_ranks(p.pp),
+        "{schedule} runs microbatches from both ends of the pipeline, so pp must be even; got {pp}",
+        f"use an even {{--pp}}, or {{--schedule}} {ONE_F_ONE_B.name}",
+        "does-not-divide",
+    ),
+    PlanRule(
+        None,
+        lambda p: interrupts_backward(schedule_of(p.schedule).splits_backward, p.sharding in REDUCING, p.pp),
+        "{schedule} with {sharding} is not modelled: it would gather or reduce between the two halves of backward",
+        "use {--sharding} fsdp_no_reshard, zero1 or ddp",
+        "not-modelled",
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,20 +283,6 @@ class Plan:
             raise out_of_range("plan.tp_overlap_frac", self.tp_overlap_frac, "it must be between 0 and 1")
         if not 0 < self.recompute_frac <= 1:
             raise out_of_range("plan.recompute_frac", self.recompute_frac, "it must be above 0 and at most 1")
-        if self.recompute_frac < 1 and self.recompute != "blocks":
-            raise SpecError(
-                f"recompute_frac {self.recompute_frac:g} applies only to recompute blocks, but recompute is "
-                f"{self.recompute}",
-                hint=f"use {argument('recompute')} blocks",
-                code="contradiction",
-            )
-        if self.fp8_recipe != "tensorwise" and self.precision != "fp8":
-            raise SpecError(
-                f"fp8_recipe {self.fp8_recipe} applies only to precision fp8, but precision is {self.precision}",
-                hint=f"use {argument('precision')} fp8, or leave {argument('fp8_recipe')} out",
-                code="contradiction",
-                field="plan.fp8_recipe",
-            )
         self._check_modules()
         for name in ("imbalance", "capacity_factor"):
             value = getattr(self, name)
@@ -237,8 +300,7 @@ class Plan:
                 code="not-each-once",
                 field="plan.placement",
             )
-        self._check_sharding()
-        self._check_schedule()
+        check(RULES, self)
 
     def _check_modules(self) -> None:
         names = self.recompute_modules
@@ -258,66 +320,6 @@ class Plan:
         )
         hint = f"use {argument('recompute')} modules and name some of {', '.join(RECOMPUTE_MODULES)}"
         raise SpecError(text, hint=hint, code="contradiction", field="plan.recompute_modules")
-
-    def _check_sharding(self) -> None:
-        if self.sharding == "hsdp" and (self.dp_replicate < 2 or self.dp_shard < 2):
-            raise SpecError(
-                f"hsdp needs dp_replicate and dp_shard of at least 2; got dp_replicate {self.dp_replicate}, "
-                f"dp_shard {self.dp_shard}",
-                hint=f"give {argument('dp_replicate')}, or use {argument('sharding')} fsdp",
-                code="contradiction",
-            )
-        if self.sharding == "fsdp" and self.dp_replicate > 1:
-            raise SpecError(
-                f"fsdp shards over every data-parallel rank, but dp_replicate is {self.dp_replicate}",
-                hint=f"use {argument('sharding')} hsdp (reshard) or fsdp_no_reshard with {argument('dp_replicate')}",
-                code="contradiction",
-            )
-        if self.sharding == "ddp" and self.dp_shard > 1:
-            raise SpecError(
-                f"ddp shards nothing, but dp_shard is {self.dp_shard}",
-                hint=f"use dp_replicate for the data-parallel ranks, or use {argument('sharding')} zero1",
-                code="contradiction",
-            )
-        if self.sync_every > 1 and self.dp_replicate == 1:
-            raise SpecError(
-                f"sync_every is {self.sync_every}, but dp_replicate is 1: there are no replicas to synchronize",
-                hint=f"give {argument('dp_replicate')}, for example with {argument('sharding')} hsdp, "
-                f"or leave {argument('sync_every')} out",
-                code="contradiction",
-            )
-
-    def _check_schedule(self) -> None:
-        schedule = schedule_of(self.schedule)
-        if self.virtual_stages > 1 and not schedule.virtual:
-            raise SpecError(
-                f"{self.virtual_stages} virtual stages need the {INTERLEAVED.name} schedule, not {self.schedule}",
-                hint=f"add {argument('schedule')} {INTERLEAVED.name}, or drop {argument('virtual_stages')}",
-                code="contradiction",
-            )
-        if self.virtual_stages > 1 and self.pp == 1:
-            hint = f"give {argument('pp')}, or drop {argument('virtual_stages')}"
-            raise SpecError("virtual stages need a pipeline", hint=hint, code="contradiction")
-        if schedule.virtual and self.pp > 1 and self.virtual_stages == 1:
-            raise SpecError(
-                f"the {schedule.name} schedule with one virtual stage is {ONE_F_ONE_B.name}",
-                hint=f"give {argument('virtual_stages')} 2 or more, or use {argument('schedule')} {ONE_F_ONE_B.name}",
-                code="contradiction",
-            )
-        if self.pp > 1 and not schedule.takes_ranks(self.pp):
-            raise SpecError(
-                f"{schedule.name} runs microbatches from both ends of the pipeline, so pp must be even; got {self.pp}",
-                hint=f"use an even {argument('pp')}, or {argument('schedule')} {ONE_F_ONE_B.name}",
-                code="does-not-divide",
-                field="plan.pp",
-            )
-        if schedule.splits_backward and self.pp > 1 and self.sharding in REDUCING:
-            raise SpecError(
-                f"{self.schedule} with {self.sharding} is not modelled: it would gather or reduce between the two "
-                "halves of backward",
-                hint=f"use {argument('sharding')} fsdp_no_reshard, zero1 or ddp",
-                code="not-modelled",
-            )
 
     @property
     def dp(self) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
+from knee.base.errors import argument
+from knee.specs.knobs import Knob
+from knee.specs.legality import PlanRule
 from knee.specs.plan import KNOBS, Plan
 
 ORDER = tuple(dict.fromkeys(("sharding", "dp_replicate", *KNOBS)))
@@ -28,8 +31,19 @@ def plan_words(plan: Plan, *, also: Collection[str] = (), without: Collection[st
     return ", ".join(words)
 
 
-def simulated_only(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Name and words of the fields of this plan that neither knee's trainer nor an export has."""
-    for name, knob in KNOBS.items():
-        if knob.simulated_only and getattr(plan, name) != knob.default:
-            yield name, knob.describe(getattr(plan, name))
+def only_simulated(text: str, hint: str, *, code: str = "contradiction") -> tuple[PlanRule, ...]:
+    """Rules for a trainer or an export: one for each field of a plan that only the simulator has.
+
+    ``{words}`` in the text is the value in words, ``{flag}`` in the hint the field as the reader writes it.
+    """
+    return tuple(_only_simulated(knob, text, hint, code) for knob in KNOBS.values() if knob.simulated_only)
+
+
+def _only_simulated(knob: Knob, text: str, hint: str, code: str) -> PlanRule:
+    return PlanRule(
+        f"plan.{knob.name}",
+        lambda job: getattr(job.plan, knob.name) != knob.default,
+        lambda job: text.format(words=knob.describe(getattr(job.plan, knob.name))),
+        lambda _: hint.format(flag=argument(knob.name)),
+        code,
+    )

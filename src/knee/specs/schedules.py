@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "dualpipe"]
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 
-KINDS = ("F", "B", "W")
-F, B, W = range(len(KINDS))
+ACTION_KINDS = ("F", "B", "W")
+F, B, W = range(len(ACTION_KINDS))
 
 
 class Order(NamedTuple):

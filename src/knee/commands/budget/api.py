@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
+from knee.base.arrays import extreme_values
 from knee.base.errors import DoesNotFit, InputError, argument, example
 from knee.base.progress import Progress, silent
 from knee.base.units import short
@@ -172,7 +171,7 @@ MOST_GPUS = 16_384
 """Where ``gpus`` is left out."""
 
 
-@np.errstate(all="ignore")  # extreme input overflows, and its answer says so
+@extreme_values()
 @checked_arguments
 def budget(
     *,

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from knee.base.arrays import extreme_values
 from knee.base.errors import DoesNotFit, InputError, argument
 from knee.base.limits import MOST_LISTED_PLANS
 from knee.base.progress import Progress, silent
@@ -16,14 +17,13 @@ from knee.commands.amounts import Amount, training_of
 from knee.commands.job_request import ClusterLike, ModelLike, Overrides, ProfileLike, pairs_of
 from knee.commands.plan.request import searched_parts, takes_search_arguments
 from knee.commands.plan.result import PlanSearch, RankedPlan, tell_better
-from knee.search.collective_choice import searched_collectives
 from knee.search.follow_ups import FollowUpSearches
 from knee.search.nearest_plan import no_plan, nothing_fits
 from knee.search.plan_filter import NUMBERS, WORDS
+from knee.search.plan_robustness import robust
 from knee.search.plan_search import RANKED, SearchResult, search
-from knee.search.robust import robust
 from knee.search.space import Space
-from knee.search.space_tables import whole_table
+from knee.search.space_tables import searched_collectives, whole_table
 from knee.specs.argument_types import checked_arguments
 from knee.specs.choices import Objective
 from knee.specs.defaults import DEFAULT_GRID
@@ -32,7 +32,7 @@ from knee.specs.plan import KEPT
 from knee.specs.plan_table import PlanTable
 
 
-@np.errstate(all="ignore")  # extreme input overflows, and its answer says so
+@extreme_values()
 @checked_arguments
 @takes_search_arguments(*KEPT)
 def plan(

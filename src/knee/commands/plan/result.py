@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from knee.base.errors import InputError
+from knee.engine.measurement import Measurement
 from knee.engine.reliability.drawn_runs import month_of_job
 from knee.engine.simulator import Results
 from knee.engine.training_cost import TrainingQuestion
 from knee.search.follow_ups import FollowUpSearches
 from knee.search.pareto_front import pareto
+from knee.search.plan_robustness import CLOSE, Robust
 from knee.search.plan_search import SearchResult, score
-from knee.search.robust import CLOSE, Robust
 from knee.search.sensitivity import Bar
 from knee.show.result import Result, flat
 from knee.specs import Job, Plan
@@ -36,7 +37,7 @@ from knee.trust.trust import Trust, trust_of
 class RankedPlan(Result):
     """One plan of a search, with its metrics and its results in the random draws of the fitted parameters."""
 
-    rank: int | None
+    rank: int | None = None
     """Its place by the objective, from 1; None where it was not simulated within the search."""
     plan: Plan
     tokens_per_s: float
@@ -55,10 +56,10 @@ class RankedPlan(Result):
     bubble_frac: float
     headroom_bytes: float
     """Memory of a GPU that the plan leaves free."""
-    good_frac: float | None
+    good_frac: float | None = None
     """Share of draws in which it was within 2% of the best; None where it was not drawn."""
-    fits_frac: float | None
-    worst_frac: float | None
+    fits_frac: float | None = None
+    worst_frac: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; the name of each key ends in its unit."""
@@ -69,28 +70,21 @@ METRICS = tuple(one.name for one in fields(RankedPlan) if one.name in {column.na
 """Metrics of a ranked plan that the simulator has a column for."""
 
 
-def ranked_plan(
-    plan: Plan,
-    values: Mapping[str, float | None],
-    hbm_bytes: float,
-    rank: int | None = None,
-    shares: Sequence[float | None] = (None, None, None),
-) -> RankedPlan:
-    """A plan with its metrics; what is not finite is not known."""
-    finite: dict[str, Any] = {
-        name: value if value is not None and math.isfinite(value) else None for name, value in values.items()
-    }
-    good, fits, worst = shares
+def ranked_plan(plan: Plan, results: Results | Measurement, hbm_bytes: float, row: int = 0, **known: Any) -> RankedPlan:
+    """A plan with its metrics of a row of results, or of one step, and what else is known of it; a metric that is not
+    finite is None."""
+    values: dict[str, Any] = {}
+    for name in METRICS:
+        value = getattr(results, name)
+        value = float(value[row]) if isinstance(value, np.ndarray) else value
+        values[name] = value if value is not None and math.isfinite(value) else None
     return RankedPlan(
-        rank=rank,
         plan=plan,
-        **finite,
-        exposed_frac=finite["exposed_comm_s"] / finite["step_s"],
-        bubble_frac=finite["bubble_s"] / finite["step_s"],
-        headroom_bytes=hbm_bytes - finite["memory_bytes"],
-        good_frac=good,
-        fits_frac=fits,
-        worst_frac=worst,
+        **values,
+        exposed_frac=values["exposed_comm_s"] / values["step_s"],
+        bubble_frac=values["bubble_s"] / values["step_s"],
+        headroom_bytes=hbm_bytes - values["memory_bytes"],
+        **known,
     )
 
 
@@ -106,8 +100,7 @@ def tell_better(
         row = int(np.argmax(scores))
         if scores[row] > best:
             best = float(scores[row])
-            values = {name: float(getattr(results, name)[row]) for name in METRICS}
-            on_better(ranked_plan(table.plan(row), values, hbm_bytes))
+            on_better(ranked_plan(table.plan(row), results, hbm_bytes, row))
 
     return watch
 
@@ -159,8 +152,7 @@ class PlanSearch(Result):
             return None
         if plain.row is not None:
             return self.ranked(plain.row)
-        values = {name: getattr(plain.result, name) for name in METRICS}
-        return self._ranked(None, plain.job.plan, values)
+        return ranked_plan(plain.job.plan, plain.result, self.found.cluster.gpu.hbm_bytes)
 
     @cached_property
     def why(self) -> str:
@@ -178,8 +170,7 @@ class PlanSearch(Result):
         flat = self.follow_ups.flat_collectives
         if flat is None:
             return None
-        values = {name: float(getattr(flat.results, name)[0]) for name in METRICS}
-        return self._ranked(None, flat.table.plan(0), values)
+        return ranked_plan(flat.table.plan(0), flat.results, self.found.cluster.gpu.hbm_bytes)
 
     @property
     def sensitivity(self) -> tuple[Bar, ...]:
@@ -206,19 +197,11 @@ class PlanSearch(Result):
 
     def ranked(self, row: int) -> RankedPlan:
         """The plan of a row of the search, counted from 0."""
-        values = {name: float(getattr(self.found.results, name)[row]) for name in METRICS}
-        drawn = (self.drawn.good_frac, self.drawn.fits_frac, self.drawn.worst_frac)
-        shares = [float(share[row]) if row < len(share) else None for share in drawn]
-        return self._ranked(row, self.found.table.plan(row), values, *shares)
-
-    def _ranked(self, row: int | None, plan: Plan, values: dict[str, Any], *shares: float | None) -> RankedPlan:
-        return ranked_plan(
-            plan,
-            values,
-            self.found.cluster.gpu.hbm_bytes,
-            None if row is None else row + 1,
-            shares or (None, None, None),
-        )
+        found, drawn = self.found, self.drawn
+        shares = {"good_frac": drawn.good_frac, "fits_frac": drawn.fits_frac, "worst_frac": drawn.worst_frac}
+        known = {name: float(share[row]) for name, share in shares.items() if row < len(share)}
+        hbm_bytes = found.cluster.gpu.hbm_bytes
+        return ranked_plan(found.table.plan(row), found.results, hbm_bytes, row, rank=row + 1, **known)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as ``knee plan --json`` prints it."""

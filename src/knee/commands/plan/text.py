@@ -17,14 +17,8 @@ from knee.specs.plan_words import plan_words
 SHOWN_FRONT = 8
 BAR_WIDTH = 24
 LEAST_FIRST = (
-    "usd_per_mtoken",
-    "tokens_per_j",
-    "power_w_per_gpu",
-    "tokens_per_s_per_gpu",
-    "bubble_frac",
-    "good_frac",
-    "headroom_bytes",
-    "exposed_comm_frac",
+    *("usd_per_mtoken", "tokens_per_j", "power_w_per_gpu", "tokens_per_s_per_gpu"),
+    *("bubble_frac", "good_frac", "headroom_bytes", "exposed_comm_frac"),
 )
 """Columns of the ranking that a narrow terminal does without."""
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
+from knee.base.arrays import extreme_values
 from knee.base.errors import InputError, argument
 from knee.base.progress import Progress, silent
 from knee.commands.amounts import count_of
@@ -15,8 +14,7 @@ from knee.commands.job_request import ClusterLike, ModelLike, Overrides, Profile
 from knee.commands.scale.result import ScaleQuestion, Scaling, ScalingCurve, shown
 from knee.engine.energy import grid as grid_of
 from knee.engine.training_cost import bill_of, checked_pue
-from knee.search.failure_knee import with_failures
-from knee.search.knee import knees_of
+from knee.search.knee import knees_of, with_failures
 from knee.search.scaling_curve import ScalePoint, check_batch, checked_counts, parse_counts
 from knee.specs.argument_types import checked_arguments
 from knee.specs.arguments import checked_plan, require
@@ -26,7 +24,7 @@ from knee.trust.doubling_errors import doubling_band
 from knee.trust.trust import trust_of
 
 
-@np.errstate(all="ignore")  # extreme input overflows, and its answer says so
+@extreme_values()
 @checked_arguments
 def scale(
     model: ModelLike | Sequence[ModelLike],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from knee.base.units import DAY_S
+from knee.base.units import DAY_S, amount, short
 from knee.commands.scale.result import Scaling, ScalingCurve, assumptions, listed, sentence, weak_words
 from knee.commands.simulate.text import PRICE, between
 from knee.engine.reliability.whole_run import WholeRun
@@ -23,7 +23,7 @@ def print_answer(answer: Scaling) -> None:
         _print_points(one)
         if answer.tokens is not None and one.bills:
             print_heading(
-                f"training on {_short(answer.tokens)} tokens (PUE {answer.pue:g}, grid {answer.grid.name}: "
+                f"training on {short(answer.tokens)} tokens (PUE {answer.pue:g}, grid {answer.grid.name}: "
                 f"{answer.grid.g_per_kwh:.0f} g CO2e/kWh)"
             )
             _print_bills(one)
@@ -79,15 +79,8 @@ def _print_points(one: ScalingCurve) -> None:
         left=("plan",),
         dim=("trust",),
         optional=(
-            "usd_per_mtoken",
-            "tokens_per_j",
-            "power_w_per_gpu",
-            "trust",
-            "bubble_frac",
-            "gain per added GPU",
-            "exposed_comm_frac",
-            "tokens_per_s_per_gpu",
-            "mfu_frac",
+            *("usd_per_mtoken", "tokens_per_j", "power_w_per_gpu", "trust", "bubble_frac"),
+            *("gain per added GPU", "exposed_comm_frac", "tokens_per_s_per_gpu", "mfu_frac"),
         ),
     )
 
@@ -219,13 +212,5 @@ def _print_comparison(answer: Scaling) -> None:
     )
 
 
-def _short(tokens: float) -> str:
-    for factor, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
-        if tokens >= factor:
-            return f"{tokens / factor:,.4g}{letter}"
-    return f"{tokens:,.0f}"
-
-
 def _amount(value: float | None) -> str:
-    """Whole from a hundred on, three digits below."""
-    return "unknown" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return "unknown" if value is None else amount(value)

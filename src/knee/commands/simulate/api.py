@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from knee.base.arrays import extreme_values
 from knee.base.errors import DoesNotFit, InputError, KneeError, argument
 from knee.base.limits import LONGEST_TRACE_NS
 from knee.base.units import HOUR_S, show
@@ -30,7 +29,7 @@ from knee.trust.answer_record import record_of
 from knee.trust.trust import Trust, trust_of
 
 if TYPE_CHECKING:
-    from knee.engine.why.chain import WhyLine
+    from knee.engine.why import WhyLine
 
 
 # Changes of a plan that make it fit in memory.
@@ -121,11 +120,10 @@ class Simulation(Result, Measurement):
         """Rental price of all GPUs for one step; None where the price is unknown."""
         return None if self.usd_per_h is None else self.usd_per_h * self.step_s / HOUR_S
 
-    @np.errstate(all="ignore")
+    @extreme_values()
     def why(self) -> list[WhyLine]:
         """The formulas, constants and sources behind the answer, one line each; ``depth`` is the indentation."""
-        from knee.engine.why.run import explain_run
-        from knee.engine.why.step import explain
+        from knee.engine.why import explain, explain_run
 
         lines = explain(self.job, self.request.sources, convention=self.flop_convention, step=self.evaluated)
         if self.training is not None:
@@ -218,7 +216,7 @@ def simulate(
 def _finite(asked: Request, convention: str) -> tuple[Measurement, EvaluatedStep]:
     """The answer; values that no computer can multiply are refused in words."""
     try:
-        with np.errstate(all="ignore"):
+        with extreme_values():
             step = evaluated(asked.job, convention)
             found = measurement_of(step, 0, asked.job, convention=convention, assumptions=asked.assumptions)
         finite = found.step_s > 0 and _is_finite(found.as_json())

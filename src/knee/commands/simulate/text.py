@@ -17,7 +17,7 @@ from knee.specs.plan_words import plan_words
 
 if TYPE_CHECKING:
     from knee.commands.simulate.api import Simulation
-    from knee.engine.why.chain import WhyLine
+    from knee.engine.why import WhyLine
     from knee.trust.trust import Trust
 
 UNKNOWN = "unknown"

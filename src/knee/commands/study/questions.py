@@ -8,9 +8,7 @@ from itertools import accumulate, chain, pairwise, product
 from math import prod
 from typing import Any
 
-import numpy as np
-
-from knee.base.arrays import Bools, Floats
+from knee.base.arrays import Bools, Floats, extreme_values
 from knee.base.errors import InputError, SpecError
 from knee.base.limits import MOST_POINTS
 from knee.commands.study.study_file import Pick, Study, StudyGrid
@@ -217,7 +215,7 @@ def answers(questions: Iterable[Question]) -> dict[Question, dict[str, Any] | Sp
             jobs[question] = jobs_of(question)
         except SpecError as error:
             found[question] = error
-    with np.errstate(all="ignore"):  # rates that nothing has, said by whoever changed them
+    with extreme_values():  # rates that nothing has, said by whoever changed them
         for plans in together(jobs):
             step = evaluate(*plans.specs, plans.table)
             for question, row in plans.meant(step.results).items():

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from knee.base.arrays import Floats, Ints
+from knee.base.arrays import Floats, Ints, extreme_values
 from knee.engine.events import COLLECTIVES, Events
 from knee.engine.intervals import covered, merge
 from knee.engine.one_job import events_of
@@ -216,7 +216,7 @@ def candidates_of(
     random = np.random.default_rng(seed)
     positions = random.standard_normal((draws, len(free)))
     variants = [applied(cluster, profile, moved(cluster, profile, free, one)) for one in positions]
-    with np.errstate(all="ignore"):
+    with extreme_values():
         now = simulate_table(model, cluster, profile, table)
         drawn = simulate_variants(model, variants, table)
     seconds = START_S + steps * now.step_s
@@ -247,7 +247,7 @@ def moved(
 
 def _logs(values: Floats, instead: Floats, draws: int) -> Floats:
     """Of each draw; a draw that leaves a plan without a finite answer says nothing of it."""
-    with np.errstate(all="ignore"):
+    with extreme_values():
         found = np.log(values.reshape(draws, len(instead)))
         return np.where(np.isfinite(found), found, np.log(instead))
 
@@ -325,7 +325,7 @@ def _moved(job: Job, parameters: Sequence[Parameter], at: int) -> Job:
 
 def _shares(job: Job) -> dict[str, float]:
     """Mean over the stages of the pipeline."""
-    with np.errstate(all="ignore"):
+    with extreme_values():
         stages = [_of_stage(events) for events in events_of(job)]
     names = {name for stage in stages for name in stage}
     return {name: sum(stage.get(name, 0.0) for stage in stages) / len(stages) for name in names}

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from knee.base.arrays import Floats
+from knee.base.arrays import Floats, extreme_values
 from knee.base.errors import InputError, MissingExtra
 from knee.commands.tune.loop import SHORT, standing
 from knee.commands.tune.posterior import Beliefs, Candidates, End, Outcome, candidates_of, carried_spreads
@@ -260,7 +260,7 @@ def _error(runs: Sequence[PublishedRun]) -> float | None:
     """Logarithm of measured over predicted; None where the run cannot be simulated."""
     try:
         job = unseen_job_of(runs[0].setting).job
-        with np.errstate(all="ignore"):
+        with extreme_values():
             now = simulate_table(job.model, job.cluster, job.profile, table_of([job]))
     except InputError:
         return None

@@ -11,10 +11,9 @@ import numpy as np
 
 from knee.base.arrays import Bools, Floats, Ints, equal_rows, expanded
 from knee.engine.cost.collective_cost import Links, all_reduce_s, gather_s, send_s
-from knee.engine.cost.expert_comm import busiest_rank, expert_weight_costs, routed_costs
+from knee.engine.cost.expert_dispatch import busiest_rank, expert_weight_costs, routed_costs
 from knee.engine.cost.group_placements import GroupPlacements
-from knee.engine.cost.placement import GroupPlacement, gpus_used, nodes_apart
-from knee.engine.cost.skew import skew_wait_s
+from knee.engine.cost.placement import GroupPlacement, gpus_used, nodes_apart, skew_wait_s
 from knee.engine.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from knee.base.arrays import Floats
+from knee.engine.cost.compute_costs import is_narrow, product_column
 from knee.engine.cost.kernel_cost import Cost, cost_of
-from knee.engine.cost.step_parts import is_narrow, product_column
 from knee.engine.workload import operations as op
 from knee.engine.workload.fp8_layers import fp8_shapes, shard_casts, weight_casts
 from knee.engine.workload.layer_weights import layer_tensors

@@ -8,9 +8,9 @@ import numpy as np
 
 from knee.base.arrays import Bools, Floats
 from knee.engine.cost.collective_cost import Links, all_reduce_s
+from knee.engine.cost.compute_costs import product_column
 from knee.engine.cost.group_placements import GroupPlacements
 from knee.engine.cost.kernel_cost import Cost, cost_of
-from knee.engine.cost.step_parts import product_column
 from knee.engine.workload import operations as op
 from knee.engine.workload.parameters import stage_elements
 from knee.engine.workload.traffic import Modes, Traffic, fullest_share

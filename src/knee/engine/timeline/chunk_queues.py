@@ -15,9 +15,9 @@ import numpy as np
 
 from knee.base.arrays import Floats, Ints, equal_rows
 from knee.engine.timeline.closed_forms import run
-from knee.engine.timeline.local_comm import StepParts
 from knee.engine.timeline.passes import SUM_NAMES, Pass, Sums, WalkedPass, joined
 from knee.engine.timeline.pipelines.chunks import ChunkRows
+from knee.engine.timeline.step_parts import StepParts
 from knee.specs.plan_table import stage_copies
 
 

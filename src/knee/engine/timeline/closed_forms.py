@@ -9,8 +9,7 @@ import numpy as np
 
 from knee.base.arrays import Bools, Floats, Ints
 from knee.engine.timeline.passes import Pass, Sums, joined
-from knee.engine.timeline.walk import drain, run_layer, run_passes
-from knee.engine.timeline.walk_state import LOADS, Walk, is_late, sums_of
+from knee.engine.timeline.walk import LOADS, Walk, drain, is_late, run_layer, run_passes, sums_of
 
 
 def run(p: Pass, gamma: float) -> Sums:

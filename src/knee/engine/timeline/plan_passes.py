@@ -14,9 +14,9 @@ import numpy as np
 
 from knee.base.arrays import Bools, Floats, Ints, blended, equal_rows, names_of
 from knee.engine.cost.kernel_cost import Cost, attention_launches
-from knee.engine.timeline.local_comm import LayerParts, LocalComm, StepParts
 from knee.engine.timeline.passes import Pass, Segment
 from knee.engine.timeline.pipelines.chunks import ChunkRows
+from knee.engine.timeline.step_parts import LayerParts, LocalComm, StepParts
 from knee.engine.workload.traffic import ParameterTraffic
 
 T = TypeVar("T")

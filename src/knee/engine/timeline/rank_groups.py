@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from knee.engine.events import RankGroup
-from knee.engine.timeline.local_comm import StepParts
+from knee.engine.timeline.step_parts import StepParts
 from knee.specs.plan import AXES
 
 

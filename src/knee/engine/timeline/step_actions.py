@@ -13,7 +13,6 @@ import numpy as np
 from knee.base.arrays import Bools, Floats, Ints
 from knee.engine.timeline.chunk_queues import carrying, per_rank, spread
 from knee.engine.timeline.closed_forms import run_together
-from knee.engine.timeline.local_comm import StepParts
 from knee.engine.timeline.passes import SUM_NAMES, Sums, WalkedPass
 from knee.engine.timeline.pipelines.chunks import ChunkRows, Layout, chunk_rows, layout_of
 from knee.engine.timeline.plan_passes import (
@@ -24,6 +23,7 @@ from knee.engine.timeline.plan_passes import (
     kinds_of_rows,
     passes_of,
 )
+from knee.engine.timeline.step_parts import StepParts
 from knee.engine.workload.layers_per_stage import Cuts
 
 

@@ -14,7 +14,6 @@ import numpy as np
 
 from knee.base.arrays import Floats
 from knee.engine.events import EventLog, Events
-from knee.engine.timeline.local_comm import StepParts, world_name
 from knee.engine.timeline.pipelines import recurrence as pipeline
 from knee.engine.timeline.pipelines.placed_actions import placed_actions
 from knee.engine.timeline.rank_groups import group, neighbours
@@ -30,6 +29,7 @@ from knee.engine.timeline.step_events import (
     play_tail,
     record_action,
 )
+from knee.engine.timeline.step_parts import StepParts, world_name
 
 WORDS = {"F": "forward", "B": "backward", "W": "weight gradients"}
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from knee.base.arrays import Floats
 from knee.engine.timeline.chunk_queues import per_rank, times_of
-from knee.engine.timeline.local_comm import StepParts
 from knee.engine.timeline.passes import SUM_NAMES
 from knee.engine.timeline.pipelines.spans import fill_spans, transfers
 from knee.engine.timeline.step_actions import Actions
+from knee.engine.timeline.step_parts import StepParts
 from knee.specs.plan_table import stage_copies
 
 

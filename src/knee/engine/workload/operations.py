@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from knee.base.arrays import Bools, Floats
-from knee.engine.workload.attention_span import causal_keys, kernel_keys
+from knee.engine.workload.flop import causal_keys, kernel_keys
 from knee.engine.workload.fp8_layers import Casts, layer_casts, product_scale, wide_products
 from knee.engine.workload.projections import Projection, expert_share, projections, routed_rows
 from knee.engine.workload.shapes import BYTES, Shapes

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from knee.specs.huggingface.keys import Keys
+from knee.specs.huggingface.keys import Keys, shortest_pattern
+from knee.specs.model.rules import MOST_LAYERS
 
 GATES = {"silu": "swiglu", "swish": "swiglu", **dict.fromkeys(("gelu", "gelu_new", "gelu_pytorch_tanh"), "geglu")}
 PLAIN = dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu")
@@ -224,4 +225,262 @@ FAMILIES: dict[str, Callable[[Keys], dict[str, Any]]] = {
     "gpt_neox": _gpt_neox,
     "gpt2": _gpt2,
     "mpt": _mpt,
+}
+
+
+# Which layers of a config have experts, in knee's two fields.
+
+
+def layers_with_experts(c: Keys, key: str, has_experts: Callable[[int], bool]) -> dict[str, Any]:
+    """``dense_layers`` and ``every`` that give exactly the layers that a config's keys give; ``key`` is the one to
+    name where none do."""
+    layers = min(c.whole("num_hidden_layers"), MOST_LAYERS)
+    found = [layer for layer in range(layers) if has_experts(layer)]
+    if not found:
+        hint = "correct it; a model without experts has another model_type"
+        raise c.wrong(key, "leaves no layer with experts", hint, code="contradiction")
+    every = found[1] - found[0] if len(found) > 1 else 1
+    dense = found[0] - (every - 1)
+    if dense < 0 or found != list(range(dense + every - 1, layers, every)):
+        hint = "knee models leading dense layers, and experts in every n-th layer after them"
+        raise c.wrong(key, "gives layers with experts that are not modelled", hint, code="not-modelled")
+    return {"dense_layers": dense, "every": every}
+
+
+SCORES = {"softmax": "softmax", "sigmoid": "sigmoid"}
+CHOOSERS = {"greedy": "plain", "group_limited_greedy": "groups", "noaux_tc": "groups"}
+"""Ways to choose experts, and whether they choose among groups. noaux_tc has a bias that balances the experts."""
+
+
+def _grouped_queries(c: Keys, *, tied: bool = False) -> dict[str, Any]:
+    """A decoder whose config has to say how many key-value heads it has: transformers' defaults differ."""
+    c.need("num_key_value_heads")
+    return decoder_fields(c, tied=tied)
+
+
+def _experts(c: Keys, count: str, ffn: str, *, top_k: str = "num_experts_per_tok", **more: Any) -> dict[str, Any]:
+    """The table of experts, from the names of a family's keys."""
+    table = {"count": c.whole(count), "top_k": c.whole(top_k), "ffn": c.whole(ffn), **more}
+    return {"experts": table}
+
+
+def _mixtral(c: Keys) -> dict[str, Any]:
+    return {**_grouped_queries(c), **c.window(), **_experts(c, "num_local_experts", "intermediate_size")}
+
+
+def _qwen2_moe(c: Keys) -> dict[str, Any]:
+    """Layers of mlp_only_layers are dense, and so are those between each decoder_sparse_step."""
+    shared = c.whole("shared_expert_intermediate_size")
+    more = {"shared_ffn": shared, "shared_gate": shared > 0, **_qwen_layers(c)}
+    return {**qwen2_fields(c), **_experts(c, _qwen_count(c), "moe_intermediate_size", **more)}
+
+
+def _qwen3_moe(c: Keys) -> dict[str, Any]:
+    return {**qwen3_fields(c), **_experts(c, _qwen_count(c), "moe_intermediate_size", **_qwen_layers(c))}
+
+
+def _qwen_count(c: Keys) -> str:
+    """The key of the number of experts; later releases of transformers write another one."""
+    return "num_experts" if c.get("num_experts") is not None or not c.get("num_local_experts") else "num_local_experts"
+
+
+def _qwen_layers(c: Keys) -> dict[str, Any]:
+    step, dense = c.whole("decoder_sparse_step", 1, least=1), frozenset(c.wholes("mlp_only_layers"))
+    key = "mlp_only_layers" if dense else "decoder_sparse_step"
+    layers = layers_with_experts(c, key, lambda layer: layer not in dense and (layer + 1) % step == 0)
+    return {**layers, "normalised_weights": c.flag("norm_topk_prob")}
+
+
+def _olmoe(c: Keys) -> dict[str, Any]:
+    experts = _experts(c, "num_experts", "intermediate_size")
+    return {**decoder_fields(c), **attention_biases(c), "qk_norm": "full", **experts}
+
+
+def _phimoe(c: Keys) -> dict[str, Any]:
+    """LayerNorm with biases, and biases of attention and of the output projection."""
+    return {
+        **_grouped_queries(c),
+        **attention_biases(c),
+        **c.window(),
+        "norm": "layernorm",
+        "norm_bias": True,
+        "output_bias": c.flag("lm_head_bias"),
+        **_experts(c, "num_local_experts", "intermediate_size"),
+    }
+
+
+def _grok(c: Keys) -> dict[str, Any]:
+    """Gated GELU, four norms, and a soft cap of attention scores."""
+    c.values = {"hidden_act": "gelu", **c.values}
+    cap = c.number("max_attn_value", 30.0)
+    experts = _experts(c, "num_experts", "intermediate_size")
+    return {**_grouped_queries(c, tied=True), "layer_norms": 4, "attention_soft_cap": float(cap), **experts}
+
+
+def _released_in(c: Keys, method: str) -> None:
+    """Weights that their authors released in this type; the plan says in which type they are trained. What is stored in
+    another way is refused."""
+    stored = c.inside("quantization_config").values
+    if stored and stored.get("quant_method") != method:
+        c.used.discard("quantization_config")
+
+
+def _gpt_oss(c: Keys) -> dict[str, Any]:
+    """Biases everywhere but in norms, sinks, and a window in every second layer."""
+    _released_in(c, "mxfp4")
+    key = "num_experts_per_tok" if c.get("num_experts_per_tok") is not None else "experts_per_token"
+    experts = _experts(c, "num_local_experts", "intermediate_size", top_k=key, router_bias=True)
+    bias = c.flag("attention_bias", True)
+    return {
+        **_grouped_queries(c),
+        "head_size": c.get("head_dim", 64),
+        "qkv_bias": bias,
+        "attention_output_bias": bias,
+        "mlp_bias": True,
+        "attention_sinks": True,
+        **c.window(128, pattern="sf"),
+        **experts,
+    }
+
+
+def _deepseek(c: Keys) -> dict[str, Any]:
+    """The first generation: attention as in Llama."""
+    return {**decoder_fields(c), **attention_biases(c), **_deepseek_experts(c, "softmax", "greedy")}
+
+
+def _deepseek_v2(c: Keys) -> dict[str, Any]:
+    return {**decoder_fields(c), **_latent(c), **_deepseek_experts(c, "softmax", "greedy")}
+
+
+def _deepseek_v3(c: Keys) -> dict[str, Any]:
+    _released_in(c, "fp8")
+    mtp = {"mtp_layers": c.whole("num_nextn_predict_layers", 0)}
+    return {**decoder_fields(c), **_latent(c), **_deepseek_experts(c, "sigmoid", "noaux_tc"), **mtp}
+
+
+def _latent(c: Keys) -> dict[str, Any]:
+    """Heads have the sizes of their parts, so ``head_dim`` (later releases: that of the rotated part) says nothing."""
+    sizes = {
+        "kv_rank": "kv_lora_rank",
+        "nope_size": "qk_nope_head_dim",
+        "rope_size": "qk_rope_head_dim",
+        "value_size": "v_head_dim",
+    }
+    table = {field: c.whole(key) for field, key in sizes.items()}
+    return {"head_size": 0, "latent_attention": {**table, "q_rank": c.whole("q_lora_rank", 0)}}
+
+
+def _deepseek_experts(c: Keys, scores: str, chooser: str) -> dict[str, Any]:
+    ffn, shared = c.whole("moe_intermediate_size"), c.whole("n_shared_experts", 0)
+    first, step = c.whole("first_k_dense_replace", 0), c.whole("moe_layer_freq", 1, least=1)
+    grouped = c.choice("topk_method", chooser, CHOOSERS) == "groups"
+    groups, used = c.whole("n_group", 1), c.whole("topk_group", 1)
+    key = "first_k_dense_replace" if step == 1 else "moe_layer_freq"
+    return _experts(
+        c,
+        "n_routed_experts",
+        "moe_intermediate_size",
+        shared_ffn=shared * ffn,
+        scores=c.choice("scoring_func", scores, SCORES),
+        router_bias=c.get("topk_method", chooser) == "noaux_tc",
+        groups=groups if grouped else 1,
+        top_groups=used if grouped else 1,
+        weight_scale=float(c.number("routed_scaling_factor", 1.0)),
+        normalised_weights=c.flag("norm_topk_prob", scores == "sigmoid"),
+        **layers_with_experts(c, key, lambda layer: layer >= first and layer % step == 0),
+    )
+
+
+def _glm4_moe(c: Keys) -> dict[str, Any]:
+    """The output projection of attention has no bias; half of each head is rotated."""
+    c.values = {"partial_rotary_factor": 0.5, **c.values}
+    return {
+        **_grouped_queries(c),
+        "qkv_bias": c.flag("attention_bias"),
+        "qk_norm": "head" if c.flag("use_qk_norm") else "none",
+        **_deepseek_experts(c, "sigmoid", "noaux_tc"),
+        "mtp_layers": c.whole("num_nextn_predict_layers", 0),
+    }
+
+
+def _llama4(c: Keys) -> dict[str, Any]:
+    """Layers with a rotary embedding have chunks; every fourth has neither. An expert is as wide as the shared one."""
+    layers = min(c.whole("num_hidden_layers"), MOST_LAYERS)
+    expert = c.whole("intermediate_size")
+    fields = _grouped_queries(c) | {"ffn": c.whole("intermediate_size_mlp", 16_384)} | attention_biases(c)
+    step, listed = c.whole("interleave_moe_layer_step", 1, least=1), c.get("moe_layers")
+    chosen = frozenset(c.wholes("moe_layers") if listed is not None else range(step - 1, layers, step))
+    key = "interleave_moe_layer_step" if listed is None else "moe_layers"
+    rotated = _rotated_layers(c, layers)
+    return {
+        **fields,
+        "rope_frac": c.number("partial_rotary_factor", 1.0) * sum(rotated) / max(layers, 1),
+        "qk_norm": "unit" if c.flag("use_qk_norm", True) else "none",
+        **_chunks(c, rotated),
+        **_experts(
+            c,
+            "num_local_experts",
+            "intermediate_size",
+            shared_ffn=expert,
+            scores="sigmoid",
+            **layers_with_experts(c, key, lambda layer: layer in chosen),
+        ),
+    }
+
+
+def _rotated_layers(c: Keys, layers: int) -> list[bool]:
+    """Which layers have a rotary embedding: ``no_rope_layers`` has a 1 for those that do."""
+    every, flags = c.whole("no_rope_layer_interval", 4, least=1), c.wholes("no_rope_layers")
+    if flags and (len(flags) != layers or set(flags) - {0, 1}):
+        hint = "give 1 for each layer with a rotary embedding and 0 for each without, or remove it"
+        raise c.wrong("no_rope_layers", "must have a 0 or 1 for each layer", hint, code="contradiction")
+    return [bool(flag) for flag in flags] if flags else [(layer + 1) % every != 0 for layer in range(layers)]
+
+
+def _chunks(c: Keys, rotated: list[bool]) -> dict[str, Any]:
+    chunk = c.whole("attention_chunk_size", 8192 if "attention_chunk_size" not in c.values else 0)
+    letters = shortest_pattern("".join("s" if one else "f" for one in rotated))
+    if c.get("layer_types") is not None:
+        letters = c.letters({"full_attention": "f", "chunked_attention": "s"})
+    if not chunk or "s" not in letters:
+        return {}
+    return {"window": chunk, "window_kind": "chunked", "layer_pattern": letters}
+
+
+def _dbrx(c: Keys) -> dict[str, Any]:
+    attention, mlp = c.inside("attn_config"), c.inside("ffn_config")
+    mlp.inside("ffn_act_fn").choice("name", "silu", {"silu": "swiglu"})
+    if attention.get("clip_qkv"):
+        hint = "remove it: clamping is elementwise work, which knee does not add"
+        raise attention.wrong("clip_qkv", "changes the work, and is not modelled for dbrx", hint, code="not-modelled")
+    return {
+        "layers": c.need("n_layers"),
+        "hidden": c.need("d_model"),
+        "ffn": mlp.whole("ffn_hidden_size"),
+        "heads": c.need("n_heads"),
+        "kv_heads": attention.whole("kv_n_heads"),
+        "vocab": c.need("vocab_size"),
+        "max_seq_len": c.get("max_seq_len", 2048),
+        "tied_embeddings": c.flag("tie_word_embeddings"),
+        "norm": "layernorm",
+        "rope_base": attention.get("rope_theta", 10_000.0),
+        **_experts(mlp, "moe_num_experts", "ffn_hidden_size", top_k="moe_top_k"),
+    }
+
+
+SPARSE_FAMILIES: dict[str, Callable[[Keys], dict[str, Any]]] = {
+    "mixtral": _mixtral,
+    "qwen2_moe": _qwen2_moe,
+    "qwen3_moe": _qwen3_moe,
+    "deepseek": _deepseek,
+    "deepseek_v2": _deepseek_v2,
+    "deepseek_v3": _deepseek_v3,
+    "kimi_k2": _deepseek_v3,
+    "glm4_moe": _glm4_moe,
+    "gpt_oss": _gpt_oss,
+    "llama4_text": _llama4,
+    "grok-1": _grok,
+    "olmoe": _olmoe,
+    "phimoe": _phimoe,
+    "dbrx": _dbrx,
 }

@@ -9,9 +9,8 @@ from typing import Any
 from knee.base.errors import InputError
 from knee.base.files import is_deep
 from knee.specs.catalog import read_text
-from knee.specs.huggingface.families import FAMILIES, TEXT_PARTS
+from knee.specs.huggingface.families import FAMILIES, SPARSE_FAMILIES, TEXT_PARTS
 from knee.specs.huggingface.keys import Keys
-from knee.specs.huggingface.sparse_families import SPARSE_FAMILIES
 
 # What a config may say that knee does not model: refused by name, never ignored.
 

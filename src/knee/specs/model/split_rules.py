@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 from knee.base.errors import SpecError, argument
+from knee.specs.legality import expert_ranks, fills_ranks
 from knee.specs.model.decoder import Model
 from knee.specs.plan import ROUTED, Plan, RecomputeModule
 from knee.specs.schedules import ONE_F_ONE_B, schedule_of
@@ -176,11 +177,6 @@ def check_searched_exchanges(fixed: Plan, sync_every: int) -> None:
     check_outer_sync(replace(fixed, sharding="ddp", dp_shard=1, dp_replicate=2, sync_every=sync_every))
 
 
-def expert_ranks(plan: Plan) -> int:
-    """Ranks of a stage over which experts are laid: those of one replica, or all of them under DDP."""
-    return (plan.dp_replicate if plan.sharding == "ddp" else plan.dp_shard) * plan.cp * plan.tp
-
-
 def check_experts(model: Model, plan: Plan) -> None:
     """Refuse experts that do not divide, and ranks that they do not fill."""
     experts = model.experts
@@ -215,8 +211,8 @@ def check_experts(model: Model, plan: Plan) -> None:
             code="does-not-divide",
             field="plan.etp",
         )
-    ranks = expert_ranks(plan)
-    if ranks % (plan.ep * plan.etp):
+    ranks = expert_ranks(plan.sharding == "ddp", plan.dp_shard, plan.dp_replicate, plan.cp, plan.tp)
+    if not fills_ranks(ranks, plan.ep, plan.etp):
         copies = "dp_replicate" if plan.sharding == "ddp" else "dp_shard"
         raise SpecError(
             f"ep({plan.ep}) * etp({plan.etp}) does not divide the {ranks} ranks over which experts are laid "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -13,8 +14,9 @@ from knee.engine.workload.layers_per_stage import chunk_layers
 from knee.engine.workload.parameters import head_layers
 from knee.specs.catalog import ROOT, read_toml
 from knee.specs.job import Job
+from knee.specs.legality import PlanRule, first_broken
 from knee.specs.plan import Plan
-from knee.specs.plan_words import plan_words, simulated_only
+from knee.specs.plan_words import only_simulated, plan_words
 
 LARGEST_HOST = 16
 """More GPUs than this in what knee calls a node are a rack of hosts."""
@@ -111,26 +113,31 @@ def refuse_processors(launch: LaunchCommand, job: Job) -> None:
         raise cannot(launch.tool, "cluster.gpu", f"{job.cluster.name} has no GPUs", hint)
 
 
-def refuse_prefetch(launch: LaunchCommand, plan: Plan) -> None:
-    """Neither program has an option for how far FSDP gathers ahead."""
-    if plan.prefetch != 1 and plan.sharding in ("fsdp", "fsdp_no_reshard", "hsdp") and plan.dp_shard * plan.cp > 1:
-        raise cannot(
-            launch.tool,
-            "plan.prefetch",
-            f"it has no option to prefetch {plan.prefetch} layers",
-            "the nearest plan that it can run has --prefetch 1",
-        )
+NEAREST = "the nearest plan that it can run has"
 
 
-def refuse_simulated_only(launch: LaunchCommand, plan: Plan) -> None:
-    """Refuse what no recorded option of either program does."""
-    for name, words in simulated_only(plan):
-        raise cannot(
-            launch.tool,
-            f"plan.{name}",
-            f"it has no known option for: {words}",
-            f"the nearest plan that it can run has no --{name.replace('_', '-')}; an export to knee can be simulated",
-        )
+def refuse(tool: str, rules: Iterable[PlanRule], job: Job) -> None:
+    """Refuse a job that breaks a rule of this program's table."""
+    if (rule := first_broken(rules, job)) is not None:
+        assert rule.field is not None
+        raise cannot(tool, rule.field, *rule.words(job))
+
+
+PREFETCHES = PlanRule(
+    "plan.prefetch",
+    lambda job: (
+        job.plan.prefetch != 1
+        and job.plan.sharding in ("fsdp", "fsdp_no_reshard", "hsdp")
+        and job.plan.dp_shard * job.plan.cp > 1
+    ),
+    "it has no option to prefetch {plan.prefetch} layers",
+    f"{NEAREST} --prefetch 1",
+)
+"""Neither program has an option for how far FSDP gathers ahead."""
+ONLY_SIMULATED = only_simulated(
+    "it has no known option for: {words}", f"{NEAREST} no {{flag}}; an export to knee can be simulated"
+)
+"""What no recorded option of either program does."""
 
 
 def placed(plan: Plan, order: tuple[str, ...]) -> bool:

@@ -5,19 +5,22 @@ from __future__ import annotations
 from itertools import groupby
 
 from knee.specs.job import Job
+from knee.specs.legality import PlanRule
 from knee.specs.model import Model
 from knee.specs.model.decoder import SLIDING, Experts, departures
 from knee.specs.plan import AXES
 from knee.specs.schedules import PIPELINE_SCHEDULES
 from knee.training.export.command_line import (
+    NEAREST,
+    ONLY_SIMULATED,
+    PREFETCHES,
     LaunchCommand,
     add_torchrun,
     cannot,
     layers_per_chunk,
     placed,
-    refuse_prefetch,
+    refuse,
     refuse_processors,
-    refuse_simulated_only,
     routing_note,
     tp_overlap_frac,
 )
@@ -25,7 +28,6 @@ from knee.training.export.command_line import (
 # Experts, and the part of a plan that concerns them, as options of Megatron-LM's pretrain_gpt.py.
 
 TOOL = "megatron"
-NEAREST = "the nearest plan that it can run has no --ep-overlap"
 
 
 def add_experts(launch: LaunchCommand, experts: Experts, layers: int) -> None:
@@ -82,34 +84,45 @@ def add_expert_plan(launch: LaunchCommand, job: Job) -> None:
     )
 
 
-def refuse_expert_plan(job: Job) -> None:
-    """What Megatron-LM does not do with experts."""
-    plan = job.plan
-    if plan.sharding == "fsdp_no_reshard" and plan.dp * plan.cp > 1:
-        raise cannot(
-            TOOL,
-            "plan.sharding",
-            "its fsdp_no_reshard is not documented to work with experts",
-            "the nearest plan that it can run has --sharding zero1",
-        )
-    if not plan.ep_overlap or plan.ep == 1:
-        return
-    if plan.sharding in ("fsdp", "hsdp"):
-        what = f"it is not documented to overlap the communication of experts with {plan.sharding}"
-        raise cannot(TOOL, "plan.ep_overlap", what, f"{NEAREST}, or --sharding zero1")
-    if plan.pp > 1 and plan.virtual_stages == 1:
-        what = "in a pipeline it overlaps the communication of experts only with virtual stages"
-        hint = f"{NEAREST}, or --schedule interleaved with --virtual-stages 2"
-        raise cannot(TOOL, "plan.ep_overlap", what, hint)
-    if plan.recompute in ("blocks", "full"):
-        what = "it does not overlap the communication of experts while it recomputes whole blocks"
-        raise cannot(TOOL, "plan.ep_overlap", what, f"{NEAREST}, or --recompute modules")
-    if job.model.mtp_layers and (plan.pp == 1 or job.model.mtp_layers > 1):
-        what = (
-            "it overlaps the communication of experts of a model with multi-token prediction only in a pipeline, and "
-            f"only with one such layer, but the plan has pp {plan.pp} and {job.model.name} has {job.model.mtp_layers}"
-        )
-        raise cannot(TOOL, "plan.ep_overlap", what, NEAREST)
+def _overlaps(job: Job) -> bool:
+    return job.plan.ep_overlap and job.plan.ep > 1
+
+
+NO_OVERLAP = f"{NEAREST} no --ep-overlap"
+EXPERT_RULES = (
+    PlanRule(
+        "plan.sharding",
+        lambda job: job.plan.sharding == "fsdp_no_reshard" and job.plan.dp * job.plan.cp > 1,
+        "its fsdp_no_reshard is not documented to work with experts",
+        f"{NEAREST} --sharding zero1",
+    ),
+    PlanRule(
+        "plan.ep_overlap",
+        lambda job: _overlaps(job) and job.plan.sharding in ("fsdp", "hsdp"),
+        "it is not documented to overlap the communication of experts with {plan.sharding}",
+        f"{NO_OVERLAP}, or --sharding zero1",
+    ),
+    PlanRule(
+        "plan.ep_overlap",
+        lambda job: _overlaps(job) and job.plan.pp > 1 and job.plan.virtual_stages == 1,
+        "in a pipeline it overlaps the communication of experts only with virtual stages",
+        f"{NO_OVERLAP}, or --schedule interleaved with --virtual-stages 2",
+    ),
+    PlanRule(
+        "plan.ep_overlap",
+        lambda job: _overlaps(job) and job.plan.recompute in ("blocks", "full"),
+        "it does not overlap the communication of experts while it recomputes whole blocks",
+        f"{NO_OVERLAP}, or --recompute modules",
+    ),
+    PlanRule(
+        "plan.ep_overlap",
+        lambda job: _overlaps(job) and job.model.mtp_layers and (job.plan.pp == 1 or job.model.mtp_layers > 1),
+        "it overlaps the communication of experts of a model with multi-token prediction only in a pipeline, and only "
+        "with one such layer, but the plan has pp {plan.pp} and {model.name} has {model.mtp_layers}",
+        NO_OVERLAP,
+    ),
+)
+"""What Megatron-LM does not do with experts."""
 
 
 # The shape of a model as options of Megatron-LM's pretrain_gpt.py.
@@ -253,7 +266,7 @@ def megatron_command(job: Job) -> str:
     """The script; refused where Megatron-LM has no such plan."""
     launch = LaunchCommand(tool=TOOL)
     refuse_processors(launch, job)
-    _refuse(launch, job)
+    _refuse(job)
     add_torchrun(launch, job)
     launch.lines.append("pretrain_gpt.py")
     add_model(launch, job)
@@ -289,84 +302,82 @@ def _environment(launch: LaunchCommand, job: Job) -> str:
 
 
 ITS_SCHEDULES = [schedule.name for schedule in PIPELINE_SCHEDULES if schedule.megatron]
+ITS_ORDERS = f"{'-'.join(AXES)} or {'-'.join(PP_BEFORE_DP)}"
+RULES = (
+    *ONLY_SIMULATED,
+    PlanRule(
+        "plan.sharding",
+        lambda job: job.plan.sharding == "zero2",
+        "its distributed optimizer does not shard gradients before the last microbatch",
+        f"{NEAREST} --sharding zero1",
+    ),
+    PlanRule(
+        "plan.schedule",
+        lambda job: job.plan.pp > 1 and job.plan.schedule not in ITS_SCHEDULES,
+        f"its schedules are {' and '.join(ITS_SCHEDULES)}, but the plan uses {{plan.schedule}}",
+        f"{NEAREST} --schedule 1f1b",
+    ),
+    PlanRule(
+        "plan.state_dtype",
+        lambda job: job.plan.state_dtype != "fp32",
+        "its optimizer updates parameters in fp32, but the plan uses {plan.state_dtype}",
+        f"{NEAREST} --state-dtype fp32",
+    ),
+)
+"""What no option of Megatron-LM says."""
+PLACEMENT = PlanRule(
+    "plan.placement",
+    lambda job: not placed(job.plan, AXES) and not placed(job.plan, PP_BEFORE_DP),
+    lambda job: (
+        f"it supports the axis orders {ITS_ORDERS} (innermost first), but the plan has {'-'.join(job.plan.placement)}"
+    ),
+    f"{NEAREST} --placement {'-'.join(AXES)}",
+)
+FSDP_RULES = (
+    PlanRule(
+        "plan.pp",
+        lambda job: job.plan.pp > 1,
+        "neither of its FSDP modes is documented to work with a pipeline, but the plan has {plan.sharding} with pp "
+        "{plan.pp}",
+        f"{NEAREST} --sharding zero1",
+    ),
+    PREFETCHES,
+)
+NO_RESHARD_RULES = (
+    PlanRule(
+        "plan.dp_replicate",
+        lambda job: job.plan.dp_replicate > 1,
+        "its fsdp_no_reshard does not support replicas",
+        f"{NEAREST} --sharding hsdp",
+    ),
+    PlanRule(
+        "plan.reduce_dtype",
+        lambda job: job.plan.reduce_dtype != "bf16" or job.plan.precision == "fp16",
+        "its fsdp_no_reshard reduces gradients in bf16, but the plan reduces them in {plan.reduce_dtype} and "
+        "multiplies matrices in {plan.precision}",
+        "the nearest plans that it can run have --reduce-dtype bf16, or --sharding zero1",
+    ),
+    PlanRule(
+        "model.tied_embeddings",
+        lambda job: job.model.tied_embeddings,
+        "its fsdp_no_reshard needs an untied output projection, but that of {model.name} is tied",
+        f"{NEAREST} --sharding zero1",
+    ),
+)
+"""Keeping gathered parameters is an option of torch's FSDP2 alone."""
 
 
-def _refuse(launch: LaunchCommand, job: Job) -> None:
-    """What no option of Megatron-LM says."""
-    plan = job.plan
-    refuse_simulated_only(launch, plan)
-    if plan.sharding == "zero2":
-        raise cannot(
-            TOOL,
-            "plan.sharding",
-            "its distributed optimizer does not shard gradients before the last microbatch",
-            "the nearest plan that it can run has --sharding zero1",
-        )
-    if plan.pp > 1 and plan.schedule not in ITS_SCHEDULES:
-        raise cannot(
-            TOOL,
-            "plan.schedule",
-            f"its schedules are {' and '.join(ITS_SCHEDULES)}, but the plan uses {plan.schedule}",
-            "the nearest plan that it can run has --schedule 1f1b",
-        )
-    if plan.state_dtype != "fp32":
-        raise cannot(
-            TOOL,
-            "plan.state_dtype",
-            f"its optimizer updates parameters in fp32, but the plan uses {plan.state_dtype}",
-            "the nearest plan that it can run has --state-dtype fp32",
-        )
+def _refuse(job: Job) -> None:
+    """Refuse what no option of Megatron-LM says."""
+    refuse(TOOL, RULES, job)
     refuse_model(job)
     if job.model.experts is not None:
-        refuse_expert_plan(job)
-    if not placed(plan, AXES) and not placed(plan, PP_BEFORE_DP):
-        orders = f"{'-'.join(AXES)} or {'-'.join(PP_BEFORE_DP)}"
-        raise cannot(
-            TOOL,
-            "plan.placement",
-            f"it supports the axis orders {orders} (innermost first), but the plan has {'-'.join(plan.placement)}",
-            f"the nearest plan that it can run has --placement {'-'.join(AXES)}",
-        )
+        refuse(TOOL, EXPERT_RULES, job)
+    refuse(TOOL, (PLACEMENT,), job)
     if _is_fsdp(job):
-        _refuse_fsdp(launch, job)
-
-
-def _refuse_fsdp(launch: LaunchCommand, job: Job) -> None:
-    plan = job.plan
-    if plan.pp > 1:
-        raise cannot(
-            TOOL,
-            "plan.pp",
-            "neither of its FSDP modes is documented to work with a pipeline, but the plan has "
-            f"{plan.sharding} with pp {plan.pp}",
-            "the nearest plan that it can run has --sharding zero1",
-        )
-    refuse_prefetch(launch, plan)
-    if plan.sharding != "fsdp_no_reshard":
-        return
-    # keeping gathered parameters is an option of torch's FSDP2 alone
-    if plan.dp_replicate > 1:
-        raise cannot(
-            TOOL,
-            "plan.dp_replicate",
-            "its fsdp_no_reshard does not support replicas",
-            "the nearest plan that it can run has --sharding hsdp",
-        )
-    if plan.reduce_dtype != "bf16" or plan.precision == "fp16":
-        raise cannot(
-            TOOL,
-            "plan.reduce_dtype",
-            "its fsdp_no_reshard reduces gradients in bf16, but the plan reduces them in "
-            f"{plan.reduce_dtype} and multiplies matrices in {plan.precision}",
-            "the nearest plans that it can run have --reduce-dtype bf16, or --sharding zero1",
-        )
-    if job.model.tied_embeddings:
-        raise cannot(
-            TOOL,
-            "model.tied_embeddings",
-            f"its fsdp_no_reshard needs an untied output projection, but that of {job.model.name} is tied",
-            "the nearest plan that it can run has --sharding zero1",
-        )
+        refuse(TOOL, FSDP_RULES, job)
+        if job.plan.sharding == "fsdp_no_reshard":
+            refuse(TOOL, NO_RESHARD_RULES, job)
 
 
 def _add_batch(launch: LaunchCommand, job: Job) -> None:

@@ -5,19 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from knee.specs.job import Job
+from knee.specs.legality import PlanRule
 from knee.specs.model.decoder import departures
 from knee.specs.plan import AXES, RESHARDING
 from knee.specs.schedules import schedule_of
 from knee.training.export.command_line import (
+    NEAREST,
+    ONLY_SIMULATED,
+    PREFETCHES,
     LaunchCommand,
     add_torchrun,
     cannot,
     layers_per_chunk,
     placed,
     recorded,
-    refuse_prefetch,
+    refuse,
     refuse_processors,
-    refuse_simulated_only,
     routing_note,
     tp_overlap_frac,
 )
@@ -154,54 +157,46 @@ def _add_notes(launch: LaunchCommand, job: Job, module: str) -> None:
         )
 
 
-def refuse_expert_plan(job: Job) -> None:
-    """What torchtitan does not do with experts and multi-token prediction."""
-    plan, model = job.plan, job.model
-    if model.mtp_layers and plan.pp * plan.cp > 1:
-        raise cannot(
-            TOOL,
-            "model.mtp_layers",
-            "its multi-token prediction supports neither a pipeline nor context parallelism, but the plan has "
-            f"pp {plan.pp} and cp {plan.cp}",
-            "the nearest model that it can run has --set model.mtp_layers=0",
-        )
-    if plan.ep == 1 and plan.tp != plan.etp:
-        raise cannot(
-            TOOL,
-            "plan.etp",
-            f"without expert parallelism it splits experts over tp, but the plan has tp {plan.tp} and etp {plan.etp}",
-            f"the nearest plans that it can run have --etp {plan.tp}, or --ep of at least 2 with --etp 1",
-        )
-    if plan.ep > 1 and plan.etp > 1:
-        raise cannot(
-            TOOL,
-            "plan.etp",
-            f"with expert parallelism it does not split an expert, but the plan has etp {plan.etp}",
-            "the nearest plan that it can run has --etp 1",
-        )
-    if plan.ep > 1 and plan.sharding == "ddp":
-        raise cannot(
-            TOOL,
-            "plan.sharding",
-            "it lays experts over the ranks that shard parameters, but ddp shards nothing",
-            "the nearest plan that it can run has --sharding fsdp_no_reshard",
-        )
-    if plan.ep > 1 and plan.ep_overlap:
-        raise cannot(
-            TOOL,
-            "plan.ep_overlap",
-            "it has no option to overlap the communication of experts with another microbatch",
-            "the nearest plan that it can run has no --ep-overlap",
-        )
-    if plan.capacity_factor is not None:
-        raise cannot(
-            TOOL,
-            "plan.capacity_factor",
-            f"it drops no tokens, but the plan has a capacity factor of {plan.capacity_factor:g}",
-            "the nearest plan that it can run has no --capacity-factor",
-        )
-
-
+EXPERT_RULES = (
+    PlanRule(
+        "model.mtp_layers",
+        lambda job: job.model.mtp_layers and job.plan.pp * job.plan.cp > 1,
+        "its multi-token prediction supports neither a pipeline nor context parallelism, but the plan has pp {plan.pp} "
+        "and cp {plan.cp}",
+        "the nearest model that it can run has --set model.mtp_layers=0",
+    ),
+    PlanRule(
+        "plan.etp",
+        lambda job: job.plan.ep == 1 and job.plan.tp != job.plan.etp,
+        "without expert parallelism it splits experts over tp, but the plan has tp {plan.tp} and etp {plan.etp}",
+        "the nearest plans that it can run have --etp {plan.tp}, or --ep of at least 2 with --etp 1",
+    ),
+    PlanRule(
+        "plan.etp",
+        lambda job: job.plan.ep > 1 and job.plan.etp > 1,
+        "with expert parallelism it does not split an expert, but the plan has etp {plan.etp}",
+        f"{NEAREST} --etp 1",
+    ),
+    PlanRule(
+        "plan.sharding",
+        lambda job: job.plan.ep > 1 and job.plan.sharding == "ddp",
+        "it lays experts over the ranks that shard parameters, but ddp shards nothing",
+        f"{NEAREST} --sharding fsdp_no_reshard",
+    ),
+    PlanRule(
+        "plan.ep_overlap",
+        lambda job: job.plan.ep > 1 and job.plan.ep_overlap,
+        "it has no option to overlap the communication of experts with another microbatch",
+        f"{NEAREST} no --ep-overlap",
+    ),
+    PlanRule(
+        "plan.capacity_factor",
+        lambda job: job.plan.capacity_factor is not None,
+        "it drops no tokens, but the plan has a capacity factor of {plan.capacity_factor:g}",
+        f"{NEAREST} no --capacity-factor",
+    ),
+)
+"""What torchtitan does not do with experts and multi-token prediction."""
 ITS_CHUNKS = 2
 """Chunks a rank that torchtitan gives an interleaved schedule unless told otherwise."""
 LOCAL_BATCH = "knee's --local-batch is the global batch divided by all GPUs"
@@ -211,7 +206,10 @@ def torchtitan_command(job: Job) -> str:
     """The script; refused where torchtitan has no such plan."""
     launch = LaunchCommand(tool=TOOL)
     refuse_processors(launch, job)
-    _refuse(launch, job)
+    registered(job)  # before the plan: no other plan helps a model that it does not know
+    refuse(TOOL, RULES, job)
+    if job.model.experts is not None:
+        refuse(TOOL, EXPERT_RULES, job)
     add_torchrun(launch, job)
     launch.option("-m", "torchtitan.train", of="torchrun")
     before = add_model(launch, job, compiled=_compiles(job))
@@ -227,93 +225,87 @@ def torchtitan_command(job: Job) -> str:
     return launch.text(job, before=before)
 
 
-def _refuse(launch: LaunchCommand, job: Job) -> None:
-    """What no option of torchtitan says."""
-    plan, model = job.plan, job.model
-    registered(job)  # before the plan: no other plan helps a model that it does not know
-    refuse_simulated_only(launch, plan)
-    if plan.sharding in ("zero1", "zero2"):
-        raise cannot(
-            TOOL,
-            "plan.sharding",
-            "it has no mode that shards optimizer states or gradients but not parameters",
-            "the nearest plan that it can run has --sharding fsdp_no_reshard, which shards gradients too",
-        )
-    if plan.sharding == "ddp" and plan.cp > 1:
-        raise cannot(
-            TOOL,
-            "plan.sharding",
-            "it shards parameters over the context-parallel ranks, but ddp shards nothing",
-            "the nearest plan that it can run has --sharding fsdp_no_reshard",
-        )
-    schedule = schedule_of(plan.schedule)
-    if plan.pp > 1 and schedule.torchtitan is None:
-        raise cannot(
-            TOOL,
-            "plan.schedule",
-            "its DualPipeV has one copy of each stage, but this plan has two"
-            if schedule.directions > 1
-            else f"its {plan.schedule} schedules need two chunks per rank, but this plan has one",
-            "the nearest plan that it can run has --schedule 1f1b, or interleaved with --virtual-stages 2",
-        )
-    if plan.cp > 1 and plan.cp_method != "allgather":
-        raise cannot(
-            TOOL,
-            "plan.cp_method",
-            f"its context parallelism gathers keys and values, but the plan uses {plan.cp_method}",
-            "the nearest plan that it can run has --cp-method allgather",
-        )
-    if plan.precision in ("fp16", "fp4"):
-        nearest = "bf16" if plan.precision == "fp16" else "fp8"
-        raise cannot(
-            TOOL,
-            "plan.precision",
-            f"it cannot train in {plan.precision}",
-            f"the nearest plan that it can run has --precision {nearest}",
-        )
-    if plan.reduce_dtype != "fp32":
-        raise cannot(
-            TOOL,
-            "plan.reduce_dtype",
-            f"it reduces gradients in fp32, but the plan uses {plan.reduce_dtype}",
-            "the nearest plan that it can run has --reduce-dtype fp32",
-        )
-    if plan.recompute in ("attention", "blocks", "modules"):
-        part = {"attention": "only attention", "modules": f"only {', '.join(plan.recompute_modules)}"}.get(
-            plan.recompute, f"{plan.recompute_frac:g} of the blocks"
-        )
-        raise cannot(
-            TOOL,
-            "plan.recompute",
-            f"it recomputes all blocks, every second matrix product in each, or nothing, but the plan "
-            f"recomputes {part}",
-            "the nearest plans that it can run have --recompute full or ops",
-        )
-    if not placed(plan, AXES):
-        mine, its = "-".join(plan.placement), "-".join(AXES)
-        raise cannot(
-            TOOL,
-            "plan.placement",
-            f"its mesh is {its} (innermost first), but the plan has {mine}",
-            f"the nearest plan that it can run has --placement {its}",
-        )
-    if model.kv_heads % plan.tp:
-        raise cannot(
-            TOOL,
-            "plan.tp",
-            f"tp {plan.tp} does not divide the {model.kv_heads} key-value heads of {model.name}",
-            f"use a tp that divides {model.kv_heads}",
-        )
-    if model.tied_embeddings and plan.pp > 1:
-        raise cannot(
-            TOOL,
-            "plan.pp",
-            f"{model.name} ties its output projection to its embedding, but a pipeline puts them on different ranks",
-            "the nearest plan that it can run has --pp 1",
-        )
-    refuse_prefetch(launch, plan)
-    if model.experts is not None:
-        refuse_expert_plan(job)
+def _no_schedule(job: Job) -> str:
+    """Why torchtitan has no schedule with the plan's stages."""
+    if schedule_of(job.plan.schedule).directions > 1:
+        return "its DualPipeV has one copy of each stage, but this plan has two"
+    return f"its {job.plan.schedule} schedules need two chunks per rank, but this plan has one"
+
+
+def _recomputed(job: Job) -> str:
+    plan = job.plan
+    part = {"attention": "only attention", "modules": f"only {', '.join(plan.recompute_modules)}"}.get(
+        plan.recompute, f"{plan.recompute_frac:g} of the blocks"
+    )
+    return "it recomputes all blocks, every second matrix product in each, or nothing, but the plan recomputes " + part
+
+
+ITS_MESH = "-".join(AXES)
+RULES = (
+    *ONLY_SIMULATED,
+    PlanRule(
+        "plan.sharding",
+        lambda job: job.plan.sharding in ("zero1", "zero2"),
+        "it has no mode that shards optimizer states or gradients but not parameters",
+        f"{NEAREST} --sharding fsdp_no_reshard, which shards gradients too",
+    ),
+    PlanRule(
+        "plan.sharding",
+        lambda job: job.plan.sharding == "ddp" and job.plan.cp > 1,
+        "it shards parameters over the context-parallel ranks, but ddp shards nothing",
+        f"{NEAREST} --sharding fsdp_no_reshard",
+    ),
+    PlanRule(
+        "plan.schedule",
+        lambda job: job.plan.pp > 1 and schedule_of(job.plan.schedule).torchtitan is None,
+        _no_schedule,
+        f"{NEAREST} --schedule 1f1b, or interleaved with --virtual-stages 2",
+    ),
+    PlanRule(
+        "plan.cp_method",
+        lambda job: job.plan.cp > 1 and job.plan.cp_method != "allgather",
+        "its context parallelism gathers keys and values, but the plan uses {plan.cp_method}",
+        f"{NEAREST} --cp-method allgather",
+    ),
+    PlanRule(
+        "plan.precision",
+        lambda job: job.plan.precision in ("fp16", "fp4"),
+        "it cannot train in {plan.precision}",
+        lambda job: f"{NEAREST} --precision {'bf16' if job.plan.precision == 'fp16' else 'fp8'}",
+    ),
+    PlanRule(
+        "plan.reduce_dtype",
+        lambda job: job.plan.reduce_dtype != "fp32",
+        "it reduces gradients in fp32, but the plan uses {plan.reduce_dtype}",
+        f"{NEAREST} --reduce-dtype fp32",
+    ),
+    PlanRule(
+        "plan.recompute",
+        lambda job: job.plan.recompute in ("attention", "blocks", "modules"),
+        _recomputed,
+        "the nearest plans that it can run have --recompute full or ops",
+    ),
+    PlanRule(
+        "plan.placement",
+        lambda job: not placed(job.plan, AXES),
+        lambda job: f"its mesh is {ITS_MESH} (innermost first), but the plan has {'-'.join(job.plan.placement)}",
+        f"{NEAREST} --placement {ITS_MESH}",
+    ),
+    PlanRule(
+        "plan.tp",
+        lambda job: job.model.kv_heads % job.plan.tp,
+        "tp {plan.tp} does not divide the {model.kv_heads} key-value heads of {model.name}",
+        "use a tp that divides {model.kv_heads}",
+    ),
+    PlanRule(
+        "plan.pp",
+        lambda job: job.model.tied_embeddings and job.plan.pp > 1,
+        "{model.name} ties its output projection to its embedding, but a pipeline puts them on different ranks",
+        f"{NEAREST} --pp 1",
+    ),
+    PREFETCHES,
+)
+"""What no option of torchtitan says."""
 
 
 def _add_batch(launch: LaunchCommand, job: Job) -> None:

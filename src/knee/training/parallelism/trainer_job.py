@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from itertools import chain
 from typing import Any, ClassVar, Literal, get_args
 
 from knee.base.errors import SpecError, argument, out_of_range
 from knee.specs.check import validate
 from knee.specs.choices import Device
 from knee.specs.defaults import FP8_SMALLEST, LEARNING_RATE, TIMEOUT_S
+from knee.specs.legality import check
 from knee.specs.model import Model
 from knee.specs.model.split_rules import (
     check_divided,
@@ -25,7 +25,6 @@ from knee.specs.model.split_rules import (
 )
 from knee.specs.plan import Plan
 from knee.training.parallelism import trainable
-from knee.training.parallelism.trainable import NotTrained
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 AttentionChoice = Literal["auto", "flash", "cudnn", "math"]
@@ -119,7 +118,8 @@ class TrainJob:
 
     def __post_init__(self) -> None:
         self._check_numbers()
-        self._check_trainable()
+        trainable.check_trained(self)
+        check_reduce_dtype(self.plan, self.dtype)
         check_fills(self.plan, self.gpus, unit="processes", shown=str(self.gpus))
         self._check_split_of_model()
         self._check_batch()
@@ -189,24 +189,6 @@ class TrainJob:
                 text = f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(get_args(known))}"
                 raise SpecError(text, code="unknown-choice", field=name)
 
-    def _check_trainable(self) -> None:
-        model, plan = self.model, self.plan
-        reasons = chain(
-            trainable.of_model(model, self.seq_len),
-            trainable.of_precision(model, plan, self.dtype),
-            trainable.of_plan(plan),
-            trainable.of_pipeline(model, plan),
-        )
-        if reason := next(reasons, None):
-            raise reason.error()
-        if self.device == "cpu" and self.attention in ("flash", "cudnn"):
-            text, hint = (
-                f"attention {self.attention} is a kernel for GPUs",
-                f"use {argument('attention')} auto on a CPU",
-            )
-            raise NotTrained("attention", text, hint).error()
-        check_reduce_dtype(plan, self.dtype)
-
     def _check_split_of_model(self) -> None:
         model, plan = self.model, self.plan
         for what, size in (
@@ -233,21 +215,16 @@ class TrainJob:
         experts, plan = self.model.experts, self.plan
         if experts is None:
             return
-        if plan.ep * plan.etp % plan.tp:
-            raise NotTrained(
-                "plan.etp",
-                f"ep {plan.ep} * etp {plan.etp} is not a multiple of tp {plan.tp}: tensor-parallel ranks would hold "
-                "copies of the same experts",
-                f"use {argument('etp')} {plan.tp}, or an ep that is a multiple of {plan.tp}",
-            ).error()
+        check(trainable.EXPERT_RULES, self)
         for what, width in (("hidden", self.model.hidden), ("experts.ffn", experts.ffn)):
             own = width // (plan.etp if what == "experts.ffn" else 1)
             if own % WIDTHS:
-                raise NotTrained(
-                    f"model.{what}",
+                raise SpecError(
                     f"grouped products need widths that are multiples of {WIDTHS}, but {what} is {own} on each rank",
-                    f"change {what} to a multiple of {WIDTHS * (plan.etp if what == 'experts.ffn' else 1)}",
-                ).error()
+                    hint=f"change {what} to a multiple of {WIDTHS * (plan.etp if what == 'experts.ffn' else 1)}",
+                    code="not-trained",
+                    field=f"model.{what}",
+                )
         rows = plan.micro_batch * self.seq_len // (plan.cp * plan.tp) * experts.top_k
         if self.routing == "balanced" and not self.capacity_factor and rows % experts.count:
             raise SpecError(

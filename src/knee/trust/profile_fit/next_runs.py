@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from knee.base.arrays import Floats
+from knee.base.arrays import Floats, extreme_values
 from knee.base.errors import InputError
 from knee.specs.job import Job
 from knee.specs.plan_words import plan_words
@@ -181,7 +181,7 @@ def _slopes(cases: Sequence[SimulatedRun], parameters: Sequence[Parameter], valu
 
 
 def _log_rates(cases: Sequence[SimulatedRun], values: Values) -> Floats:
-    with np.errstate(all="ignore"):
+    with extreme_values():
         return np.asarray(np.log(predicted(cases, values).tokens_per_s_per_gpu))
 
 

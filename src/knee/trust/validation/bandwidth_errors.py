@@ -9,6 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from knee.base.arrays import extreme_values
 from knee.base.errors import InputError
 from knee.engine.cost.nccl_tests import OPERATIONS, Operation, idle_s, reduce_by
 from knee.engine.cost.placement import GroupPlacement
@@ -159,7 +160,7 @@ def _rates(cluster: Cluster, pairs: Sequence[tuple[Reading, int]]) -> list[float
     size = np.array([setting.message_bytes for setting in settings])
     group = GroupPlacement(ranks=ranks, per_node=ranks / nodes, nodes=nodes, span=nodes)
     operation, algorithm = settings[0].operation, settings[0].algorithm
-    with np.errstate(all="ignore"):
+    with extreme_values():
         seconds = idle_s(cluster, group, operation, size)
         if algorithm is not None:
             told = reduce_by(cluster, group, size, algorithm)

@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from knee.engine.cost.step_parts import shapes_of
+from knee.engine.cost.compute_costs import shapes_of
 from knee.engine.issued_messages import Collective, StageWork
 from knee.engine.simulator import EvaluatedStep, evaluate
-from knee.engine.timeline.local_comm import StepParts
 from knee.engine.timeline.rank_groups import stage_rank
 from knee.engine.timeline.segment_events import scripts_of
 from knee.engine.timeline.step_events import Message, Script, record_action
+from knee.engine.timeline.step_parts import StepParts
 from knee.engine.workload import operations as op
 from knee.engine.workload.projections import layer_kinds
 from knee.specs.job import Job

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from knee.base.arrays import Bools, Floats
+from knee.base.arrays import Bools, Floats, extreme_values
 from knee.base.errors import InputError
 from knee.engine.simulator import simulate_table
 from knee.specs.job import Job
@@ -89,7 +89,7 @@ def predicted(cases: Iterable[SimulatedRun], values: Values | None = None) -> Pr
         pairs = zip(case.runs, case.asked, strict=True)
         unread = np.array([unread_bytes(run, asked, profile) for run, asked in pairs])
         try:
-            with np.errstate(all="ignore"):
+            with extreme_values():
                 results = simulate_table(case.job.model, cluster, profile, case.table)
         except OverflowError:
             rates.append(np.full(len(case.runs), np.nan))

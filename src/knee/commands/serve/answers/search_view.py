@@ -21,7 +21,7 @@ from knee.commands.serve.answers.questions import asked_of
 from knee.commands.serve.answers.scale_view import curve_data
 from knee.commands.serve.answers.written import command_of, python_of
 from knee.engine.training_cost import checked_pue
-from knee.search.cell_bests import CellBest, cell_bests, cell_pairs
+from knee.search.plan_search import CellBest, cell_bests, cell_pairs
 from knee.specs.defaults import DEFAULT_LAW
 from knee.specs.load import load_cluster
 from knee.specs.plan import KNOBS, Plan
@@ -241,8 +241,7 @@ def _cell(cell: CellBest, answer: PlanSearch) -> dict[str, Any]:
     if cell.plan is None or cell.results is None:
         needs = "none of its plans fits in memory"
         return base | {"reason": needs, "words": None, "options": None} | dict.fromkeys(METRICS)
-    values = {name: float(getattr(cell.results, name)[0]) for name in METRICS}
-    row = ranked_plan(cell.plan, values, answer.found.cluster.gpu.hbm_bytes)
+    row = ranked_plan(cell.plan, cell.results, answer.found.cluster.gpu.hbm_bytes)
     return base | row_data(row) | {"reason": None}
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from knee.base.arrays import Bools, Floats, Ints
-from knee.engine.timeline.local_comm import StepParts
 from knee.engine.timeline.pipelines import recurrence as pipeline
 from knee.engine.timeline.pipelines.chunks import first_chunks, rank_chunks
 from knee.engine.timeline.pipelines.spans import pipeline_times, transfers
 from knee.engine.timeline.step_actions import Actions
+from knee.engine.timeline.step_parts import StepParts
 from knee.specs.schedules import PIPELINE_SCHEDULES
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from knee.base.arrays import Bools, Floats, Ints, blended, distinct, equal_rows, expanded, names_of
-from knee.engine.cost.expert_comm import busiest_rank, permuted_rows, preprocess_kernels
+from knee.engine.cost.expert_dispatch import busiest_rank, permuted_rows, preprocess_kernels
 from knee.engine.cost.kernel_cost import GEMM_TYPES, Cost, cost_of, costs_of, launches
 from knee.engine.workload import operations as op
 from knee.engine.workload.fp8_layers import fp8_shapes

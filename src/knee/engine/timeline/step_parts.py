@@ -9,13 +9,13 @@ import numpy as np
 
 from knee.base.arrays import Bools, Floats, blended, names_of
 from knee.engine.cost.comm_costs import CommCosts
+from knee.engine.cost.compute_costs import ComputeCosts
 from knee.engine.cost.group_placements import GroupPlacements
 from knee.engine.cost.kernel_cost import stream_s
-from knee.engine.cost.step_parts import ComputeCosts
 from knee.engine.workload import tp_messages
-from knee.engine.workload.fsdp_copies import FsdpCopies, copies_of_group, copies_on_one_gpu
+from knee.engine.workload.operations import MemoryBound
 from knee.engine.workload.projections import expert_share
-from knee.engine.workload.shapes import on_one_gpu
+from knee.engine.workload.shapes import BYTES, on_one_gpu
 from knee.engine.workload.traffic import PARAMETER_BYTES, Modes, ParameterTraffic, Traffic
 from knee.specs.hardware import Gpu
 from knee.specs.model import Model
@@ -23,6 +23,47 @@ from knee.specs.plan import CP_METHODS
 from knee.specs.plan_table import PlanTable, by_schedule, runs_both_ways
 from knee.specs.profile import Profile
 from knee.specs.schedules import PIPELINE_SCHEDULES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FsdpCopies:
+    """Of some weights, in one pass."""
+
+    out: tuple[MemoryBound, ...]
+    """Behind a gather."""
+    back: tuple[MemoryBound, ...]
+    """Before a reduction, with the cast to its type."""
+
+    def moved_bytes(self) -> tuple[Floats, Floats]:
+        """HBM traffic of both."""
+        out, back = (np.sum([one.moved_bytes for one in some], axis=0) for some in (self.out, self.back))
+        return out, back
+
+
+def copies_of_group(gathered_bytes: Floats, elements: Floats, reduce_bytes: Floats) -> FsdpCopies:
+    """In a group of several ranks."""
+    out = MemoryBound(name="copy_out", moved_bytes=2.0 * gathered_bytes, kernels=1, rate="copy_out")
+    back = MemoryBound(name="copy_in", moved_bytes=(BYTES + reduce_bytes) * elements, kernels=1, rate="copy_in")
+    return FsdpCopies(out=(out,), back=(back,))
+
+
+def copies_on_one_gpu(
+    gathered_bytes: Floats, elements: Floats, in_fp8: Floats | float, reduce_bytes: Floats, state_bytes: Floats
+) -> FsdpCopies:
+    """On a mesh of one; ``in_fp8`` of the elements are gathered in fp8, and were cast once for all passes."""
+    cast = np.where(state_bytes > BYTES, (state_bytes + BYTES) * (elements - in_fp8), 0.0)
+    returned = np.where(reduce_bytes != state_bytes, (reduce_bytes + state_bytes) * elements, 0.0)
+    return FsdpCopies(
+        out=(
+            MemoryBound(name="copy_out", moved_bytes=cast, kernels=0),
+            MemoryBound(name="copy_out", moved_bytes=2.0 * gathered_bytes, kernels=1, rate="copy_alone"),
+        ),
+        back=(
+            MemoryBound(name="copy_in", moved_bytes=(BYTES + reduce_bytes) * elements, kernels=1, rate="copy_in_alone"),
+            MemoryBound(name="copy_in", moved_bytes=2.0 * reduce_bytes * elements, kernels=1, rate="copy_alone"),
+            MemoryBound(name="copy_in", moved_bytes=returned, kernels=1),
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

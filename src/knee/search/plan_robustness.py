@@ -9,8 +9,8 @@ import numpy as np
 
 from knee.base.arrays import ByValue, Floats
 from knee.engine.simulator import simulate_variants
-from knee.search.collective_choice import FLAT
 from knee.search.plan_search import SearchResult, score
+from knee.search.space_tables import FLAT
 from knee.specs.hardware import Cluster
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
@@ -70,7 +70,7 @@ def robust(found: SearchResult, *, draws: int = DRAWS, seed: int = 0) -> Robust:
     # a plan that does not fit is worth nothing in that draw
     usable = np.where(fit, got, -np.inf)
     top = usable.max(axis=1, keepdims=True)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore"):  # where nothing fits, -inf / -inf is not taken
         share = np.where(fit & np.isfinite(top), np.where(top > 0, usable / top, top / usable), 0.0)
     good = (share >= CLOSE).mean(axis=0)
     recommended = int(np.argmax(good))

@@ -1,1 +1,0 @@
-"""A number as a chain of formulas, constants and sources."""
