@@ -49,10 +49,10 @@ PACKAGES = ("engine/cost", "engine/timeline", "engine/workload", "search", "trus
 """Packages of ``knee`` that mutants are drawn from."""
 WARM = ("numpy", "hypothesis.strategies", "pydantic", "click", "rich.console", "msgspec", "scipy.optimize", "altair")
 """Imported before mutants are forked; ``knee`` is not, because each mutant has its own."""
-BATCHES = ((5.0, 8), (20.0, 30), (120.0, 1000))
+BATCHES = ((4.0, 8), (15.0, 30), (45.0, 200))
 """Seconds and files of tests that run in one process. Most mutants do not survive the first."""
 MEMORY_BYTES = 6 << 30
-PYTEST = ("-q", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short")
+PYTEST = ("-q", "-m", "not slow", "-p", "no:cacheprovider", "--tb=short")
 PYTEST += ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # hypothesis is imported before pytest starts
 
 SWAPS: dict[type, tuple[type, ...]] = {
@@ -221,10 +221,17 @@ class Reach:
     tests: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
     def of(self, mutant: Mutant) -> list[str]:
-        """Tests that reach a mutant, fastest first. What runs at import is reached by every test of the file, and what
-        was written after the record by every test of its function, or of the file."""
-        for key in (mutant.statement, f"{mutant.file}:{mutant.function}:", f"{mutant.file}:"):
-            tests = self.tests.get(key) or {t for k, found in self.tests.items() if k.startswith(key) for t in found}
+        """Tests that reach a mutant, fastest first. What runs at import is reached by every test of the file. What was
+        changed after the record is looked for in other files, in its function, and in its file."""
+        elsewhere = mutant.statement.removeprefix(mutant.file)
+        lookups = (
+            lambda key: key == mutant.statement,
+            lambda key: mutant.function and key.endswith(elsewhere),
+            lambda key: key.startswith(f"{mutant.file}:{mutant.function}:"),
+            lambda key: key.startswith(f"{mutant.file}:"),
+        )
+        for is_meant in lookups:
+            tests = {test for key, found in self.tests.items() if is_meant(key) for test in found}
             if tests:
                 return sorted(tests, key=self.seconds.__getitem__)
         return []
@@ -282,20 +289,26 @@ def record_tests(files: list[Path]) -> None:
         tests = [t for t in recorder.seconds if t.partition("::")[0] == name and t not in recorder.failed]
         places = {key: place for place, key in enumerate(sorted(set().union(*(reached[t] for t in (name, *tests)))))}
         of_tests = {
-            t: (round(recorder.seconds[t], 4), sorted(places[key] for key in reached[name] | reached[t])) for t in tests
+            t.removeprefix(name): (round(recorder.seconds[t], 4), sorted(places[k] for k in reached[name] | reached[t]))
+            for t in tests
         }
         record_of(file).write_text(json.dumps({"keys": list(places), "tests": of_tests}))
 
 
 def record_of(file: Path) -> Path:
-    """Where the record of a test file lies, as the file is now."""
-    name = file.relative_to(ROOT).as_posix().replace("/", ".")
-    return RECORD / f"{name}.{hashlib.sha256(file.read_bytes()).hexdigest()[:12]}.json"
+    """Where the record of a test file lies, as the file is now, wherever that is."""
+    return RECORD / f"{file.stem}.{hashlib.sha256(file.read_bytes()).hexdigest()[:12]}.json"
+
+
+def starts_browser(file: Path) -> bool:
+    """Whether a test file, or what it shares with its folder, starts a browser: that takes longer than a mutant may."""
+    shared = [folder / "conftest.py" for folder in file.parents if folder.is_relative_to(ROOT / "tests")]
+    return any("playwright" in path.read_text("utf-8") for path in (file, *shared) if path.exists())
 
 
 def recorded_reach(jobs: int, again: bool) -> Reach:
     """The record, made anew for test files that changed."""
-    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    files = [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if not starts_browser(file)]
     RECORD.mkdir(parents=True, exist_ok=True)
     missing = [file for file in files if again or not record_of(file).exists()]
     if missing:
@@ -311,7 +324,8 @@ def recorded_reach(jobs: int, again: bool) -> Reach:
     reach = Reach()
     for file in files:
         document = json.loads(record_of(file).read_text())
-        for test, (seconds, places) in document["tests"].items():
+        for name, (seconds, places) in document["tests"].items():
+            test = file.relative_to(ROOT).as_posix() + name
             reach.seconds[test] = seconds
             for place in places:
                 reach.tests[document["keys"][place]].add(test)
