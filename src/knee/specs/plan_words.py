@@ -34,7 +34,8 @@ def plan_words(plan: Plan, *, also: Collection[str] = (), without: Collection[st
 def only_simulated(text: str, hint: str, *, code: str = "contradiction") -> tuple[PlanRule, ...]:
     """Rules for a trainer or an export: one for each field of a plan that only the simulator has.
 
-    ``{words}`` in the text is the value in words, ``{flag}`` in the hint the field as the reader writes it.
+    ``{words}`` in the text is the value in words; ``{argument}`` in the hint is the field as the reader writes it, and
+    ``{option}`` as the command line does.
     """
     return tuple(_only_simulated(knob, text, hint, code) for knob in KNOBS.values() if knob.simulated_only)
 
@@ -44,6 +45,6 @@ def _only_simulated(knob: Knob, text: str, hint: str, code: str) -> PlanRule:
         f"plan.{knob.name}",
         lambda job: getattr(job.plan, knob.name) != knob.default,
         lambda job: text.format(words=knob.describe(getattr(job.plan, knob.name))),
-        lambda _: hint.format(flag=argument(knob.name)),
+        lambda _: hint.format(argument=argument(knob.name), option=f"--{knob.name.replace('_', '-')}"),
         code,
     )

@@ -135,7 +135,7 @@ PREFETCHES = PlanRule(
 )
 """Neither program has an option for how far FSDP gathers ahead."""
 ONLY_SIMULATED = only_simulated(
-    "it has no known option for: {words}", f"{NEAREST} no {{flag}}; an export to knee can be simulated"
+    "it has no known option for: {words}", f"{NEAREST} no {{option}}; an export to knee can be simulated"
 )
 """What no recorded option of either program does."""
 

@@ -112,7 +112,7 @@ RULES = (
         "recompute ops can be simulated but not trained",
         "use {--recompute} blocks or full",
     ),
-    *only_simulated("{words} can be simulated but not trained", "leave {flag} out", code="not-trained"),
+    *only_simulated("{words} can be simulated but not trained", "leave {argument} out", code="not-trained"),
     not_trained(
         "plan.cp_method",
         lambda job: job.plan.cp > 1 and job.plan.cp_method == "ring",
