@@ -14,14 +14,11 @@ from click.testing import CliRunner
 
 import knee
 from knee.commands.main import main
-from knee.commands.serve.answers.address import query_of
 from knee.commands.serve.answers.controls import catalog_view
 from knee.commands.serve.answers.dispatch import answer
-from knee.commands.serve.answers.plain_answers import toml_file
-from knee.commands.serve.answers.questions import asked_of
-from knee.commands.serve.answers.scale_view import scale_view
+from knee.commands.serve.answers.questions import asked_of, query_of
 from knee.commands.serve.answers.search_view import budget_view
-from knee.commands.serve.answers.step_view import step_view, why
+from knee.commands.serve.answers.views import scale_view, step_view, toml_file, why
 from knee.engine.simulator import simulate_table
 from knee.search.space import Space
 from knee.search.space_tables import whole_table

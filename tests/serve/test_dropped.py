@@ -12,7 +12,7 @@ import pytest
 import knee
 from knee.base.errors import InputError
 from knee.commands.serve.answers.dropped import read
-from knee.commands.serve.answers.plain_answers import toml_file
+from knee.commands.serve.answers.views import toml_file
 from knee.commands.serve.files import add_links, policy_of
 from serve.served import STEP, Served
 from serve.test_answers import QUESTIONS

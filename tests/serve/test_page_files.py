@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +32,14 @@ def test_the_page_is_light_and_its_modules_can_be_read() -> None:
     own = [*PAGE.glob("*.js"), *PAGE.glob("*.css"), PAGE / "index.html"]
     assert {path.name: n for path in own if (n := path.read_text("utf-8").count("\n")) > MOST_LINES} == {}
     assert all(path.read_text("utf-8").startswith(("// ", "/* ", "<!doctype")) for path in own)  # says what it is for
+
+
+def test_the_types_of_its_scripts_agree() -> None:
+    tsc = shutil.which("tsc", path=str(Path(sys.prefix, "tsc", "node_modules", ".bin"))) or shutil.which("tsc")
+    if tsc is None:
+        pytest.skip("TypeScript is not installed: `make lint` installs it where npm can be had")
+    found = subprocess.run([tsc, "-p", PAGE / "jsconfig.json"], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout
 
 
 def test_nothing_is_inline_or_from_another_host() -> None:

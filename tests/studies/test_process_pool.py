@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 import knee
-from knee.base.processes import process_pool
+from knee.base.processes import core_count, process_pool
 from knee.commands.study import api as api
 from knee.show.figures import vega
 from waiting import until
@@ -41,6 +42,12 @@ def test_no_worker_outlives_its_block(how: str) -> None:
             with pytest.raises(BrokenProcessPool):
                 pool.submit(os.kill, pid, signal.SIGKILL).result()
     assert not is_alive(pid)
+
+
+def test_a_daemonic_process_starts_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python does not let it; those of `knee serve` are."""
+    monkeypatch.setattr(multiprocessing.current_process(), "_config", {"daemon": True})
+    assert core_count() == 1
 
 
 NO_GUARD = """

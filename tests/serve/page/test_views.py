@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import knee
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Locator
+    from playwright.sync_api import Locator, Route
 
     from .conftest import Explorer, Open
 
@@ -128,6 +128,20 @@ def test_a_step_explains_itself(explorer: Open) -> None:
     assert 0.05 < end - start < 0.2
     figure(found, "Memory of the GPU that needs the most").get_by_text("Values as a table").click()
     assert "activations" in figure(found, "Memory of the GPU that needs the most").get_by_role("table").inner_text()
+
+
+def test_the_timeline_can_be_used_before_its_first_answer(explorer: Open) -> None:
+    found = explorer()
+    held: list[Route] = []
+    found.page.route("**/api/views/step", held.append)
+    found.page.goto(found.address)
+    found.page.get_by_role("button", name="Next longest exposed communication").click()
+    found.page.locator(".timeline-plot").press("+")
+    assert found.page.locator(".timeline-said").inner_text() == "No communication is exposed."
+    found.page.unroute("**/api/views/step")
+    for route in held:
+        route.continue_()
+    found.settled()  # and no error was told, which the fixture checks
 
 
 def test_scaling_shows_the_knee(explorer: Open) -> None:

@@ -418,6 +418,22 @@ class Budget(ByValue, Result):
     """The best run with replicas that exchange only every ``sync_every`` steps; None if it is not asked for, or no plan
     has replicas."""
 
+    def afforded_tokens(self) -> dict[str, list[list[float]]]:
+        """Return [parameters, tokens] that each limit affords, with the GPUs and the plan of each size's best run."""
+        runs = sorted({run.counted: run for run in (*self.sizes, self.best)}.values(), key=lambda run: run.counted)
+        limits, pue, price = self.limits, self.problem.pue, self.problem.rates.cluster.usd_per_gpu_h
+        found: dict[str, list[list[float]]] = {"all": [[run.counted, run.tokens] for run in runs]}
+        if limits.days is not None:
+            found["days"] = [[run.counted, run.rate.tokens_per_s * limits.days * DAY_S] for run in runs]
+        if limits.usd is not None and price:
+            hours = limits.usd / price
+            found["usd"] = [[run.counted, run.rate.tokens_per_s * hours * HOUR_S / run.gpus] for run in runs]
+        if limits.mwh is not None:
+            found["mwh"] = [[run.counted, run.rate.tokens_per_j * limits.mwh * J_PER_MWH / pue] for run in runs]
+        if limits.tokens_max is not None:
+            found["tokens_max"] = [[run.counted, limits.tokens_max] for run in runs]
+        return found
+
     @property
     def extrapolated(self) -> list[str]:
         """The quantities of the best run that are outside the runs of the scaling law, as sentences."""

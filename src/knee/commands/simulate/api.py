@@ -130,6 +130,12 @@ class Simulation(Result, Measurement):
             lines += explain_run(self.job, self.request.sources, self.training, step_s=self.step_s)
         return lines
 
+    def lanes(self) -> dict[str, Any]:
+        """The step's kernels in lanes, for one GPU of every pipeline stage, as ``lanes_of`` describes them."""
+        from knee.engine.step_lanes import lanes_of
+
+        return lanes_of(self.evaluated)
+
     @checked_arguments
     def write_trace(self, path: str | Path) -> list[Path]:
         """Write the step as Kineto traces (.json or .json.gz), one per pipeline stage, and return the files."""

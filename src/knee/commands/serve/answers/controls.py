@@ -10,8 +10,8 @@ from typing import Any, Literal
 import knee
 from knee.commands.budget.model_family import family_names
 from knee.commands.budget.scaling_laws import law_names
-from knee.commands.serve.answers.address import address_of, query_of
 from knee.commands.serve.answers.published_points import sources_of_bands
+from knee.commands.serve.answers.questions import address_of, query_of
 from knee.commands.study.study_file import Study, StudyGrid, load_study, study_names
 from knee.engine.energy import grid_names
 from knee.engine.workload.parameters import active_parameter_count, parameter_count

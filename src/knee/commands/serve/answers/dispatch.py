@@ -23,20 +23,20 @@ import msgspec
 from knee.base.errors import InputError, KneeError, MissingExtra
 
 QUICK = {
-    "simulate": "plain_answers:simulate",
-    "scale": "plain_answers:scale",
-    "catalog_entry": "plain_answers:catalog_entry",
-    "toml": "plain_answers:toml_file",
-    "why": "step_view:why",
-    "views/step": "step_view:step_view",
-    "views/scale": "scale_view:scale_view",
+    "simulate": "views:simulate",
+    "scale": "views:scale",
+    "catalog_entry": "views:catalog_entry",
+    "toml": "views:toml_file",
+    "why": "views:why",
+    "views/step": "views:step_view",
+    "views/scale": "views:scale_view",
     "views/budget": "search_view:budget_view",
 }
 """``POST /api/NAME`` -> module and function, for answers within milliseconds."""
 SLOW = {
-    "plan": "plain_answers:plan",
-    "budget": "plain_answers:budget",
-    "validate": "plain_answers:validate",
+    "plan": "views:plan",
+    "budget": "views:budget",
+    "validate": "views:validate",
 }
 """The same for seconds of work, which waits in the queue of searches."""
 OTHER = {

@@ -20,7 +20,10 @@ let gestures = 0;
 /** One control: its element, and how it shows a state. */
 class Control {
   constructor(spec, state, catalog) {
-    Object.assign(this, { spec, state, catalog, id: `control-${spec.name}` });
+    this.spec = spec;
+    this.state = state;
+    this.catalog = catalog;
+    this.id = `control-${spec.name}`;
     this.inputs = this.made();
     const [first] = this.inputs;
     first.id = this.id;
@@ -210,7 +213,10 @@ const count2 = (number) => (Number.isInteger(number) && number < 1e7 ? count(num
 /** The whole form. */
 export class Question {
   constructor(form, state, catalog) {
-    Object.assign(this, { form, state, catalog, chosen: null });
+    this.form = form;
+    this.state = state;
+    this.catalog = catalog;
+    this.chosen = null;
     this.controls = new Map(catalog.controls.map((spec) => [spec.name, new Control(spec, state, catalog)]));
     const of = (...names) => names.map((name) => this.controls.get(name)?.element).filter(Boolean);
     const plan = catalog.controls.filter((spec) => spec.group === "plan").map((spec) => spec.name);

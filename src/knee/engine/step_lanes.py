@@ -1,33 +1,25 @@
-"""What the Step view needs in one answer, and why each number is what it is."""
+"""A step in lanes: compute, each kind of collective and what is exposed, for one GPU of every pipeline stage."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-import knee
 from knee.base.arrays import Floats, Ints
-from knee.base.errors import InputError
-from knee.commands.serve.answers.questions import asked_of
-from knee.commands.serve.answers.written import command_of, python_of
-from knee.commands.simulate.api import Simulation
 from knee.engine.events import COLLECTIVES, Events
 from knee.engine.intervals import covered, merge, outside
 from knee.engine.one_job import outline_of
 from knee.engine.simulator import EvaluatedStep
 from knee.engine.timeline.pipelines.placed_actions import actions_in
 from knee.engine.timeline.step_outline import RepeatedAction, StageOutline
-from knee.specs.plan_words import plan_words
-
-# A step in lanes: compute, each kind of collective and what is exposed, for one GPU of every pipeline stage.
 
 MOST_ACTIONS = 50_000
-"""Of a pipeline that is drawn: more take longer than anybody waits."""
+"""Most actions of a pipeline that is drawn: more take longer than anybody waits."""
 MOST_INTERVALS = 5_000
-"""Of one answer; beyond, what counts as short grows until there are no more."""
+"""Most intervals of one answer; beyond, what counts as short grows until there are no more."""
 FINEST = 4_000
 """An interval shorter than this part of the step is joined with its neighbour."""
 EXPOSED = "exposed"
@@ -52,7 +44,7 @@ Key = tuple[str, str, int]
 
 
 def lanes_of(step: EvaluatedStep) -> dict[str, Any]:
-    """The lanes of plan 0. An interval is [start_s, end_s, name, exposed share, kernels in it]."""
+    """Return the lanes of plan 0. An interval is [start_s, end_s, name, exposed share, kernels in it]."""
     if int(step.table.pp[0]) > 1 and actions_in(step.parts) > MOST_ACTIONS:
         note = f"a pipeline with more than {MOST_ACTIONS:,} actions is not drawn"
         return {"lanes": [], "lanes_note": note, "end_s": float(step.results.step_s[0])}
@@ -196,73 +188,3 @@ def _rows(lane: LaneColumns, words: list[str]) -> list[list[Any]]:
         [start, end, words[name], share, n]
         for start, end, name, share, n in zip(*(column.tolist() for column in columns), strict=True)
     ]
-
-
-def step_view(body: Mapping[str, Any]) -> dict[str, Any]:
-    """One step: numbers, memory, lanes, collectives, power, cost and trust."""
-    asked = asked_of(body, "simulate")
-    answer = knee.simulate(**asked)
-    data = answer.to_dict()
-    trust, assumptions = data.pop("trust"), data.pop("assumptions")
-    return {
-        "measurement": data,
-        "words": plan_words(answer.job.plan),
-        "memory": _memory(answer, trust),
-        **lanes_of(answer.evaluated),
-        "collectives": data["comm_loads"],
-        "power": _power(answer),
-        "cost": _cost(answer, data.get("training")),
-        "trust": trust,
-        "assumptions": assumptions,
-        "command": command_of("simulate", asked),
-        "python": python_of("simulate", asked),
-    }
-
-
-def _memory(answer: Simulation, trust: Mapping[str, Any]) -> dict[str, Any]:
-    parts = answer.memory
-    assert parts is not None
-    names = [field.name for field in fields(parts)]
-    return {
-        "parts": [{"name": name.removesuffix("_bytes"), "bytes": getattr(parts, name)} for name in names],
-        "total_bytes": answer.memory_bytes,
-        "capacity_bytes": answer.job.cluster.gpu.hbm_bytes,
-        "fits": answer.fits,
-        "likely_fits": trust["fits"],
-        "low_frac": trust["memory_low_frac"],
-        "high_frac": trust["memory_high_frac"],
-    }
-
-
-def _power(answer: Simulation) -> dict[str, Any]:
-    gpu, names = answer.job.cluster.gpu, ("power_w_per_gpu", "power_w", "tokens_per_j", "energy_j_per_step")
-    return {"tdp_w": gpu.tdp_w, "idle_w": gpu.idle_w} | {name: getattr(answer, name) for name in names}
-
-
-def _cost(answer: Simulation, training: Any) -> dict[str, Any]:
-    names = ("usd_per_mtoken", "usd_per_h", "usd_per_step")
-    price = {"usd_per_gpu_h": answer.job.cluster.usd_per_gpu_h, "training": training}
-    return price | {name: getattr(answer, name) for name in names}
-
-
-def why(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The formulas, constants and sources behind a step; ``number`` names the line to start from."""
-    number = body.get("number")
-    asked = asked_of(body, "simulate")
-    answer = knee.simulate(**asked)
-    keys = ("name", "value", "formula", "source", "depth")
-    lines = [{key: getattr(line, key) for key in keys} for line in answer.why()]
-    return {"number": number, "lines": lines if number is None else _below(lines, str(number))}
-
-
-def _below(lines: list[dict[str, Any]], number: str) -> list[dict[str, Any]]:
-    """The line of that name with those that explain it."""
-    at = next((i for i, line in enumerate(lines) if line["name"] == number), None)
-    if at is None:
-        names = ", ".join(line["name"] for line in lines if line["depth"] == 0)
-        raise InputError(
-            f"number {number[:80]!r} is not explained", hint=f"use one of {names}", code="unknown-name", field="number"
-        )
-    depth = lines[at]["depth"]
-    end = next((i for i in range(at + 1, len(lines)) if lines[i]["depth"] <= depth), len(lines))
-    return lines[at:end]
