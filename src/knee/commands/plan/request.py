@@ -124,7 +124,7 @@ def searched_parts(
             types=types,
             sync_every=job.plan.sync_every,
         )
-    require({"cluster": cluster, **sizes}, ("cluster", "gpus", "local_batch"), _shown())
+    require({"cluster": cluster, **sizes}, ("cluster", "gpus", "local_batch"), _example())
     assert cluster is not None
     shape = named_model(model, for_model).spec
     seq_len = sizes["seq_len"]
@@ -141,7 +141,7 @@ def searched_parts(
     )
 
 
-def _shown() -> str:
+def _example() -> str:
     return example(
         'knee.plan("llama2-7b", cluster="dgx-h100", gpus=256, global_batch=512)',
         "knee plan llama2-7b --cluster dgx-h100 --gpus 256 --global-batch 512",

@@ -118,8 +118,8 @@ def command(
         _check_plot(plot, as_json)
     sizes = {name: value for name, value in options.items() if name not in KNOBS}
     answer = scale(
-        _listed(models),
-        cluster=_listed(clusters) or None,
+        _split_names(models),
+        cluster=_split_names(clusters) or None,
         overrides=parse_sets(sets),
         progress=Patience(),
         **sizes,
@@ -136,7 +136,7 @@ def command(
     answer.check_usable()
 
 
-def _listed(texts: Sequence[str]) -> list[str]:
+def _split_names(texts: Sequence[str]) -> list[str]:
     """Each name once, in order; commas separate names."""
     return list(dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip()))
 

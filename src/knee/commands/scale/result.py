@@ -385,7 +385,7 @@ class ScalingCurve:
         return f"{model} on {cluster}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Scaling(Result):
     """One scaling curve for each model on each cluster, and the question."""
 
@@ -418,9 +418,7 @@ class Scaling(Result):
             raise InputError(text, hint="use curves[0].knees, ...", code="several-curves")
         return self.curves[0]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``knee scale --json`` prints it."""
-
+    def _data(self) -> dict[str, Any]:
         training = None
         if self.tokens is not None:
             site = asdict(self.grid) | {"g_co2e_per_kwh": round(self.grid.g_per_kwh, 6)}
