@@ -258,7 +258,7 @@ def _by_logs(found: Evidence, failures: Sequence[Failure]) -> Diagnosis | None:
         first = failures[0].rank if failures else None
         if broken is not None and first in found.lost_peers:
             return broken  # torchrun has ended the rest because of it
-        where = found.nodes.get(rank, "")
+        where = "" if rank is None else found.nodes.get(rank, "")
         words = f"rank {rank}{f' on {where}' if where else ''} was stopped from outside: {error}"
         return Diagnosis(state="failed", cause="preempted", rank=rank, words=words)
     return broken

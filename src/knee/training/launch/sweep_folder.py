@@ -133,15 +133,11 @@ def _sweep(folder: Path, plain: Any) -> Sweep:
         and isinstance(options.get("site", {}), dict)
         and found.launcher in LAUNCHERS
     )
-    if not right or not all(_is_folder_name(entry.id) for entry in entries):
+    if not right or any(not e.id.isprintable() or "/" in e.id or e.id in ("", ".", "..") for e in entries):
         raise ValueError(plain)
     if any(min(entry.gpus, entry.nodes, entry.per_node) < 1 for entry in entries if not entry.refused):
         raise ValueError(plain)
     return found
-
-
-def _is_folder_name(name: str) -> bool:
-    return name.isprintable() and "/" not in name and name not in ("", ".", "..")
 
 
 @contextmanager
