@@ -2,7 +2,7 @@
 
 from knee.specs.catalog import Source
 from knee.specs.fields import split_overrides
-from knee.specs.make import default_profile_note, load_job, make_job
+from knee.specs.fill_defaults import default_profile_note, load_job, make_job
 from knee.specs.named_specs import Loaded, catalog_entries, describe, load_cluster, load_model, load_profile, read_tree
 
 __all__ = [
