@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from knee.base.errors import InputError, KneeError
-from knee.commands import ending
+from knee.commands import main as ending
 from knee.commands.main import main
 
 

@@ -12,9 +12,7 @@ from click.testing import CliRunner
 
 import knee
 from knee.base.errors import KneeError, SpecError
-from knee.commands.ending import EXAMPLES
-from knee.commands.main import COMMANDS, main
-from knee.commands.options.completion import names_of
+from knee.commands.main import COMMANDS, EXAMPLES, main, names_of
 from knee.engine.energy import network_w_per_gpu
 from knee.show.terminal import table
 from knee.specs.load import load_cluster

@@ -18,8 +18,7 @@ from knee.base import errors, signals
 from knee.base.errors import ExitCode, InputError, KneeError, NotWritten
 from knee.base.files import make_folder, remove_unfinished, replacing, scratch_folder, write_text
 from knee.commands import main as cli
-from knee.commands.ending import TRACEBACK, in_words
-from knee.commands.main import main
+from knee.commands.main import TRACEBACK, in_words, main
 from knee.engine.energy import grid_names
 from knee.engine.one_job import events_of
 from knee.measure.kineto.kineto_writer import write_kineto

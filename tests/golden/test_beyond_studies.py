@@ -16,7 +16,7 @@ from knee.commands.study.run_study import LABELS, Ran
 from knee.commands.study.study_file import Draw, load_study, study_names
 from knee.commands.study.trained_points import refused
 from knee.specs.load import load_cluster, load_model
-from knee.training.sweeps.local_devices import LocalDevices
+from knee.training.sweeps.checks import LocalDevices
 from shared_studies import ran_once
 
 pytestmark = pytest.mark.slow

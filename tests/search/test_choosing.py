@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from knee.engine.simulator import simulate_table
-from knee.search import robust as draws_of
+from knee.search import plan_robustness as draws_of
 from knee.search.memory_fit import fitting
 from knee.search.pareto_front import pareto
 from knee.search.plan_robustness import OF_MEMORY, drawn, robust

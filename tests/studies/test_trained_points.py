@@ -15,7 +15,7 @@ from knee.commands.study import trained_points as real
 from knee.commands.study.questions import Question, StudyPoint
 from knee.commands.study.trained_points import refused, trained
 from knee.commands.train.api import TrainedRun
-from knee.training.sweeps.local_devices import LocalDevices
+from knee.training.sweeps.checks import LocalDevices
 
 SMALL = Question(model="llama-tiny", cluster="cpu", profile="eager", gpus=2, global_batch=4, seq_len=64, plans=((),))
 LARGE = replace(SMALL, model="llama2-7b", cluster="dgx-h100", gpus=8, global_batch=16, seq_len=4096)

@@ -44,7 +44,6 @@ from knee.training.parallelism import (
     decoder,
     expert_parallel,
     optimizer,
-    pipeline_parallel,  # noqa: F401 - imported once for all
     tensor_parallel,
     trainer,
 )

@@ -237,6 +237,16 @@ def _leave() -> NoReturn:
     os._exit(0)
 
 
+def output_of(words: Sequence[str], *, timeout_s: float) -> str | None:
+    """What a short command prints; None where it fails, takes too long or cannot be started."""
+    try:
+        return subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=True
+        ).stdout
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+
+
 def free_port() -> int:
     """A TCP port that nobody has now; somebody may, a moment later, and what needs it then fails."""
     with socket.socket() as listener:

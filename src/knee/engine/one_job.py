@@ -201,11 +201,16 @@ def comm_loads(w: EvaluatedStep, plan: int = 0) -> tuple[CommLoad, ...]:
 
 
 def _parameter_loads(w: EvaluatedStep, plan: int) -> list[Row]:
-    """Gathers and reductions: a message a layer, and one for what the root group of a stage holds besides."""
+    """Gathers and reductions: a message a layer, and one for what the root group of a stage holds besides.
+
+    The walk knows the load of all gathers and of all reductions of a step. Here each is shared out over the messages
+    that it consists of, in proportion to their calls and to the seconds that each takes alone.
+    """
     t, step, stages = w.traffic, w.step, float(w.table.pp[plan])
     every, ddp, m = bool(w.modes.reshards[plan]), bool(w.modes.ddp[plan]), float(w.table.microbatches[plan])
     often = m if w.modes.reduces_often[plan] else 1.0
     embedding, head = float(t.embedding.moved[plan]), float(t.head.moved[plan])
+    # (messages per rank and pass, elements of one); embedding and head are one group only where one stage holds both
     ends = {"root": (1.0, embedding + head)}
     if stages > 1:
         ends = {"embedding": (1.0 / stages, embedding), "head": (1.0 / stages, head)}
@@ -220,6 +225,7 @@ def _parameter_loads(w: EvaluatedStep, plan: int) -> list[Row]:
             return seconds - float(getattr(w.comm, f"{kind}_experts")[plan])
         return seconds / expert_share(w.model) if part == "experts" else seconds
 
+    # seconds of one pass over the model, by part, if nothing ran beside it
     def work(kind: str) -> dict[str, float]:
         return {part: calls * seconds_of(kind, part) for part, (calls, _) in messages.items()}
 
@@ -246,6 +252,7 @@ def _parameter_loads(w: EvaluatedStep, plan: int) -> list[Row]:
     reduced, replicated = (1.0 - share) * step.reduce_load_s[plan], share * step.reduce_load_s[plan]
     width = float(t.reduce_bytes[plan])
     passes, once = dict.fromkeys(messages, often), dict.fromkeys(messages, 1.0)
+    # resharding plans gather a layer in the forward and again in the backward of every microbatch
     of_layer = 2.0 * m if every else 1.0
     gathered = (passes if every else once) | {"layer": of_layer, "experts": of_layer}
     gather_s = step.gather_load_s[plan] + w.late_gather_s[plan]

@@ -32,6 +32,7 @@ from knee.engine.workload.flop import model_flop_per_token
 from knee.engine.workload.fp8_layers import fp8_shapes
 from knee.engine.workload.layers_per_stage import cuts_of
 from knee.engine.workload.memory import MemoryColumns, memory_of
+from knee.engine.workload.operations import attention_backward_ratio
 from knee.engine.workload.projections import expert_share, layer_kinds
 from knee.engine.workload.traffic import Modes, Traffic, fullest_share, traffic_of
 from knee.specs.defaults import DEFAULT_CONVENTION
@@ -228,7 +229,7 @@ def simulate_variants(model: Model, variants: Sequence[tuple[Cluster, Profile]],
 
 
 def joined_results(parts: Sequence[Results]) -> Results:
-    """Results one after the other."""
+    """The rows of several results in one."""
     return Results(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Results)})
 
 
@@ -278,7 +279,7 @@ def step_work(model: Model, parts: StepParts) -> tuple[Floats, Floats]:
             getattr(x, field) for x in (c.embedding_forward, c.embedding_backward, c.head_forward, c.head_backward)
         )
         totals[field] = passes * layer, ends * table.microbatches / table.pp
-    attention = passes * c.attention_forward_flop * (3.5 + full)
+    attention = passes * c.attention_forward_flop * (1.0 + attention_backward_ratio() + full)
     saved = energy_saved_frac(table) * step_total(model, table, c, "narrow_flop")
     products = totals["flop"][0] - attention - saved
     flop = products + attention + attention_again * passes * c.attention_forward_flop + totals["flop"][1]

@@ -43,12 +43,12 @@ class Bill:
 
     @property
     def days(self) -> float:
-        """How long it takes."""
+        """Days of the run."""
         return self.time_s / DAY_S
 
     @property
     def energy_mwh(self) -> float | None:
-        """As people pay for it."""
+        """Energy of the run in MWh."""
         return None if self.energy_j is None else self.energy_j / J_PER_KWH / 1e3
 
 

@@ -114,13 +114,13 @@ class _Waiting:
     memory_bytes: Floats
 
     def rows(self, index: Ints) -> _Waiting:
-        """Some of them."""
+        """The plans at these places."""
         columns = (self.step_s, self.energy_j, self.memory_bytes)
         step, energy, memory = (column[index] for column in columns)
         return _Waiting(table=self.table.rows(index), step_s=step, energy_j=energy, memory_bytes=memory)
 
     def plus(self, other: _Waiting) -> _Waiting:
-        """Both."""
+        """These plans and the others."""
         return _Waiting(
             table=joined(self.table, other.table),
             step_s=np.concatenate((self.step_s, other.step_s)),

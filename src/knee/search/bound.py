@@ -50,11 +50,11 @@ class Stretch:
     """Of it, when the device waits for the host."""
 
     def times(self, count: Floats | Bools) -> Stretch:
-        """So many of them."""
+        """``count`` of these stretches, one after the other."""
         return Stretch(**{name: count * getattr(self, name) for name in _TIMES})
 
     def plus(self, other: Stretch) -> Stretch:
-        """One after the other."""
+        """This stretch and then the other."""
         return Stretch(**{name: getattr(self, name) + getattr(other, name) for name in _TIMES})
 
 
@@ -72,9 +72,12 @@ class Pace:
 
     def stretch(self, segment: Segment) -> Stretch:
         """As ``timeline.walk`` runs a segment beside which nothing is queued."""
+        # seconds in which compute and hidden messages run side by side, each slowed down by the other
         overlap = np.minimum(segment.compute_s * self.slower, segment.hidden_s * self.gamma)
+        # what is left of the messages after that, beside which nothing runs
         blocked = segment.blocking_s + segment.hidden_s - overlap / self.gamma
         busy = segment.compute_s + overlap - overlap / self.slower + blocked
+        # a device that has less work than the host needs to launch it waits
         time = np.maximum(busy, segment.host_s)
         # messages that cross the same network take turns
         free = np.where(self.shares_wire, 0.0, blocked + overlap)
@@ -98,7 +101,7 @@ class LayerWork:
 
     @classmethod
     def of(cls, parts: StepParts) -> LayerWork:
-        """Price the segments."""
+        """The work of a layer of priced plans."""
         c, local, modes = parts.compute, parts.local, parts.modes
         out, back = parts.copies()
         again_s, again_kernels = recomputed(parts)
@@ -145,7 +148,7 @@ class MicrobatchWork:
 
     @classmethod
     def of(cls, model: Model, parts: StepParts) -> MicrobatchWork:
-        """Price the stretches."""
+        """The work of one microbatch of priced plans."""
         c, local, kinds = parts.compute, parts.local, parts.kinds
         pace = Pace(slower=1.0 + parts.kappa, gamma=parts.profile.comm_slowdown, shares_wire=parts.shares_wire)
         layer = LayerWork.of(parts)
@@ -197,7 +200,7 @@ class UnshardedWork:
 
     @classmethod
     def of(cls, work: MicrobatchWork) -> UnshardedWork:
-        """The times of all that it has."""
+        """Its times where nothing is queued beside them."""
         names = ("embedding_forward", "embedding_backward", "head_forward", "head_backward")
         ends: dict[str, Floats] = {name: getattr(work, name).time_s for name in names}
         times: dict[str, Any] = {"sparse_forward": None, "sparse_backward": None}
@@ -222,6 +225,7 @@ def _least_times(pace: Pace, mean: Segment, dense: Segment, sparse: Segment) -> 
     """Times of the two kinds of layers by the one of three lines that is the longest for the mean layer: messages,
     compute, or the host. Beside nothing queued, the time of any mixture is the longest of the three, so no shorter."""
 
+    # ``Pace.stretch`` as the longest of three sums, each linear in the segment: its mixture is the sums' mixture
     def lines(of: Segment) -> Floats:
         hidden = of.hidden_s + (1.0 - 1.0 / pace.gamma) * of.compute_s
         return np.array((of.compute_s + of.blocking_s, hidden + of.blocking_s, of.host_s))
@@ -260,6 +264,7 @@ def _cut(layers: ModelLayers, ranks: int, virtual: int) -> tuple[tuple[float, ..
     chunks = np.array((layers.dealt(ranks * virtual), layers.with_experts(ranks * virtual)), dtype=np.float64)
     held = chunks.reshape(2, virtual, ranks).sum(axis=1)
     upper = chunks[:, ranks:].sum(axis=1) / ranks
+    # layers count first, and of ranks with as many layers those with experts
     some = (0, ranks - 1, int((held[0] + held[1] / (layers.count + 1.0)).argmax()))
 
     def counted(pair: Floats) -> tuple[float, float]:
@@ -295,7 +300,8 @@ def slow_ranks(model: Model, profile: Profile, table: PlanTable) -> list[Pipelin
 
 
 SLACK = 0.998
-"""Of a bound: the simulator counts the microbatches of long pipelines to so much."""
+"""What a bound is multiplied with. The simulator counts the repeated microbatches of a long pipeline instead of walking
+them, and is then off by up to half of ``spans.FOLD_ERROR`` (0.15%); without slack a bound could be above its step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,11 +313,11 @@ class LeastStep:
     """Of one GPU."""
 
     def rows(self, index: Ints) -> LeastStep:
-        """Of some of the plans."""
+        """The bounds of the plans at these places."""
         return LeastStep(step_s=self.step_s[index], energy_j=self.energy_j[index])
 
     def plus(self, other: LeastStep) -> LeastStep:
-        """Of these plans and those."""
+        """The bounds of these plans, then of the others."""
         both = ((self.step_s, other.step_s), (self.energy_j, other.energy_j))
         step_s, energy_j = (np.concatenate(pair) for pair in both)
         return LeastStep(step_s=step_s, energy_j=energy_j)

@@ -24,7 +24,7 @@ SHARES = (0.25, 0.5, 0.75)
 
 
 def memory_table(model: Model, profile: Profile, table: PlanTable) -> MemoryColumns:
-    """Memory of every plan."""
+    """The parts of every plan's memory."""
     modes = Modes.of(table)
     shapes = shapes_of(model, table, profile)
     traffic = traffic_of(model, table, modes, scatters_sends=profile.scatters_sends, fp8=shapes.fp8)
@@ -32,7 +32,7 @@ def memory_table(model: Model, profile: Profile, table: PlanTable) -> MemoryColu
 
 
 def memory_bytes(model: Model, profile: Profile, table: PlanTable) -> Floats:
-    """All of it, for a table of any length."""
+    """Bytes that every plan needs, for a table of any length."""
     pieces = [slice(i, i + CHUNK) for i in range(0, len(table), CHUNK)]
     needs = [memory_table(variant_rows(model, some), profile, table.rows(some)).total_bytes for some in pieces]
     return np.concatenate([np.zeros(0), *needs])
@@ -49,7 +49,7 @@ class LeastMemory:
 
     @classmethod
     def of(cls, space: Space, profile: Profile, unsharded: PlanTable) -> LeastMemory:
-        """Of plans before their sharding is chosen."""
+        """The memory of plans before their sharding is chosen."""
         if recomputes_shares(space):
             none = unsharded.recompute == RECOMPUTES.index("none")
             most = with_share(unsharded, max(SHARES))
@@ -109,11 +109,11 @@ class FittingPlans:
     """Of each: its row among the plans in question."""
 
     def rows(self, index: Ints) -> FittingPlans:
-        """Some of them."""
+        """The plans at these places."""
         return FittingPlans(table=self.table.rows(index), memory_bytes=self.memory_bytes[index], row=self.row[index])
 
     def plus(self, other: FittingPlans) -> FittingPlans:
-        """Both."""
+        """These plans and the others."""
         return FittingPlans(
             table=joined(self.table, other.table),
             memory_bytes=np.concatenate((self.memory_bytes, other.memory_bytes)),

@@ -24,19 +24,19 @@ class Merits:
 
     @classmethod
     def of(cls, *, step_s: Floats, energy_j: Floats, memory_bytes: Floats, hbm_bytes: float) -> Merits:
-        """Of steps of the same tokens."""
+        """Merits of steps with equally many tokens."""
         with np.errstate(divide="ignore"):
             speed, thrift = (np.round(-np.log(value) / 1e-3) for value in (step_s, energy_j))
         return cls(speed=speed, thrift=thrift, room=np.floor((hbm_bytes - memory_bytes) / (0.01 * hbm_bytes)))
 
     @classmethod
     def of_results(cls, results: Results, hbm_bytes: float) -> Merits:
-        """Of simulated plans."""
+        """Merits of simulated plans."""
         energy = results.power_w_per_gpu * results.step_s
         return cls.of(step_s=results.step_s, energy_j=energy, memory_bytes=results.memory_bytes, hbm_bytes=hbm_bytes)
 
     def rows(self, index: Ints) -> Merits:
-        """Some of the plans."""
+        """The merits of the plans at these places."""
         return Merits(speed=self.speed[index], thrift=self.thrift[index], room=self.room[index])
 
     def matched_by(self, others: Merits) -> Bools:

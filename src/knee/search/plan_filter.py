@@ -63,7 +63,7 @@ HINT = f'for example "pp == 1 and tp <= 8"; the columns are {", ".join((*NUMBERS
 
 
 def matching(table: PlanTable, condition: str) -> Bools:
-    """Which plans meet the condition."""
+    """Whether each plan meets the condition."""
     try:
         tree = ast.parse(condition.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -98,7 +98,7 @@ class SearchResult(ByValue):
 
 
 def score(results: Results, objective: Objective) -> Floats:
-    """More is better."""
+    """What the objective ranks plans by; the larger the better."""
     column: Floats = getattr(results, objective)
     return -column if objective == "usd_per_mtoken" else column
 
@@ -157,7 +157,7 @@ def search(
 
 
 def wanted_by(only: str | None) -> Callable[[PlanTable], Bools] | None:
-    """The plans that a condition allows."""
+    """A function of a table: whether each plan meets the condition."""
     if only is None:
         return None
     return lambda table: matching(table, only)
@@ -182,7 +182,7 @@ def _order(table: PlanTable, scores: Floats) -> Ints:
 
 
 def results_rows(results: Results, index: Ints) -> Results:
-    """Some of the rows."""
+    """The results of the rows at these places."""
     return Results(**{f.name: getattr(results, f.name)[index] for f in fields(Results)})
 
 

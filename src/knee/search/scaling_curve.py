@@ -52,7 +52,7 @@ class ScalePoint:
 
     @property
     def usable(self) -> bool:
-        """There is a plan, and it fits."""
+        """Whether there is a plan, and it fits in memory."""
         return self.measured is not None and self.measured.fits
 
 
@@ -207,7 +207,7 @@ def refused_point(gpus: int, error: SpecError) -> ScalePoint:
 
 
 def point_of(job: Job, convention: str = DEFAULT_CONVENTION) -> ScalePoint:
-    """A job simulated."""
+    """The point of a simulated job."""
     return _points([job], convention)[0]
 
 

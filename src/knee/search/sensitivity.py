@@ -76,7 +76,7 @@ PARTS: dict[str, tuple[str, Callable[[Cluster, float], Cluster]]] = {
 
 
 def sensitivity(found: SearchResult) -> list[Bar]:
-    """The largest gain first."""
+    """The effect of more and less of each resource on the best plan, the largest gain first."""
     best = float(found.results.tokens_per_s.max())
     fastest = np.argsort(-found.results.tokens_per_s, kind="stable")[:AGAIN]
     table = found.table.rows(fastest)

@@ -69,7 +69,7 @@ def _too_small(name: str, value: int) -> InputError:
 
 @cache
 def divisors(number: int) -> tuple[int, ...]:
-    """Ascending."""
+    """The divisors of a number, ascending."""
     small = [i for i in range(1, int(number**0.5) + 1) if number % i == 0]
     return tuple(small + [number // i for i in reversed(small) if i * i != number])
 

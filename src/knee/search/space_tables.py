@@ -83,7 +83,7 @@ def sharded_table(space: Space, unsharded: PlanTable) -> PlanTable:
 
 
 def joined(*tables: PlanTable) -> PlanTable:
-    """Tables one after the other."""
+    """The rows of several tables in one."""
     columns = {name: np.concatenate([getattr(t, name) for t in tables]) for name in COLUMNS}
     return PlanTable(placement=tables[0].placement, **columns)
 
@@ -228,7 +228,7 @@ def _cuts_batch(space: Space, pp: int, dp: int, micro: Ints, schedule: Ints) -> 
 
 
 def _sizes(space: Space, dp: int) -> list[int]:
-    """Sequences of a microbatch."""
+    """Sequences that a microbatch may have."""
     found = divisors(space.global_batch // dp)
     return [size for size in found if not space.micro_batches or size in space.micro_batches]
 

@@ -28,6 +28,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from knee.base import files as text_files
 from knee.base.errors import InputError
 from knee.base.limits import MOST_JSON_BYTES, MOST_TOML_BYTES
+from knee.specs.huggingface.read import read_config
 
 Kind = Literal["model", "gpu", "cluster", "profile"]
 SourceKind = Literal["vendor", "measured", "published", "fitted", "assumed", "user"]
@@ -120,9 +121,8 @@ def read_path(kind: Kind, path: Path, within: tuple[str, ...] = ()) -> Tree:
         hint = "knee does not download models: save the model's config.json, and give its path"
         raise InputError(f"there is no file or folder {str(path)!r}", hint=hint, code="no-file", field=kind)
     if kind == "model" and (path.suffix == ".json" or path.is_dir()):
-        from knee.specs.huggingface.read import read_config  # which reads files by this module
-
-        raw = read_config(path)
+        file = path / "config.json" if path.is_dir() else path
+        raw = read_config(file, read_text(file, field="model"))
     else:
         raw = {"name": path.stem, **read_toml(path, field=kind)}
     if kind == "cluster" and raw.keys() & DATA_SHEET:

@@ -364,7 +364,7 @@ def _trained(
     from knee.commands.study.trained_points import refused as refused_by
     from knee.commands.study.trained_points import trained
     from knee.measure.machine.machine_facts import need_torch
-    from knee.training.sweeps.local_devices import LocalDevices
+    from knee.training.sweeps.checks import LocalDevices
 
     need_torch(either('knee.study(launcher="local")', "knee study run --launcher local"))
     machine = LocalDevices.here()

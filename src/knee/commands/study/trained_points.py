@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -18,8 +17,9 @@ from knee.commands.train.api import train
 from knee.specs.fields import split_overrides
 from knee.specs.job import Job
 from knee.training.export.job_file import job_file
+from knee.training.launch.sweep_folder import read_object
+from knee.training.sweeps.checks import LocalDevices
 from knee.training.sweeps.job_for_trainer import PROCESSOR
-from knee.training.sweeps.local_devices import LocalDevices
 
 RUN, LOG = "run", "train.log"
 RECORD = Path(RUN, "record.json")
@@ -44,7 +44,7 @@ def trained(
             yield point, None
             continue
         own = folder / _name_of(job, steps)
-        record = _read(own / RECORD)
+        record = read_object(own / RECORD)
         if record.get("status") != "done":
             record = _train(job, own, steps)
         if record.get("status") == "done":
@@ -55,7 +55,7 @@ def trained(
         yield point, None
 
 
-def _train(job: Job, own: Path, steps: int | None) -> Mapping[str, Any]:
+def _train(job: Job, own: Path, steps: int | None) -> dict[str, Any]:
     """A new run's record, whatever came of it; only the error of one that could not be started."""
     make_folder(own)
     write_text(own / "job.toml", job_file(job))
@@ -80,12 +80,3 @@ def _name_of(job: Job, steps: int | None) -> str:
     asked: list[Any] = [asdict(job.model), asdict(job.plan), job.cluster.name, job.profile.name]
     asked += [job.gpus, job.global_batch, job.seq_len, steps]
     return digest(asked)[:24]
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    """A table of a JSON file; an empty one where the file has none."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -19,23 +19,23 @@ from knee.specs.catalog import did_you_mean
 from knee.specs.choices import Device, Launcher
 from knee.specs.defaults import TIMEOUT_S, TRACE_STEPS
 from knee.specs.kept_files import forget_files
-from knee.training.launch.environment import redacted, stored_site
+from knee.training.launch.environment import stored_site, without_secrets
 from knee.training.launch.run_status import STATES, Status
 from knee.training.launch.site import Site
 from knee.training.launch.sweep_folder import Sweep, SweepRun, locked, read_sweep
 from knee.training.sweeps import local, slurm
-from knee.training.sweeps.control import cancel_runs, current_statuses, requeue
-from knee.training.sweeps.job_for_trainer import RunSettings
-from knee.training.sweeps.launchers import refusal_by, require_launcher
-from knee.training.sweeps.new_sweep import prepare_folder
-from knee.training.sweeps.preflight import RequestedRun, plan_runs
-from knee.training.sweeps.request_checks import (
+from knee.training.sweeps.checks import (
     check_container,
     check_run_numbers,
     checked_folder,
     not_in_range,
     program_paths,
+    refusal_by,
+    require_launcher,
 )
+from knee.training.sweeps.control import cancel_runs, current_statuses, prepare_folder, requeue
+from knee.training.sweeps.job_for_trainer import RunSettings
+from knee.training.sweeps.preflight import RequestedRun, plan_runs
 
 OnRun = Callable[[int, int, SweepRun, Status], None]
 """Called when a run starts, ends or is left out: its number, of how many, the run, and its status."""
@@ -90,7 +90,7 @@ def prepare_sweep(
     requested = requested_runs(str(grid), overrides, progress)
     if check_launcher:
         require_launcher(launcher, site, program)
-    command = redacted(command)
+    command = without_secrets(command)
     planned = plan_runs(
         requested,
         RunSettings(

@@ -169,7 +169,7 @@ def run(grid: str, out: Path, **options: Any) -> None:
     from knee.commands.sweep.api import prepare_sweep, run_sweep
     from knee.commands.sweep.text import print_plan
     from knee.show.terminal.progress_bar import Bars
-    from knee.training.sweeps.launchers import refuse_unread
+    from knee.training.sweeps.checks import refuse_unread
 
     as_json, dry_run, wait = (options.pop(name) for name in ("as_json", "dry_run", "wait"))
     given = {name for name, value in options.items() if value and (name != "pack" or value > 1)}

@@ -13,7 +13,7 @@ from knee.show.result import Result, flat
 from knee.training.launch.run_status import Status
 from knee.training.launch.site import Site
 from knee.training.launch.sweep_folder import Sweep
-from knee.training.sweeps.new_sweep import check_same_sweep
+from knee.training.sweeps.control import check_same_sweep
 from knee.training.sweeps.preflight import PlannedRun
 from knee.training.sweeps.totals import SweepEstimate, SweepTotals, estimate_of, gpu_h_to_start, totals_of
 

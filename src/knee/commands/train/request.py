@@ -45,7 +45,7 @@ from knee.training.parallelism.trainer_job import (
     TrainJob,
     activation_dtype,
 )
-from knee.training.run.metrics_log import check_installed
+from knee.training.run.progress import check_installed
 from knee.training.run.run_record import RECORD
 from knee.training.sweeps.job_for_trainer import STEPS, facts_of, warmup_of
 

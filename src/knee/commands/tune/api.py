@@ -40,20 +40,21 @@ from knee.specs.kept_files import forget_files
 from knee.specs.load import load_profile
 from knee.specs.plan import Recompute, ReduceDtype, Sharding, StateDtype
 from knee.specs.schedules import Schedule
-from knee.training.launch.environment import redacted
+from knee.training.launch.environment import without_secrets
 from knee.training.launch.run_status import Status
 from knee.training.launch.site import Site
 from knee.training.launch.sweep_folder import Sweep, SweepRun, locked, read_sweep
-from knee.training.sweeps.control import current_statuses
-from knee.training.sweeps.job_for_trainer import RunSettings, train_job
-from knee.training.sweeps.launchers import refusal_by, require_launcher
-from knee.training.sweeps.request_checks import (
+from knee.training.sweeps.checks import (
     check_container,
     check_run_numbers,
     checked_folder,
     not_in_range,
     program_paths,
+    refusal_by,
+    require_launcher,
 )
+from knee.training.sweeps.control import current_statuses
+from knee.training.sweeps.job_for_trainer import RunSettings, train_job
 
 TRAINER = "knee"
 """The catalogue's profile of knee's trainer."""
@@ -163,7 +164,7 @@ def tune(
     plans = searched(parts.profile)
     check_room(smaller.of(plans.jobs[0]), launcher, site, at_once)
     _check_budget([smaller.of(job) for job in plans.jobs], settings, max_gpu_hours)
-    shown = redacted(command)
+    shown = without_secrets(command)
     session = Session(
         job=_job_words(plans, only, settings, smaller),
         plans=plans,

@@ -211,7 +211,7 @@ def run(
     from knee.commands.options.overrides import parse_sets
     from knee.commands.tune.api import tune
     from knee.commands.tune.text import print_step, print_tuned
-    from knee.training.sweeps.launchers import refuse_unread
+    from knee.training.sweeps.checks import refuse_unread
 
     refuse_unread(options["launcher"], {name for name, value in options.items() if value})
     assert model is not None

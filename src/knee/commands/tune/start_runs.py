@@ -16,8 +16,8 @@ from knee.training.launch.site import Site
 from knee.training.launch.supervisor import supervise
 from knee.training.launch.sweep_folder import Sweep, SweepRun
 from knee.training.sweeps import local, slurm
+from knee.training.sweeps.checks import LocalDevices
 from knee.training.sweeps.job_for_trainer import PROCESSOR
-from knee.training.sweeps.local_devices import LocalDevices
 
 OnRun = Callable[[SweepRun, Status], None]
 Say = Callable[[str], None]

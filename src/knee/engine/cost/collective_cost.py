@@ -74,14 +74,14 @@ class Links:
 
     @classmethod
     def in_training(cls, cluster: Cluster, profile: Profile) -> Links:
-        """Beside a running training step."""
+        """The links as collectives see them beside a running training step."""
         return cls(
             cluster=cluster, hop_scale=profile.hop_scale, bandwidth_scale=profile.bandwidth_scale_frac, pat=profile.pat
         )
 
     @classmethod
     def idle(cls, cluster: Cluster) -> Links:
-        """On idle GPUs, as nccl-tests sees them."""
+        """The links of idle GPUs, as nccl-tests measures them."""
         return cls(cluster=cluster, hop_scale=1.0, bandwidth_scale=1.0, pat="off")
 
 

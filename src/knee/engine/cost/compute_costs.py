@@ -335,8 +335,8 @@ def bf16_layers(profile: Profile, table: PlanTable) -> Floats:
 
 
 def energy_saved_frac(table: PlanTable) -> Floats:
-    """Of the energy of products in fewer than 16 bits. That of fp4 goes with the bits that they multiply (assumed)."""
-    saved = {"fp8": constant("fp8", "energy_saved_frac"), "fp4": 0.75}
+    """Share of the energy of a product that fewer than 16 bits save, per plan."""
+    saved = {name: constant(name, "energy_saved_frac") for name in ("fp8", "fp4")}
     return np.array([saved.get(name, 0.0) for name in PRECISIONS])[table.precision]
 
 

@@ -114,7 +114,7 @@ class ExchangeRates:
 
     @classmethod
     def of(cls, dispatcher: Dispatcher, direction: Direction) -> ExchangeRates:
-        """The catalogue's."""
+        """The constants of one dispatcher and direction, from the catalogue."""
         names = WIRE_RATES + (SM_RATES[direction] if dispatcher == "deepep" else ())
         return cls(**{name: constant(f"{dispatcher}_{direction}", name) for name in names})
 

@@ -50,11 +50,11 @@ class Cost:
         return Cost(**{name: mean(getattr(self, name), getattr(other, name)) for name in names_of(Cost)})
 
     def times(self, factor: Floats) -> Cost:
-        """So many times."""
+        """The cost of ``factor`` of them."""
         return Cost(**{name: factor * getattr(self, name) for name in names_of(Cost)})
 
     def plus(self, other: Cost) -> Cost:
-        """Both."""
+        """The cost of both, one after the other."""
         return Cost(**{name: getattr(self, name) + getattr(other, name) for name in names_of(Cost)})
 
 
@@ -261,7 +261,7 @@ class _Products:
         )
 
     def rows(self, index: slice) -> _Products:
-        """Some of the products."""
+        """The products of these rows."""
         return _Products(**{name: getattr(self, name)[index] for name in names_of(_Products)})
 
 

@@ -75,7 +75,7 @@ class Restart:
 
     @property
     def failed_s(self) -> float:
-        """After a failure."""
+        """Seconds until training goes on after a failure."""
         return self.planned_s + self.node_wait_s
 
 
@@ -223,7 +223,7 @@ class Goodput:
 
     @property
     def all_interruptions_per_day(self) -> float:
-        """Of all causes."""
+        """Interruptions per day of all causes together."""
         return sum(self.interruptions_per_day.values())
 
     def energy_factor(self, power_w: float, idle_w: float) -> float:

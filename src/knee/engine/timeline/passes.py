@@ -117,7 +117,7 @@ class Sums:
 
     @classmethod
     def zeros(cls, n: int) -> Sums:
-        """Nothing yet."""
+        """Sums of passes that have not been walked."""
         return cls(**{name: np.zeros(n) for name in SUM_NAMES})
 
     def rows(self, index: slice) -> Sums:
@@ -143,7 +143,7 @@ class WalkedPass:
     sums: Sums
 
     def column(self, name: str) -> Floats:
-        """A sum of each row."""
+        """One of the sums, a value for each row."""
         found: Floats = getattr(self.sums, name)[self.kind]
         return found
 

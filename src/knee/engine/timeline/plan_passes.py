@@ -1,7 +1,11 @@
 """What a forward or backward of each plan is made of, and the passes of its chunks: columns over plans, then over rows.
 
-Plans that differ in their schedule alone, or in how replicas are cut, have passes in common. Those are built and walked
-once: rows whose passes are equal in all columns have one kind.
+Three steps lead from plans to what ``walk`` runs:
+
+1. ``forward_pass`` and ``backward_pass`` make a ``PlanPass`` of one microbatch: a row per plan, whatever the chunk.
+2. ``chunks.chunk_rows`` has a row for each kind of chunk that a plan's pipeline has; ``kinds_of_rows`` finds rows whose
+   passes are equal. Plans that differ in their schedule alone, or in how replicas are cut, have passes in common.
+3. ``passes_of`` makes a ``Pass`` of each different row: how many layers, which ends, which messages beside them.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ class Messages:
         return cls(**{of: np.where(where, getattr(parts.comm, f"{name}_{of}"), 0.0) for of in names_of(cls)})
 
     def plus(self, other: Messages) -> Messages:
-        """Both, one after the other."""
+        """The sum of both, which run one after the other."""
         return Messages(**{name: getattr(self, name) + getattr(other, name) for name in names_of(Messages)})
 
     def of_root(self, rows: ChunkRows) -> Floats:
@@ -75,7 +79,7 @@ class PlanPass:
     """The same pass of layers without experts and of layers with them; None where layers are alike."""
 
     def columns(self) -> list[Floats | Ints | Bools]:
-        """All of them: passes with equal ones are equal."""
+        """Every column, those of segments and messages included: passes with equal columns are equal."""
         groups = [self.embedding, self.layer, self.head, self.gather, self.reduce, self.replicate]
         nested = [getattr(group, name) for group in groups if group is not None for name in names_of(type(group))]
         own = [*nested, *(x for name in names_of(PlanPass) if isinstance(x := getattr(self, name), np.ndarray))]
@@ -100,7 +104,7 @@ class PlanPass:
         )
 
     def where(self, there: Bools, other: PlanPass) -> PlanPass:
-        """This one there, the other elsewhere."""
+        """This pass for plans that are ``there``, the other pass for the rest."""
         return cast(PlanPass, _where(there, self, other))
 
 
@@ -140,6 +144,7 @@ def kinds_of_rows(p: PlanPass, rows: ChunkRows, only: Bools | None = None) -> tu
     _, plan = equal_rows(*p.columns(), few=FEW_PLANS)
     if only is not None:
         plan = np.where(only, plan, -1)
+    # one number for all that tells the chunks of a plan apart, so that two columns are compared instead of six
     chunk = ((rows.layers * MOST_LAYERS + rows.expert_layers) * 2 + rows.embedding) * 2 + rows.head
     if not p.forward:
         chunk = chunk * 2 + rows.early
@@ -147,9 +152,11 @@ def kinds_of_rows(p: PlanPass, rows: ChunkRows, only: Bools | None = None) -> tu
 
 
 def passes_of(parts: StepParts, p: PlanPass, rows: ChunkRows) -> Pass:
-    """The passes of some chunks."""
+    """The pass of each row of chunks, ready to be walked."""
     i, zero = rows.plan, np.zeros(len(rows))
+    # columns of ``p`` are per plan; [i] repeats them for each row of a plan
     embedding, head = _end(p.embedding, i, rows.embedding), _end(p.head, i, rows.head)
+    # while a pipeline fills, only the first chunk gathers inside its pass; the others have gathered before it
     here = ~p.fills[i] | rows.embedding
     reduce, root_reduce = zero, zero
     if p.reduce is not None:
@@ -159,11 +166,13 @@ def passes_of(parts: StepParts, p: PlanPass, rows: ChunkRows) -> Pass:
         after = ~parts.modes.gathers[i]
         root_reduce = np.where(after, root_reduce + rows.layers * reduce, root_reduce)
         reduce = np.where(after, 0.0, reduce)
+    # seconds of reductions that may stand in the queue before the next one waits to be issued
     limit = zero + np.inf
     if parts.profile.reduces_in_flight:
         limit = np.where(p.limited[i], (parts.profile.reduces_in_flight - 1) * reduce, np.inf)
     return Pass(
         layers=rows.layers,
+        # backward runs through the model from its head to its embedding
         lead=embedding if p.forward else head,
         layer=_layer(p, rows),
         tail=head if p.forward else embedding,
@@ -268,7 +277,7 @@ def gathers_while_filling(parts: StepParts) -> Bools:
 
 
 def filling_gather_s(parts: StepParts, rows: ChunkRows) -> Floats:
-    """Seconds of those gathers, per row."""
+    """Seconds of the gathers of ``gathers_while_filling``, per row."""
     fills = gathers_while_filling(parts)
     gather = Messages.of(parts, "gather", fills)
     layer = gather.layer[rows.plan]

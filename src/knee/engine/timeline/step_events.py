@@ -43,7 +43,7 @@ class Message:
     dtype: str
 
     def write(self, log: EventLog, start_s: float, duration_s: float, stream: int) -> None:
-        """One kernel of it."""
+        """Write one kernel of the message."""
         log.comm(self.collective, self.group, start_s, duration_s, self.message_bytes, self.dtype, stream)
 
 
@@ -341,7 +341,7 @@ def play_filling(
 
 
 def axes_that_meet(table: PlanTable) -> tuple[str, ...]:
-    """Of the ranks that exchange in every step."""
+    """Mesh axes over which ranks exchange in every step."""
     return tuple(axis for axis in AXES if axis != "dp_replicate" or table.sync_every[0] == 1)
 
 

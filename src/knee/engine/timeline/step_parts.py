@@ -13,7 +13,7 @@ from knee.engine.cost.compute_costs import ComputeCosts
 from knee.engine.cost.group_placements import GroupPlacements
 from knee.engine.cost.kernel_cost import stream_s
 from knee.engine.workload import tp_messages
-from knee.engine.workload.operations import MemoryBound
+from knee.engine.workload.operations import MemoryBound, attention_backward_ratio
 from knee.engine.workload.projections import expert_share
 from knee.engine.workload.shapes import BYTES, on_one_gpu
 from knee.engine.workload.traffic import PARAMETER_BYTES, Modes, ParameterTraffic, Traffic
@@ -35,13 +35,13 @@ class FsdpCopies:
     """Before a reduction, with the cast to its type."""
 
     def moved_bytes(self) -> tuple[Floats, Floats]:
-        """HBM traffic of both."""
+        """HBM traffic of copies out, and of copies back."""
         out, back = (np.sum([one.moved_bytes for one in some], axis=0) for some in (self.out, self.back))
         return out, back
 
 
 def copies_of_group(gathered_bytes: Floats, elements: Floats, reduce_bytes: Floats) -> FsdpCopies:
-    """In a group of several ranks."""
+    """Copies of a layer where several ranks share its parameters."""
     out = MemoryBound(name="copy_out", moved_bytes=2.0 * gathered_bytes, kernels=1, rate="copy_out")
     back = MemoryBound(name="copy_in", moved_bytes=(BYTES + reduce_bytes) * elements, kernels=1, rate="copy_in")
     return FsdpCopies(out=(out,), back=(back,))
@@ -76,7 +76,7 @@ class LocalComm:
     """Host time to issue it."""
 
     def plus(self, other: LocalComm) -> LocalComm:
-        """Both, one after the other."""
+        """This and the other, one after the other."""
         return LocalComm(
             hidden_s=self.hidden_s + other.hidden_s,
             blocking_s=self.blocking_s + other.blocking_s,
@@ -84,7 +84,7 @@ class LocalComm:
         )
 
     def times(self, factor: Floats) -> LocalComm:
-        """So many times."""
+        """This ``factor`` times."""
         return LocalComm(
             hidden_s=factor * self.hidden_s, blocking_s=factor * self.blocking_s, host_s=factor * self.host_s
         )
@@ -199,7 +199,9 @@ def _context_parallel(
         hidden = steps * np.minimum(send_s, cover_s)
         return LocalComm(hidden_s=hidden, blocking_s=steps * send_s - hidden, host_s=0.0 * hidden)
 
-    forward, backward = ring_steps(comm.cp_send, step_forward), ring_steps(2.0 * comm.cp_send, 2.5 * step_forward)
+    forward = ring_steps(comm.cp_send, step_forward)
+    # backward sends keys and values, and their gradients
+    backward = ring_steps(2.0 * comm.cp_send, attention_backward_ratio() * step_forward)
     zero = np.zeros(len(table))
     return (
         LocalComm(
@@ -288,7 +290,7 @@ class StepParts:
         return total
 
     def _copies(self) -> list[tuple[FsdpCopies, Bools]]:
-        """A layer's, and which plans have them."""
+        """The copies of a layer, each with the plans that make them."""
         t, sharded = self.traffic, self.modes.gathers & (self.table.dp_shard * self.table.cp > 1)
         found = [(copies_of_group(t.gather_bytes, t.layer_moved, t.reduce_bytes), sharded)]
         if self.one_gpu.any():

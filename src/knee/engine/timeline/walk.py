@@ -46,7 +46,7 @@ class Channels:
 
     @classmethod
     def of(cls, p: Pass) -> Channels:
-        """Look at every column once."""
+        """Find out which columns have any effect, so that a walk can skip the others."""
         segments = {"lead": p.lead, "layer": p.layer, "tail": p.tail}
         return cls(
             gathers=_any(p.root_gather_s, p.gather_s),
@@ -114,7 +114,7 @@ class Walk:
 
     @classmethod
     def start(cls, q: Pass, gamma: float, record: Recorder | None) -> Walk:
-        """Before the first segment."""
+        """The state of passes before their first segment."""
         zeros: dict[str, Any] = {name: np.zeros(len(q.layers)) for name in LOADS}
         return cls(
             q=q,
@@ -129,7 +129,7 @@ class Walk:
         )
 
     def again(self) -> Walk:
-        """The same passes from their start."""
+        """The state of the same passes before their first segment."""
         zeros: dict[str, Any] = {name: np.zeros(len(self.lead_s)) for name in (*STATE, *LOADS)}
         return replace(self, **zeros)
 
@@ -138,7 +138,7 @@ class Walk:
         return self if n == len(self.lead_s) else self.some(slice(0, n))
 
     def some(self, rows: Ints | slice) -> Walk:
-        """Some of the passes."""
+        """The state of the passes at these places."""
         columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in ("slowed", *STATE, *LOADS)}
         return Walk(q=self.q.rows(rows), gamma=self.gamma, has=self.has, record=self.record, **columns)
 

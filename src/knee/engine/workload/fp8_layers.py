@@ -107,7 +107,7 @@ class Casts:
     largest_kernels: Floats
 
     def plus(self, other: Casts) -> Casts:
-        """Both."""
+        """The work of both."""
         return Casts(**{name: getattr(self, name) + getattr(other, name) for name in names_of(Casts)})
 
     def times(self, elements: Floats, tensors: Floats | float = 1.0) -> Casts:

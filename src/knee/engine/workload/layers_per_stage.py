@@ -105,7 +105,7 @@ class Cuts:
     """The way of each plan."""
 
     def of(self, plan: int) -> Way:
-        """The way of one plan."""
+        """Layers, ranks and virtual stages of one plan."""
         return self.ways[int(self.of_plan[plan])]
 
 

@@ -296,7 +296,7 @@ class _Kept:
 
 
 def _kept(model: Model, profile: Profile, table: PlanTable, s: Shapes) -> _Kept:
-    """Once for each shape of kernels."""
+    """What forward keeps, computed once for each shape of kernels."""
     columns = [value for name in names_of(Shapes) if isinstance(value := getattr(s, name), np.ndarray)]
     columns += [] if s.fp8 is None else s.fp8.columns
     again = (table.recompute, table.recompute_frac, table.modules)

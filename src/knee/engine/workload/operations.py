@@ -14,6 +14,7 @@ from knee.engine.workload.flop import causal_keys, kernel_keys
 from knee.engine.workload.fp8_layers import Casts, layer_casts, product_scale, wide_products
 from knee.engine.workload.projections import Projection, expert_share, projections, routed_rows
 from knee.engine.workload.shapes import BYTES, Shapes
+from knee.specs.constants import constant
 from knee.specs.hardware import GemmType
 from knee.specs.kernel_traffic import passes_of
 from knee.specs.model import Experts, Model
@@ -153,6 +154,11 @@ def _streams(model: Model, s: Shapes, kernels: Kernels, backward: bool) -> list[
     return streams
 
 
+def attention_backward_ratio() -> float:
+    """FLOP of attention's backward over those of its forward."""
+    return constant("attention", "backward_flop_ratio")
+
+
 def _attention(model: Model, s: Shapes, forward: bool) -> Attention:
     """The causal kernel of one rank; of layers with and without a window, the mean.
 
@@ -171,7 +177,7 @@ def _attention(model: Model, s: Shapes, forward: bool) -> Attention:
         keys = kernel_keys(model, s.seq_len, s.kv_block)
     return Attention(
         name="attention",
-        flop=work if forward else 2.5 * work,
+        flop=work if forward else attention_backward_ratio() * work,
         seq_len=keys,
         rows=s.tokens * (model.heads / s.tp),
         head_dim=model.head_dim,

@@ -40,7 +40,7 @@ class Fp8Shapes:
 
     @property
     def columns(self) -> list[Floats]:
-        """Rows with equal ones cast alike."""
+        """Columns of which rows with equal values cast alike."""
         return [value for f in fields(self) if isinstance(value := getattr(self, f.name), np.ndarray)]
 
 

@@ -68,7 +68,7 @@ class ParameterTraffic:
     """Moved by one gather or reduce, FSDP2's padding included."""
 
     def times(self, factor: Floats | float) -> ParameterTraffic:
-        """So many times."""
+        """The traffic of ``factor`` of them."""
         return ParameterTraffic(elements=factor * self.elements, moved=factor * self.moved)
 
 
@@ -146,7 +146,7 @@ class Traffic:
         return PARAMETER_BYTES * self.layer_moved - self.fp8.saved_bytes
 
     def sparse_layer(self) -> Traffic:
-        """Of a layer with experts; ``kinds`` stay."""
+        """The traffic of a layer with experts."""
         return replace(self.at(1.0), kinds=self.kinds)
 
     def at(self, share: Floats | float) -> Traffic:

@@ -1,4 +1,4 @@
-"""What the keys of each family of Hugging Face configs mean."""
+"""Families of Hugging Face configs, dense and with experts: which keys of ``config.json`` say what of a model."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 from knee.specs.huggingface.keys import Keys, shortest_pattern
 from knee.specs.model.rules import MOST_LAYERS
+
+# What the keys of each family of Hugging Face configs mean.
 
 GATES = {"silu": "swiglu", "swish": "swiglu", **dict.fromkeys(("gelu", "gelu_new", "gelu_pytorch_tanh"), "geglu")}
 PLAIN = dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu")
@@ -226,7 +228,6 @@ FAMILIES: dict[str, Callable[[Keys], dict[str, Any]]] = {
     "gpt2": _gpt2,
     "mpt": _mpt,
 }
-
 
 # Which layers of a config have experts, in knee's two fields.
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from knee.base.errors import InputError
 from knee.base.files import is_deep
-from knee.specs.catalog import read_text
 from knee.specs.huggingface.families import FAMILIES, SPARSE_FAMILIES, TEXT_PARTS
 from knee.specs.huggingface.keys import Keys
 
@@ -98,10 +97,9 @@ def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
 READERS = {**FAMILIES, **SPARSE_FAMILIES}
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """The fields of a model, from a config file or the folder that holds one."""
-    path = path / "config.json" if path.is_dir() else path
-    config = _read_json(path)
+def read_config(path: Path, text: str) -> dict[str, Any]:
+    """The fields of a model, from the text of its ``config.json`` at ``path``."""
+    config = _parse_json(path, text)
     name = _name(path, config)
     kind = str(config.get("model_type"))
     if kind in TEXT_PARTS and isinstance(config.get("text_config"), dict):
@@ -129,9 +127,9 @@ def read_config(path: Path) -> dict[str, Any]:
     return {"name": name, **shape}
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _parse_json(path: Path, text: str) -> dict[str, Any]:
     try:
-        config = json.loads(read_text(path, field="model"))
+        config = json.loads(text)
         if is_deep(config):
             raise RecursionError
     except json.JSONDecodeError as error:

@@ -65,8 +65,8 @@ def stored_site(folder: Path, plain: Mapping[str, Any]) -> Site:
     return site
 
 
-def redacted(words: Sequence[str]) -> list[str]:
-    """A command line to be written down: of variables their names only."""
+def without_secrets(words: Sequence[str]) -> list[str]:
+    """Return a command line without the values of its variables, so that it can be written down."""
     found: list[str] = []
     for word in words:
         before = found[-1] if found else ""

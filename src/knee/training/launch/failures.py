@@ -60,7 +60,7 @@ def diagnose(
     unreachable: Iterable[str] = (),
     waited_s: float = 0.0,
 ) -> Diagnosis:
-    """How a run ended. ``waited_s``: how long its supervisor saw no progress."""
+    """Find out how a run ended, from its folder. ``waited_s`` is how long its supervisor saw no progress."""
     found = Evidence.of(run)
     if found.record.get("status") == "done":
         return Diagnosis(state="done")
@@ -92,8 +92,8 @@ def diagnose(
     return _by_logs(found, failures) or _by_last_line(found, failures, codes)
 
 
-def diagnosed(status: Status, found: Diagnosis) -> Status:
-    """The status of a run that has ended so."""
+def with_diagnosis(status: Status, found: Diagnosis) -> Status:
+    """Return the status of a run after it ended as diagnosed."""
     return replace(
         status,
         state=found.state,
@@ -139,7 +139,7 @@ def _by_patterns(found: Evidence, patterns: Sequence[LogPattern], logs: Mapping[
 
 
 def _memory(found: Evidence, failures: Sequence[Failure], killed: bool) -> Diagnosis | None:
-    """By the trainer's record, a log, or the kernel's count."""
+    """Diagnose a lack of memory, by the trainer's record, a log, or the kernel's count."""
     record = found.record
     if record.get("status") == "oom":
         rank = record.get("failed_rank")
@@ -208,7 +208,7 @@ def _crash(found: Evidence, failures: Sequence[Failure]) -> Diagnosis | None:
 
 
 def _killed(found: Evidence, failure: Failure) -> Diagnosis:
-    """Of a rank that a signal ended."""
+    """Diagnose a rank that a signal ended."""
     rank, node = failure.rank, _node(found, failure.rank) or failure.node
     who = f"rank {rank}" if rank is not None else "a process" if node else "it"
     step = f"; its last report was at step {found.beats[rank][0]}" if rank is not None and rank in found.beats else ""
@@ -302,7 +302,7 @@ def _by_logs(found: Evidence, failures: Sequence[Failure]) -> Diagnosis | None:
 
 
 def _by_last_line(found: Evidence, failures: Sequence[Failure], codes: Sequence[int | None]) -> Diagnosis:
-    """By the last line of a log, or the exit codes."""
+    """Diagnose by the last line of a log, or the exit codes."""
     error, rank = found.record.get("error"), found.record.get("failed_rank")
     if error:
         return Diagnosis(state="failed", cause="error", words=str(error), rank=rank, node=_node(found, rank))

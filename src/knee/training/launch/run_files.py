@@ -70,7 +70,7 @@ class Evidence:
         return {int(piece["rank"]): str(piece.get("error") or "") for piece in self.pieces if piece.get("lost_peer")}
 
     def logs_of(self, ranks: Iterable[int]) -> dict[str, str]:
-        """Those of some ranks."""
+        """Return the logs of some ranks."""
         return {name: self.logs[name] for name in map(log_of, sorted(ranks)) if name in self.logs}
 
     @property
@@ -89,13 +89,13 @@ class Evidence:
 
 
 def rank_of(log: str) -> int | None:
-    """The rank whose log it is."""
+    """Return the rank whose log has this name; None for other logs."""
     name = re.fullmatch(r"rank(\d+)\.log", log)
     return int(name[1]) if name else None
 
 
 def log_of(rank: int) -> str:
-    """The name of its log."""
+    """Return the name of a rank's log."""
     return f"rank{rank}.log"
 
 
@@ -107,7 +107,7 @@ def _beat(plain: Mapping[str, Any]) -> tuple[int, float] | None:
 
 
 def files_of_ranks(folder: Path) -> Iterable[tuple[int, dict[str, Any]]]:
-    """The files of ranks that can be read."""
+    """Yield each rank with the JSON object of its file in a folder; files that cannot be read are skipped."""
     for path in folder.glob("rank*.json"):
         try:
             plain = json.loads(path.read_text(encoding="utf-8"))
@@ -117,7 +117,7 @@ def files_of_ranks(folder: Path) -> Iterable[tuple[int, dict[str, Any]]]:
 
 
 def _tails(folder: Path) -> dict[str, str]:
-    """The ends of all logs, ranks' first and by their number."""
+    """Return the ends of all logs; those of ranks come first, by their number."""
     paths = sorted(folder.glob("*.log"), key=lambda p: (not p.stem.startswith("rank"), len(p.stem), p.stem))
     size = min(TAIL_BYTES, ALL_TAILS_BYTES // max(1, len(paths)))
     found = {}

@@ -52,7 +52,7 @@ class Status:
     node: str = ""
     """The node at fault, where one is."""
     nodes: tuple[str, ...] = ()
-    """Those it runs or ran on."""
+    """The nodes that it runs or ran on."""
     rank: int | None = None
     codes: tuple[int | None, ...] = ()
     """Exit codes of what was started, one a node or one for all."""
@@ -61,7 +61,7 @@ class Status:
     """Seconds since 1970, of the last attempt."""
     ended_s: float | None = None
     gpu_h: float = 0.0
-    """Of all attempts."""
+    """GPU-hours of all attempts."""
     energy_j: float | None = None
     """Of all GPUs and attempts that measured their draw; None where none did."""
     put_back_s: float | None = None
@@ -75,16 +75,16 @@ class Status:
 
     @property
     def over(self) -> bool:
-        """Nothing more is to happen."""
+        """Whether the run has ended."""
         return self.state not in ("pending", "running")
 
     @property
     def missing(self) -> bool:
-        """Whether a sweep that goes on has it to start."""
+        """Whether a sweep that continues has to start it."""
         return self.state == "pending" or (self.over and self.cause in AGAIN)
 
     def elapsed_s(self) -> float | None:
-        """Of the last attempt, so far."""
+        """Wall clock of the last attempt so far; None where there was none."""
         if self.started_s is None:
             return None
         return (time.time() if self.ended_s is None else self.ended_s) - self.started_s
@@ -127,13 +127,13 @@ def left_out(status: Status, why: str) -> Status:
 
 
 def write_status(folder: Path, status: Status) -> Status:
-    """Replace the file."""
+    """Replace the run's status file; returns the status."""
     write_text(folder / STATUS, json.dumps(asdict(status), indent=1) + "\n")
     return status
 
 
 def _status(plain: Any) -> Status:
-    """ValueError or TypeError where it is not as ``write_status`` writes it."""
+    """Return the status from JSON; ValueError or TypeError where it is not as ``write_status`` writes it."""
     known = {f.name for f in fields(Status)}
     values = {key: value for key, value in plain.items() if key in known}
     for name in ("nodes", "codes", "command"):
@@ -153,7 +153,7 @@ def _status(plain: Any) -> Status:
 
 
 def is_number(value: object) -> bool:
-    """A finite one: what JSON can hold."""
+    """Whether it is a finite number, which JSON can hold."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 

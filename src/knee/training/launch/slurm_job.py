@@ -6,13 +6,12 @@ It finds out where the ranks meet, and asks Slurm about nodes and jobs.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from knee.base.errors import InputError, KneeError
-from knee.base.processes import free_port
+from knee.base.processes import free_port, output_of
 from knee.base.signals import catch_signals
 from knee.training.launch.run_status import cancelled, read_status, write_status
 from knee.training.launch.supervisor import SupervisedRun, supervise
@@ -56,13 +55,13 @@ def supervised_run(run: Path, command: Sequence[str]) -> SupervisedRun | None:
 
 
 def job_id() -> str:
-    """As squeue shows it."""
+    """Return this job's id as squeue shows it, with the task of an array."""
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
 
 
 def node_names() -> tuple[str, ...]:
-    """Of the allocation."""
+    """Return the names of the nodes of this allocation."""
     listed = os.environ.get("SLURM_JOB_NODELIST", "")
     return tuple(slurm_output("scontrol", "show", "hostnames", listed).split()) if listed else ()
 
@@ -74,7 +73,7 @@ def address_of(node: str) -> str:
 
 
 def unreachable_nodes(nodes: Sequence[str]) -> list[str]:
-    """Nodes that Slurm takes for lost, or that do not answer it now."""
+    """Return the nodes that Slurm considers lost, or that do not respond to it now."""
     text = (
         slurm_output("sinfo", "--noheader", "--Node", "--format=%N %T", f"--nodes={','.join(nodes)}") if nodes else ""
     )
@@ -90,20 +89,17 @@ def is_queued(job: str) -> bool:
 
 
 def slurm_output(*words: str) -> str:
-    """What one of Slurm's commands prints; empty where it fails."""
+    """Return what one of Slurm's commands prints; empty where it fails."""
     return query_slurm(*words) or ""
 
 
 def query_slurm(*words: str) -> str | None:
-    """What one of Slurm's commands prints; None where it fails."""
-    try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=ASK_S, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
+    """Return what one of Slurm's commands prints; None where it fails."""
+    return output_of(words, timeout_s=ASK_S)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Supervise a run of a Slurm job; 0 where it is done."""
+    """Supervise a run of a Slurm job; returns 0 where the run is done."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if len(arguments) < 3 or arguments[1] != "--":
         print("usage: python -m knee.training.launch.slurm_job RUN -- COMMAND...", file=sys.stderr)

@@ -23,7 +23,7 @@ from knee.base.processes import ProcessGroup, free_port
 from knee.base.signals import catch_signals
 from knee.training.checkpoints.folder import CHECKPOINTS, checkpoints_in, remove_all
 from knee.training.parallelism.trainer_job import TrainJob
-from knee.training.run.metrics_log import METRICS
+from knee.training.run.progress import METRICS
 from knee.training.run.run_record import HEARTBEATS, JOB, LOGS, PIECES, RECORD, TRACES, compose_from_files, write_record
 from knee.training.run.watchdog import LAUNCHED
 
@@ -145,7 +145,7 @@ def _how_ended(group: ProcessGroup, rank: int) -> str | None:
 
 
 def _environment(job: TrainJob) -> dict[str, str]:
-    """As torchrun would set it, on this machine alone."""
+    """Return the environment of all ranks, as torchrun would set it on one machine."""
     sources = str(Path(knee.__file__).parents[1])
     paths = [sources, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     threads = max(1, len(os.sched_getaffinity(0)) // job.gpus)

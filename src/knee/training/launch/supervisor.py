@@ -19,7 +19,7 @@ from knee.base.errors import KneeError
 from knee.base.processes import POLL_S, ProcessGroup, ProcessKey
 from knee.base.signals import StopSignal
 from knee.specs.defaults import TIMEOUT_S
-from knee.training.launch.failures import Diagnosis, StopReason, diagnose, diagnosed
+from knee.training.launch.failures import Diagnosis, StopReason, diagnose, with_diagnosis
 from knee.training.launch.run_files import files_of_ranks
 from knee.training.launch.run_status import Status, read_status, write_status
 from knee.training.launch.sweep_folder import (
@@ -47,7 +47,7 @@ TIMEOUT_MARGIN_S = 15.0
 
 @dataclass(slots=True, kw_only=True)
 class SupervisedRun:
-    """A run that is to be supervised, and how."""
+    """A run to supervise: its commands, limits and nodes."""
 
     run: Path
     entry: SweepRun
@@ -69,7 +69,7 @@ class SupervisedRun:
 
 
 def supervise(what: SupervisedRun) -> Status:
-    """See the run through; how it stands then."""
+    """Start the run, or adopt it, and wait for its end; returns its last status."""
     return _Supervisor(what).run()
 
 
@@ -120,7 +120,7 @@ class _Supervisor:
         return self._over(status, trouble)
 
     def _start(self) -> str | None:
-        """Start all; why that could not be, where it could not."""
+        """Start all commands; returns the reason where one cannot be started."""
         what = self.what
         for number, words in enumerate(what.commands):
             with (what.run / LOGS / f"start{number}.log").open("ab") as log:
@@ -184,7 +184,7 @@ class _Supervisor:
         if found.state == "oom":
             _record_memory(what.run, found)
         status = with_usage(status, what.entry, what.run, ended_s=time.time())
-        return write_status(what.run, replace(diagnosed(status, found), codes=tuple(codes)))
+        return write_status(what.run, replace(with_diagnosis(status, found), codes=tuple(codes)))
 
 
 def _progress(run: Path) -> object:

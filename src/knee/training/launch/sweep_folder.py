@@ -55,7 +55,7 @@ class SweepRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """What ``sweep.json`` says."""
+    """The content of ``sweep.json``."""
 
     folder: Path
     name: str
@@ -67,11 +67,11 @@ class Sweep:
     command: tuple[str, ...] = ()
 
     def run(self, entry: SweepRun | str) -> Path:
-        """A run's folder."""
+        """Return a run's folder."""
         return self.folder / RUNS / (entry if isinstance(entry, str) else entry.id)
 
     def statuses(self) -> dict[str, Status]:
-        """Of all runs, in order."""
+        """Return the status of each run by its id, in order."""
         return {entry.id: read_status(self.run(entry)) for entry in self.entries}
 
     def write(self) -> None:
@@ -83,7 +83,7 @@ class Sweep:
 
 
 def read_sweep(folder: Path) -> Sweep:
-    """The sweep of a folder."""
+    """Read the sweep of a folder; InputError where it has none that can be read."""
     path = folder / SWEEP
     try:
         plain = json.loads(read_text(path))
@@ -200,17 +200,17 @@ def new_attempt(run: Path, attempts: int) -> None:
 
 
 def is_cancel_requested(run: Path) -> bool:
-    """Whether `knee sweep cancel` has been here."""
+    """Whether `knee sweep cancel` has asked this run to end."""
     return (run / CANCEL).exists()
 
 
 def read_record(run: Path) -> dict[str, Any]:
-    """What the trainer left; empty where it left nothing that can be read."""
+    """Return the trainer's record of a run; empty where there is none that can be read."""
     return read_object(run / RECORD)
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object of a file; empty where there is none."""
+    """Return the JSON object of a file; empty where there is none."""
     try:
         plain = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError):

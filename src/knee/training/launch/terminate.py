@@ -16,7 +16,7 @@ from knee.training.launch.sweep_folder import ENVIRONMENT
 
 
 def end_ranks(run: Path, number: int) -> int:
-    """Send a signal to those of this host that live; how many did."""
+    """Send a signal to the ranks of a run that live on this host; returns their number."""
     count = 0
     for _, plain in files_of_ranks(run / ENVIRONMENT):
         pid, began = plain.get("pid"), plain.get("began")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import shlex
 import socket
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from knee.base.errors import InputError
-from knee.base.processes import free_port
+from knee.base.processes import free_port, output_of
 from knee.training.launch.environment import PACKAGE, SETUP_PYTHON, in_environment, path_line, setup_selects_python
 from knee.training.launch.site import SSH, Site
 from knee.training.launch.sweep_folder import SweepRun
@@ -27,7 +26,7 @@ FREE_PORT = "import socket; one = socket.socket(); one.bind(('', 0)); print(one.
 
 
 def torchrun(entry: SweepRun, run: Path, *, python: str, timeout_s: float) -> tuple[list[str], list[str]]:
-    """The words before and after those that say which node it is, and where all meet."""
+    """Return torchrun's words before and after those that name the node and the meeting place."""
     before = [
         python,
         "-m",
@@ -41,7 +40,7 @@ def torchrun(entry: SweepRun, run: Path, *, python: str, timeout_s: float) -> tu
 
 
 def on_this_machine(site: Site, entry: SweepRun, run: Path, *, timeout_s: float, program: Sequence[str]) -> list[str]:
-    """All ranks here."""
+    """Return the command that starts all ranks on this machine."""
     before, after = torchrun(entry, run, python=interpreter(site), timeout_s=timeout_s)
     meet = f"--node-rank=0 --master-addr=127.0.0.1 --master-port={free_port()}"
     line = _line(site, run, before, meet, after, program)
@@ -51,7 +50,7 @@ def on_this_machine(site: Site, entry: SweepRun, run: Path, *, timeout_s: float,
 def on_hosts(
     site: Site, entry: SweepRun, run: Path, hosts: Sequence[str], *, timeout_s: float, program: Sequence[str]
 ) -> list[list[str]]:
-    """One command a host; the first host is where they meet."""
+    """Return one command per host; ranks meet on the first host."""
     before, after = torchrun(entry, run, python=interpreter(site), timeout_s=timeout_s)
     port, head = free_port_on(site, hosts[0], run), address(hosts[0])
     found = []
@@ -90,7 +89,7 @@ def on_slurm(site: Site, entry: SweepRun, run: Path, *, timeout_s: float, progra
     if site.container and site.container_runtime == "pyxis":
         srun += [f"--container-image={site.container}", f"--container-mounts={','.join(map(str, _seen_inside(run)))}"]
     if program:
-        return [*srun, *contained(site, [*program, str(run)], run)]
+        return [*srun, *in_container(site, [*program, str(run)], run)]
     before, after = torchrun(entry, run, python=interpreter(site), timeout_s=timeout_s)
     meet = f'--node-rank="$SLURM_NODEID" --master-addr="${HEAD}" --master-port="${PORT}"'
     return [*srun, "bash", "-c", f"exec {_line(site, run, before, meet, after, ())}"]
@@ -99,17 +98,17 @@ def on_slurm(site: Site, entry: SweepRun, run: Path, *, timeout_s: float, progra
 def _line(site: Site, run: Path, before: Sequence[str], meet: str, after: Sequence[str], program: Sequence[str]) -> str:
     """What a shell is to start: the program, or torchrun; ``meet`` is quoted already."""
     if program:
-        return shlex.join(contained(site, [*program, str(run)], run))
+        return shlex.join(in_container(site, [*program, str(run)], run))
     first = (
         f'"${SETUP_PYTHON}" {shlex.join(before[1:])}'
         if setup_selects_python(site)
-        else shlex.join(contained(site, before, run))
+        else shlex.join(in_container(site, before, run))
     )
     return f"{first} {meet} {shlex.join(after)}"
 
 
-def contained(site: Site, words: Sequence[str], run: Path) -> list[str]:
-    """Inside the site's container."""
+def in_container(site: Site, words: Sequence[str], run: Path) -> list[str]:
+    """Return a command that runs inside the site's container, where there is one."""
     if not site.container or site.container_runtime == "pyxis":
         return list(words)
     return [
@@ -134,7 +133,7 @@ def _seen_inside(run: Path) -> tuple[Path, Path]:
 
 
 def through(via: str, host: str, words: Sequence[str]) -> list[str]:
-    """A command on another host."""
+    """Return a command that runs another one on a host."""
     # no option of ssh's can come of a host's name
     prefix = ["ssh", "--", host] if via == SSH else [part.replace("{host}", host) for part in shlex.split(via)]
     remote = Path(prefix[0]).name in REMOTE_SHELLS
@@ -142,7 +141,7 @@ def through(via: str, host: str, words: Sequence[str]) -> list[str]:
 
 
 def interpreter(site: Site) -> str:
-    """Of the ranks, where no set-up brings one; a container has its own."""
+    """Return the Python of the ranks, where no set-up script selects one; a container has its own."""
     return site.python or (IN_CONTAINERS if site.container else sys.executable)
 
 
@@ -166,10 +165,8 @@ def free_port_on(site: Site, host: str, run: Path) -> int:
     if is_direct(site, host):
         return free_port()
     words = on_host(site, host, [interpreter_outside(site), "-c", FREE_PORT], run)
+    text = output_of(words, timeout_s=ANSWER_S) or ""
     try:
-        text = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_S, check=True
-        ).stdout
         return int(text.split()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+    except (ValueError, IndexError):
         return free_port()

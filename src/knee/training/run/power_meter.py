@@ -36,7 +36,7 @@ class PowerWindow:
         self._thread.start()
 
     def stop(self) -> None:
-        """End; a second time does nothing."""
+        """End the window; a second call does nothing."""
         if self._thread is None:
             return
         self.window_s = time.perf_counter() - self.began_s
@@ -103,7 +103,7 @@ def _mean(values: list[float]) -> float | None:
 
 
 def open_power(uuid: str | None) -> tuple[PowerWindow | None, str | None]:
-    """A window on the GPU of that identity, or why there is none."""
+    """Return a power window for the GPU of that UUID, or the reason why there is none."""
     if uuid is None:
         return None, "power can be read only from NVIDIA GPUs"
     from knee.measure.machine.nvml import Nvml

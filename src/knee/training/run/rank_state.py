@@ -27,7 +27,7 @@ class Place:
 
     @classmethod
     def of_environment(cls) -> Place:
-        """As torchrun has it, or alone."""
+        """Read the place from torchrun's variables; without them, the process is the only rank."""
         names = {"rank": "RANK", "world": "WORLD_SIZE", "local_rank": "LOCAL_RANK", "local_world": "LOCAL_WORLD_SIZE"}
         try:
             return cls(**{ours: int(os.environ[name]) for ours, name in names.items() if name in os.environ})
@@ -106,7 +106,7 @@ class RankState:
         return piece
 
     def _cut_window(self, times_s: list[float]) -> dict[str, Any]:
-        """Of a run that ended inside its window: the steps that were done."""
+        """Return the window of a run that ended inside it: the steps that were done."""
         timed = times_s[self.warmup : self.job.steps - self.start]
         if not timed:
             return {"window_s": None, "window_steps": 0, "data_wait_s": None}

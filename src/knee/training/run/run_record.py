@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import platform
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from typing import Any, Literal
 
 import knee
 from knee.base.files import write_text
+from knee.base.processes import output_of
 from knee.measure.traces.plain_data import mean_loads
 from knee.specs.metrics import VIEWS
 from knee.training.parallelism.trainer_job import TrainJob
@@ -35,6 +35,7 @@ Status = Literal["done", "oom", "failed", "terminated"]
 Piece = dict[str, Any]
 """One rank's part of the record: rank, host, status, error, step, times, memory, power, trace."""
 TIMES = VIEWS["times of a trace"]
+GIT_S = 10.0
 NAMED = 8
 """Ranks that a sentence names at most."""
 SILENT = "exited without an error message"
@@ -124,7 +125,7 @@ def _warnings(losses: Sequence[float | None]) -> list[str]:
 
 
 def verdict(job: TrainJob, pieces: Sequence[Piece]) -> tuple[Status, str | None, int | None]:
-    """How the run ended, in one sentence, and the rank that ended it."""
+    """Return the status of a run, one sentence about its end, and the rank that ended it."""
     missing = sorted(set(range(job.gpus)) - {int(piece["rank"]) for piece in pieces})
     ended = [piece for piece in pieces if piece["status"] != "done"]
     for status in ("oom", "failed", "terminated"):
@@ -264,21 +265,14 @@ def _plain(value: Any) -> Any:
 
 def git_commit() -> str | None:
     """The commit of knee's own sources, with a mark where they were changed; None outside of a checkout."""
-
-    def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), *words], capture_output=True, text=True, timeout=10, check=True
-        ).stdout.strip()
-
-    try:
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".")
-        return git("rev-parse", "HEAD") + ("-dirty" if changed else "")
-    except (OSError, subprocess.SubprocessError):
-        return None
+    git = ["git", "-C", str(Path(knee.__file__).parent)]
+    commit = output_of([*git, "rev-parse", "HEAD"], timeout_s=GIT_S)
+    changed = output_of([*git, "status", "--porcelain", "--untracked-files=no", "--", "."], timeout_s=GIT_S)
+    return None if commit is None or changed is None else commit.strip() + ("-dirty" if changed.strip() else "")
 
 
 def write_record(out: Path, record: Mapping[str, Any]) -> Path:
-    """The record, whole or not at all."""
+    """Write the record, whole or not at all; returns its path."""
     path = out / RECORD
     write_text(path, json.dumps(_finite(record), indent=1, allow_nan=False) + "\n")
     return path
@@ -294,19 +288,19 @@ def _finite(value: Any) -> Any:
 
 
 def piece_path(out: Path, rank: int) -> Path:
-    """Where a rank that ends early leaves what it knows."""
+    """Return the file into which a rank that ends early writes its part of the record."""
     return out / PIECES / f"rank{rank}.json"
 
 
 def write_piece(out: Path, piece: Piece) -> None:
-    """One rank's part, for whoever writes the record."""
+    """Write one rank's part of the record to a file."""
     path = piece_path(out, int(piece["rank"]))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(_finite(piece), allow_nan=False))
 
 
 def read_pieces(out: Path) -> list[Piece]:
-    """What ranks have left so far."""
+    """Read the parts of the record that ranks have written so far."""
     found = []
     for path in sorted((out / PIECES).glob("rank*.json")):
         try:

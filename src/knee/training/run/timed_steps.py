@@ -30,7 +30,7 @@ class StepClock:
         """Marks before which no step was, but a validation."""
 
     def mark(self, *, after_pause: bool = False) -> None:
-        """Here one step ends and the next begins, or a pause between them ends."""
+        """Mark the end of a step, or of a pause between steps."""
         if after_pause:
             self.after_pause.add(len(self.host_s))
         self.host_s.append(time.perf_counter())
@@ -71,7 +71,7 @@ class Values:
         self.numbers = torch.full((steps,), float("nan"), dtype=torch.float64, pin_memory=device == "cuda")
 
     def put(self, step: int, value: Any) -> None:
-        """A number, or a tensor of one."""
+        """Store the value of a step: a number, or a tensor with one element."""
         if value is None:
             return
         if isinstance(value, (int, float)):
@@ -88,7 +88,7 @@ class Values:
 
 
 def synchronize(device: str) -> None:
-    """The device has done what was asked of it."""
+    """Wait until the device has finished its work."""
     if device == "cuda":
         import torch
 
@@ -118,7 +118,7 @@ def memory_of(device: str) -> dict[str, float | None]:
 
 
 def device_of(device: str, local_rank: int) -> dict[str, Any]:
-    """The device's name and what tells its kind."""
+    """Return the device's name, multiprocessors, memory and UUID."""
     if device != "cuda":
         from knee.measure.machine.machine_facts import processor
 

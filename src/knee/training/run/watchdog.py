@@ -76,12 +76,12 @@ class Watch:
         return self._stop.signal
 
     def check(self) -> None:
-        """Between steps: end here if someone asked to."""
+        """Raise ``RankTerminated`` if this rank was asked to end; called between steps."""
         if self.signal is not None:
             raise self.asked(self.signal)
 
     def asked(self, number: int) -> RankTerminated:
-        """Why the run is to end."""
+        """Return the exception that says why the run ends."""
         return RankTerminated(number, orphaned=self._orphaned)
 
     def claim(self) -> bool:
@@ -91,7 +91,7 @@ class Watch:
             return first
 
     def close(self) -> None:
-        """Stop watching, and give the signals back."""
+        """Stop watching, and restore the signal handlers."""
         self._over.set()
         self._thread.join(timeout=2 * POLL_S + 1)
         self._caught.close()
@@ -133,7 +133,7 @@ class Watch:
             os._exit(code)
 
     def _beat(self, **more: int) -> None:
-        """Best effort: a full disk must not end the run."""
+        """Write the heartbeat; errors are ignored, because a full disk must not end the run."""
         if self.path is None:
             return
         with suppress(OSError, RuntimeError):

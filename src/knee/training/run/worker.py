@@ -39,7 +39,7 @@ from knee.training.checkpoints.folder import (
 from knee.training.datasets.token_batches import Share, open_data
 from knee.training.parallelism.trainer_job import AUTO, TrainJob
 from knee.training.run.power_meter import open_power
-from knee.training.run.progress_lines import TrainProgress, said_while, say
+from knee.training.run.progress import TrainProgress, said_while, say
 from knee.training.run.rank_state import Place, RankState
 from knee.training.run.run_record import (
     HEARTBEATS,
@@ -73,7 +73,7 @@ def be_deterministic() -> None:
 
 
 def versions(job: TrainJob) -> dict[str, Any]:
-    """What the run ran on."""
+    """Return the versions and settings of the software."""
     import numpy
     import torch
 
@@ -157,7 +157,7 @@ def traced_steps(steps: int, device: str, run: Callable[[], None]) -> Any:
 
 
 def write_trace(profiler: Any, path: Path) -> None:
-    """The trace, compressed, whole or not at all."""
+    """Write the compressed trace, whole or not at all."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with scratch_folder() as made, replacing(path) as partial:
@@ -284,7 +284,7 @@ class BetweenSteps:
         run.clock.mark(after_pause=True)
 
     def _agreed(self, look: Callable[[], Path | None]) -> Path | None:
-        """What the first rank finds, on all ranks."""
+        """Return on all ranks what the first rank finds."""
         if self.group is None:
             return look()
         import torch.distributed as dist
@@ -346,7 +346,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def read_job(path: Path) -> TrainJob:
-    """The job that the command wrote."""
+    """Read the job from its file."""
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -511,7 +511,7 @@ def mark_anew(run: RankState) -> None:
 
 
 def begin_window(run: RankState) -> float:
-    """All ranks and their devices are here; the host's clock now."""
+    """Wait for all ranks and their devices; returns the host's clock."""
     import torch
     import torch.distributed as dist
 
@@ -527,7 +527,7 @@ def begin_window(run: RankState) -> float:
 
 
 def end_window(run: RankState, began_s: float) -> None:
-    """Once the device is done."""
+    """End the timed window after the device has finished."""
     synchronize(run.job.device)
     window_s = time.perf_counter() - began_s - run.paused_s
     if run.power is not None:
@@ -556,7 +556,7 @@ def trace(run: RankState, step: Any) -> None:
 
 
 def build(job: TrainJob) -> Any:
-    """The trainer on its mesh."""
+    """Build the trainer on its device mesh."""
     from knee.training.parallelism.mesh import local_device, make_mesh
     from knee.training.parallelism.trainer import Trainer
 

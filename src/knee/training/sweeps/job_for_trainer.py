@@ -21,7 +21,7 @@ PROCESSOR = "generic"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """How each run of a sweep is run."""
+    """Settings of the trainer that all runs of a sweep share."""
 
     steps: int | None = None
     warmup: int | None = None
@@ -35,7 +35,7 @@ class RunSettings:
 
 
 def device_of(job: Job, settings: RunSettings) -> Device:
-    """What a job's ranks run on."""
+    """Return the kind of device that a job's ranks need."""
     return settings.device or ("cpu" if job.cluster.gpu.vendor == PROCESSOR else "cuda")
 
 
@@ -65,7 +65,7 @@ def train_job(job: Job, settings: RunSettings, *, out: str, command: list[str]) 
 
 
 def warmup_of(steps: int) -> int:
-    """First steps that are not measured."""
+    """Return the number of first steps that are not measured."""
     return min(WARMUP, steps // WARMUP_SHARE)
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from knee.base.errors import InputError
-from knee.base.processes import ProcessKey, alive, works_in
+from knee.base.processes import ProcessKey, alive, output_of, works_in
 from knee.base.signals import StopSignal, catch_signals
-from knee.training.launch.failures import diagnose, diagnosed
+from knee.training.launch.failures import diagnose, with_diagnosis
 from knee.training.launch.run_status import Status, cancelled, left_out, read_status, write_status
 from knee.training.launch.site import Site
 from knee.training.launch.supervisor import SupervisedRun, supervise
@@ -54,7 +53,7 @@ def start_missing(sweep: Sweep, site: Site, *, only: Collection[str] | None, on_
 
 
 def supervised_run(sweep: Sweep, site: Site, entry: SweepRun, stop: StopSignal) -> SupervisedRun:
-    """How a run is started here, or on hosts."""
+    """Return how a run is started, on this machine or on hosts."""
     run, timeout_s, program = sweep.run(entry), float(sweep.options["timeout_s"]), sweep.options["program"]
     what = SupervisedRun(run=run, entry=entry, timeout_s=timeout_s, time_s=site.seconds, stop=stop)
     if sweep.launcher == "torchrun":
@@ -92,7 +91,7 @@ def adopt_running(sweep: Sweep, stop: StopSignal) -> None:
             continue
         status = with_usage(status, entry, run)
         if read_record(run):
-            write_status(run, diagnosed(status, diagnose(run, ())))
+            write_status(run, with_diagnosis(status, diagnose(run, ())))
         else:
             write_status(
                 run,
@@ -110,31 +109,16 @@ def living_processes(run: Path, status: Status) -> tuple[ProcessKey, ...]:
 
 
 def unreachable_hosts(site: Site, hosts: Sequence[str]) -> list[str]:
-    """Hosts on which not even `true` can be run."""
-    return [host for host in hosts if not is_direct(site, host) and _code(through(site.via, host, ["true"])) != 0]
+    """Return the hosts that cannot even run `true`."""
+    others = [host for host in hosts if not is_direct(site, host)]
+    return [host for host in others if output_of(through(site.via, host, ["true"]), timeout_s=ANSWER_S) is None]
 
 
 def signal_on_hosts(site: Site, run: Path, hosts: Sequence[str], number: signal.Signals) -> None:
     """Send the ranks of a run a signal, each on its host."""
+    words = [interpreter_outside(site), "-m", "knee.training.launch.terminate", str(run), number.name[3:]]
     for host in hosts:
-        _code(
-            on_host(
-                site,
-                host,
-                [interpreter_outside(site), "-m", "knee.training.launch.terminate", str(run), number.name[3:]],
-                run,
-            )
-        )
-
-
-def _code(words: Sequence[str]) -> int:
-    """What a command ends with; -1 where it takes too long or cannot be started."""
-    try:
-        return subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S, check=False
-        ).returncode
-    except (OSError, subprocess.TimeoutExpired):
-        return -1
+        output_of(on_host(site, host, words, run), timeout_s=ANSWER_S)
 
 
 def missing(sweep: Sweep, statuses: dict[str, Status], *, only: Collection[str] | None) -> list[SweepRun]:

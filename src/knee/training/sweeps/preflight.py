@@ -70,12 +70,12 @@ def plan_runs(
 
 
 def _distinct(requested: Iterable[RequestedRun]) -> list[RequestedRun]:
-    """Points that are the same run stand for one."""
+    """Return the requests without repeats of the same run."""
     return list({digest(_identity(one)): one for one in reversed(list(requested))}.values())[::-1]
 
 
 def _identity(one: RequestedRun) -> dict[str, Any]:
-    """What makes a run another one: not the name of the file that asks for it."""
+    """Return what identifies a run; the name of the study that asks for it does not."""
     return {key: value for key, value in one.question.items() if key != "study"}
 
 

@@ -243,7 +243,7 @@ def _refused(sweep: Sweep, trouble: str) -> InputError:
 
 
 def _sbatch(sweep: Sweep, site: Site, packs: Sequence[Sequence[SweepRun]]) -> str | None:
-    """One array; what sbatch had to say where it refused."""
+    """Submit one job array; returns sbatch's message where it refused."""
     folder = sweep.folder / FOLDER
     number = 1 + max((int(path.stem) for path in folder.glob("*.sbatch") if path.stem.isdigit()), default=0)
     name = f"{number:04d}.sbatch"

@@ -56,7 +56,7 @@ class QueuedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queued:
-    """A job as squeue has it."""
+    """A job's state, reason and nodes, as squeue reports them."""
 
     state: str
     reason: str = ""
@@ -162,7 +162,7 @@ def _waiting_status(status: Status, job: str, queued: Queued) -> Status:
 
 
 def refuse_while_queued(sweep: Sweep) -> None:
-    """Another launcher may not start what Slurm has still to start."""
+    """Refuse to start runs elsewhere while Slurm still has to start them."""
     queued = jobs_of_runs(sweep, alive_only=True)
     if queued:
         raise InputError(

@@ -45,12 +45,12 @@ class MeasuredReturn:
 
     @property
     def pays(self) -> bool:
-        """Whether it may still reach the threshold."""
+        """Whether the doubling may still reach the threshold."""
         return self.most >= THRESHOLD
 
     @property
     def words(self) -> str:
-        """For people."""
+        """Return one sentence about the doubling."""
         return (
             f"from {self.from_gpus:,} to {self.to_gpus:,} GPUs, a doubling gave {self.per_doubling:.2f}x the tokens/s "
             f"(at most {self.most:.2f}x with 95% confidence), less than {THRESHOLD:g}x"
@@ -83,7 +83,7 @@ def rate_of(record: Mapping[str, Any]) -> MeasuredRate | None:
 
 
 def _positive(value: object) -> float | None:
-    """A number that something can be divided by."""
+    """Return a positive finite number; None for everything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from knee.base.errors import SpecError
 from knee.specs.catalog import did_you_mean, fabric_aliases, gpu_aliases, loose_gpu_aliases
+from knee.specs.constants import constant
 from knee.specs.hardware import Cluster, Fabric
 from knee.specs.job import Job
 from knee.specs.load import load_cluster, make_job
@@ -108,7 +109,7 @@ RECOMPUTE: dict[str, tuple[Recompute, float, str | None]] = {
     "blocks": ("blocks", 0.5, "every second block, because nothing else is stated"),
     "mlp": (
         "blocks",
-        0.55,
+        constant("published_runs", "mlp_recompute_frac"),
         "the matrix products into the MLP are recomputed, slightly more than half of a layer's forward pass",
     ),
 }
@@ -120,8 +121,6 @@ ROUNDED = 1.01
 """A reading of all memory may be rounded up."""
 MOST_STAGES = 256
 """Stages times chunks of a pipeline that is predicted; one row with many more would take minutes."""
-ASYNC_TP = 0.75
-"""Share of tensor-parallel communication that torch's async TP hides, taken as that of the fused profile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,7 +321,7 @@ def _recompute(setting: Setting, notes: list[str]) -> Mapping[str, Any]:
 def _tp_overlap(setting: Setting, profile: Profile) -> float | None:
     """Share of tensor-parallel communication that hides, where the row states whether it does."""
     if setting.async_tp or setting.tp_overlap:
-        return profile.tp_overlap_frac or ASYNC_TP
+        return profile.tp_overlap_frac or constant("published_runs", "async_tp_frac")
     return 0.0 if setting.tp_overlap is False else None
 
 

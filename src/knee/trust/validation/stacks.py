@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from knee.base.errors import SpecError
+from knee.specs.constants import constant
 from knee.specs.hardware import AttentionKernel, Gpu
 from knee.specs.kept_files import kept_for_a_question
 from knee.specs.load import load_profile
@@ -107,8 +108,6 @@ FUSED_NORMS = ("rms kernel", "rmsnorm kernel", "fused rmsnorm", "fused norm", "a
 NOT_COMPILED = ("eager", "fused_norm")
 """Kernels in whose place torch.compile puts its own."""
 ATTENTIONS = ("flash", *get_args(AttentionKernel))
-GRAPH_LAUNCH_FRAC = 0.1
-"""Host time of a kernel that a CUDA graph replays over that of a launch."""
 FUSED: tuple[AttentionKernel, ...] = ("flash2", "cudnn", "flash3", "cutlass")
 """Fused kernels in the order in which one stands for another that a GPU does not have."""
 
@@ -190,10 +189,11 @@ def _as_stated(profile: Profile, setting: Setting) -> Profile:
     elif profile.kernels in MEGATRON_KERNELS and setting.router_fusion is not None:
         stated["kernels"] = "fused" if setting.router_fusion else "fused_eager_router"
     if setting.cuda_graphs:
-        stated["launch_s"] = GRAPH_LAUNCH_FRAC * profile.launch_s
+        replayed = constant("published_runs", "graph_launch_frac")
+        stated["launch_s"] = replayed * profile.launch_s
         # graphs hold no shapes that change: experts that drop no token stay outside, with the host's books of them
         if setting.routing == "drop":
-            stated["expert_host_s"] = GRAPH_LAUNCH_FRAC * profile.expert_host_s
+            stated["expert_host_s"] = replayed * profile.expert_host_s
     return replace(profile, **stated) if stated else profile
 
 

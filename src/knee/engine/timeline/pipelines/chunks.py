@@ -42,11 +42,11 @@ class ChunkRows:
 
     @property
     def expert_share(self) -> Floats:
-        """Of the layers."""
+        """Share of each chunk's layers that have experts."""
         return np.asarray(self.expert_layers / np.maximum(self.layers, 1), dtype=np.float64)
 
     def some(self, index: Ints) -> ChunkRows:
-        """Some of the rows."""
+        """The rows at these places."""
         return ChunkRows(**{name: getattr(self, name)[index] for name in names_of(ChunkRows)})
 
 

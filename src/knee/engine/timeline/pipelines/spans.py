@@ -39,7 +39,7 @@ def fill_spans(parts: StepParts, a: Actions, span: Floats, fold: bool) -> None:
 
 
 def _groups(rows: Ints, key: Ints) -> list[Ints]:
-    """Rows with equal keys."""
+    """Rows grouped by equal keys."""
     order = np.argsort(key, kind="stable")
     return np.split(rows[order], np.flatnonzero(np.diff(key[order])) + 1)
 
@@ -126,7 +126,7 @@ class PipelineTimes:
     """What a microbatch adds once the pipeline has settled: the busiest rank's time."""
 
     def rows(self, index: Ints) -> PipelineTimes:
-        """Some of the plans."""
+        """The times of the plans at these places."""
         if len(index) == len(self.cycle):
             return self
         # np.take keeps rows together; indexing would put columns first, and a walk over rows takes seven times as long

@@ -1,18 +1,113 @@
-"""Lines of progress while a run goes on, and the metrics of its steps."""
+"""How a run goes on: lines of progress on stderr, and the metrics of its steps in files and for other programs."""
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
 
+from knee.base.errors import MissingExtra
+from knee.base.files import write_text
 from knee.base.units import show
 from knee.training.parallelism.learning_rate import learning_rate
-from knee.training.run.metrics_log import MetricsLog
+from knee.training.parallelism.trainer_job import TrainJob
 from knee.training.run.rank_state import RankState
 from knee.training.run.timed_steps import memory_of, peak_of
+
+METRICS = "metrics.jsonl"
+LogTarget = Literal["tensorboard", "wandb"]
+Write = Callable[[int, Mapping[str, float]], None]
+
+
+def check_installed(targets: tuple[str, ...]) -> None:
+    """``MissingExtra`` for a program that is not installed here."""
+    for name in targets:
+        if find_spec(name) is None:
+            raise MissingExtra(f"{name} is not installed", hint=f"pip install {name}", field="log_to")
+
+
+class MetricsLog:
+    """Writes of one rank. A full disk, or a server that is gone, loses metrics and not the run."""
+
+    def __init__(self, job: TrainJob, out: Path, first_step: int) -> None:
+        self.trouble: str | None = None
+        self.path = out / METRICS
+        self._forget_after(first_step)
+        self.writers: list[Write] = [self._write_line, *(_opened(name, job, out) for name in job.log_to)]
+
+    def write(self, step: int, values: Mapping[str, float | None]) -> None:
+        """Write the values of a step; unknown ones are left out."""
+        known = {name: value for name, value in values.items() if value is not None}
+        for writer in self.writers:
+            try:
+                writer(step, known)
+            except Exception as error:
+                self.trouble = str(error)
+
+    def _write_line(self, step: int, values: Mapping[str, float]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **values}) + "\n")
+
+    def _forget_after(self, step: int) -> None:
+        """Remove what an earlier run wrote of steps that are now done again."""
+        if not self.path.exists():
+            return
+        kept = []
+        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
+            with suppress(ValueError, KeyError, TypeError):
+                if json.loads(line)["step"] <= step:
+                    kept.append(line + "\n")
+        write_text(self.path, "".join(kept))
+
+
+def _opened(name: str, job: TrainJob, out: Path) -> Write:
+    """What writes to another program; ``MissingExtra`` if that cannot be started."""
+    make, hint = {
+        "tensorboard": (_tensorboard, "pip install --upgrade tensorboard"),
+        "wandb": (_wandb, "with WANDB_MODE=offline it needs no server"),
+    }[name]
+    try:
+        return make(job, out)
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0].removesuffix(".")
+        raise MissingExtra(f"{name} cannot be started: {reason}", hint=hint, field="log_to") from None
+
+
+def _tensorboard(job: TrainJob, out: Path) -> Write:
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(out / "tensorboard"))
+    writer.add_text("job", json.dumps({**job.as_json(), "facts": {}}))
+
+    def write(step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            writer.add_scalar(name, value, step)
+        writer.flush()
+
+    return write
+
+
+def _wandb(job: TrainJob, out: Path) -> Write:
+    import wandb
+
+    # a run that goes on is the same one there, and another folder of the same name is another run
+    kept = out / "wandb" / "run_id"
+    same = kept.read_text(encoding="utf-8").strip() if job.resume and kept.is_file() else None
+    config = {**job.as_json(), "facts": {}}
+    run: Any = wandb.init(project="knee", name=out.name, dir=str(out), config=config, resume="allow", id=same)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    write_text(kept, f"{run.id}\n")
+    # with its own count of steps, W&B refuses validation losses, which are known later
+    run.define_metric("step")
+    run.define_metric("*", step_metric="step")
+    return lambda step, values: run.log({"step": step, **values})
+
 
 PERIOD_S = 1.0
 """Between lines of progress."""
@@ -62,7 +157,7 @@ class TrainProgress:
         """The last step, and the number of validation losses, that were logged."""
 
     def first_step(self) -> AbstractContextManager[None]:
-        """Around the first step, which compiles."""
+        """Return a context for the first step, which may compile: it reports that it still runs."""
         if self.run.job.compile and not self.quiet:
             say(COMPILES)
         return said_while(self.run, "still compiling" if self.run.job.compile else "the first step still runs")
@@ -119,7 +214,7 @@ class TrainProgress:
         self.validated = len(self.run.valid_losses)
 
     def _state(self) -> dict[str, float | None]:
-        """Memory and power of this rank, now."""
+        """Return the memory and power of this rank now."""
         memory = memory_of(self.run.job.device)
         held = memory["memory_bytes"] if memory["memory_bytes"] is not None else memory["peak_rss_bytes"]
         return {"memory_bytes": held, "power_w": None if self.run.power is None else self.run.power.now_w()}
