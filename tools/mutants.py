@@ -288,8 +288,13 @@ def clear_caches() -> None:
 
 @cache
 def package_caches() -> list[Any]:
-    found = [o for o in gc.get_objects() if type(o) is _lru_cache_wrapper]
-    return [one for one in found if str(one.__module__).startswith("knee.")]
+    return [one for one in all_objects(_lru_cache_wrapper) if str(one.__module__).startswith("knee.")]
+
+
+def all_objects(kind: type) -> list[Any]:
+    """Every object of a type, also of those that the tests have frozen for the collector."""
+    gc.unfreeze()
+    return [o for o in gc.get_objects() if type(o) is kind]
 
 
 def record_tests(files: list[Path]) -> None:
@@ -387,7 +392,7 @@ def take_over(mutant: Mutant) -> None:
     code = compile(source[:first] + mutant.after.encode() + source[last:], str(path), "exec")
     vars(fresh).update({key: vars(module)[key] for key in ("__file__", "__package__", "__spec__", "__loader__")})
     exec(code, vars(fresh))
-    functions = [o for o in gc.get_objects() if type(o) is FunctionType]
+    functions = all_objects(FunctionType)
     changed = {f.__qualname__: f for f in functions if f.__globals__ is vars(fresh)}
     for function in functions:
         if function.__globals__ is vars(module) and function.__qualname__ in changed:
