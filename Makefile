@@ -33,6 +33,8 @@ ONLY ?=
 # llm-analysis needs only fire; with its other requirements pip tries old releases for minutes.
 BENCH ?=
 PEERS := .venv-peers
+# Of make lint: the checker of the page's scripts.
+TSC := $(VENV)/tsc/node_modules/.bin/tsc
 
 # What the tests of probes run on; empty (make test TORCH=) to skip them.
 TORCH ?= torch==2.13.0
@@ -67,7 +69,7 @@ beside_linters = @echo "== pytest, and linters beside it"; \
 	$(MAKE) --no-print-directory --silent lint > $(VENV)/lint.log 2>&1 & linters=$$!; \
 	[ -n "$$(find tests -name '*-pytest-*.pyc' -print -quit)" ] || $(BIN)/pytest --collect-only -qq >/dev/null 2>&1; \
 	$(1); tests=$$?; \
-	if wait $$linters; then echo "== ruff, mypy and import-linter found nothing"; \
+	if wait $$linters; then grep "is skipped" $(VENV)/lint.log; echo "== ruff, mypy, import-linter and tsc found nothing"; \
 	else cat $(VENV)/lint.log; exit 1; fi; \
 	exit $$tests
 
@@ -79,6 +81,10 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	@echo "== import-linter"
 	$(BIN)/lint-imports
+	@echo "== tsc"
+	@if $(MAKE) --no-print-directory --silent $(TSC) 2>/dev/null && [ -x $(TSC) ]; then \
+	    $(TSC) -p src/knee/commands/serve/page/jsconfig.json; \
+	else echo "== tsc is skipped: npm is missing, or cannot install TypeScript, which checks the page's scripts"; fi
 
 fuzz: $(VENV)/.dev
 	PYTHONPATH=tests $(BIN)/python -m fuzz --cases $(CASES) --seed $(SEED) --kinds "$(KINDS)" --case "$(CASE)" \
@@ -132,6 +138,12 @@ $(VENV)/.torch: | $(VENV)/.dev
 	        || echo "== $(TORCH) could not be installed: the tests that need it skip"; \
 	fi
 	@touch $@
+
+# TypeScript checks types in the page's JavaScript, which is served as it is written. Where it cannot be installed, the
+# next run tries again.
+$(TSC):
+	@command -v npm >/dev/null && npm install --silent --no-fund --no-audit --fetch-retries 0 \
+	    --prefix $(VENV)/tsc typescript@7.0.2 >/dev/null 2>&1
 
 # Without a stamp, the next run tries again.
 $(PEERS)/.installed: | $(BIN)/python

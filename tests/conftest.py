@@ -50,36 +50,36 @@ UNSET = (
 
 TESTS = Path(__file__).parent
 SLOW_NAMES = (
-    "dist",
+    "measure/machine/test_collectives_gloo.py",
     "docs",
-    "launch",
-    "serve/page",
-    "train",
-    "web",
-    "api/test_examples.py",
-    "api/test_measured.py",
-    "cli/test_data_cli.py",
-    "cli/test_train_cli.py",
-    "cli/test_probe_collectives_cli.py",
+    "training/launch",
+    "commands/serve/page",
+    "training/parallelism",
+    "show/web",
+    "commands/test_examples.py",
+    "commands/test_measured.py",
+    "commands/data/test_data_cli.py",
+    "commands/train/test_train_cli.py",
+    "commands/probe/test_probe_collectives_cli.py",
     "property/test_linear_time.py",
 )
 SLOW = tuple(TESTS / name for name in SLOW_NAMES)
 """What starts ranks, Slurm, a browser or many processes, or measures. Other tests are marked where they stand."""
 
 LONGEST = (
-    "launch/test_slurm.py",
-    "train/test_parity.py",  # with the layouts of test_expert_parity.py and test_fake_ranks.py
-    "train/test_expert_parity.py",
-    "train/test_fake_ranks.py",
-    "web",
-    "cli/test_train_cli.py",
-    "serve/page",
-    "launch/test_sweep_cli.py",
-    "cli/test_study_cli.py",
+    "training/launch/test_slurm.py",
+    "training/parallelism/test_parity.py",  # with the layouts of test_expert_parity.py and test_fake_ranks.py
+    "training/parallelism/test_expert_parity.py",
+    "training/parallelism/test_fake_ranks.py",
+    "show/web",
+    "commands/train/test_train_cli.py",
+    "commands/serve/page",
+    "training/launch/test_sweep_cli.py",
+    "commands/study/test_study_cli.py",
     "golden/test_beyond_studies.py",
 )
 """Half a minute and more; work of a processor stands beside what waits for Slurm."""
-TOGETHER = ("web", "serve/page")
+TOGETHER = ("show/web", "commands/serve/page")
 """Folders whose files share a browser and what it shows."""
 
 
@@ -137,6 +137,10 @@ def pytest_collection_finish() -> None:
     """Thousands of tests stay to the end: the collector need not look at them again and again."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else libraries report at the end what they think was leaked
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

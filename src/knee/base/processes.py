@@ -255,5 +255,7 @@ def free_port() -> int:
 
 
 def core_count() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use; 1 in a daemonic process, which may start no others."""
+    if multiprocessing.current_process().daemon:
+        return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

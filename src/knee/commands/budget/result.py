@@ -54,7 +54,7 @@ FIELDS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class BudgetCheck(Result):
     """Published and predicted costs, each with the best plan that knee finds."""
 
@@ -74,8 +74,7 @@ class BudgetCheck(Result):
             f"the others in FLOP. The largest error, of {worst.name}, is {error:+.1%}."
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``knee budget --check --json`` prints it."""
+    def _data(self) -> dict[str, Any]:
         return {"kind": "budget_check", "runs": self.rows(), "within_frac": WITHIN_FRAC, "sentence": self.sentence} | {
             "interrupted": [asdict(run) | {"agrees": run.agrees} for run in self.interrupted]
         }
@@ -384,7 +383,7 @@ OFF_RATIO = 2.0 ** (0.5 / STEPS_PER_DOUBLING)
 """Half of a step of the ladder."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # its frontiers are arrays
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)  # its frontiers are arrays
 class Budget(ByValue, Result):
     """The best run within the limits, other runs around it, and the choice of a FLOP-only estimate."""
 
@@ -417,6 +416,22 @@ class Budget(ByValue, Result):
     rare_exchange: RareExchange | None = None
     """The best run with replicas that exchange only every ``sync_every`` steps; None if it is not asked for, or no plan
     has replicas."""
+
+    def afforded_tokens(self) -> dict[str, list[list[float]]]:
+        """Return [parameters, tokens] that each limit affords, with the GPUs and the plan of each size's best run."""
+        runs = sorted({run.counted: run for run in (*self.sizes, self.best)}.values(), key=lambda run: run.counted)
+        limits, pue, price = self.limits, self.problem.pue, self.problem.rates.cluster.usd_per_gpu_h
+        found: dict[str, list[list[float]]] = {"all": [[run.counted, run.tokens] for run in runs]}
+        if limits.days is not None:
+            found["days"] = [[run.counted, run.rate.tokens_per_s * limits.days * DAY_S] for run in runs]
+        if limits.usd is not None and price:
+            hours = limits.usd / price
+            found["usd"] = [[run.counted, run.rate.tokens_per_s * hours * HOUR_S / run.gpus] for run in runs]
+        if limits.mwh is not None:
+            found["mwh"] = [[run.counted, run.rate.tokens_per_j * limits.mwh * J_PER_MWH / pue] for run in runs]
+        if limits.tokens_max is not None:
+            found["tokens_max"] = [[run.counted, limits.tokens_max] for run in runs]
+        return found
 
     @property
     def extrapolated(self) -> list[str]:
@@ -481,10 +496,9 @@ class Budget(ByValue, Result):
         peak = self.problem.rates.cluster.gpu.peak_flop_per_s(run.rate.plan.precision)
         return FLOP_PER_PARAM_TOKEN * run.counted * run.rate.tokens_per_s / (run.gpus * peak)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``knee budget --json`` prints it."""
+    def _data(self) -> dict[str, Any]:
         rare = self.rare_exchange
-        return as_data(self) | ({} if rare is None else {"rare_exchange": asdict(rare)})
+        return as_data(self) | ({} if rare is None else {"rare_exchange": rare})
 
     def rows(self) -> list[dict[str, Any]]:
         """The best run at every GPU count."""

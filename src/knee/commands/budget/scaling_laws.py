@@ -35,6 +35,17 @@ _COEFFICIENTS = {
 Range = tuple[float, float]
 
 
+AROUND, POINTS = 16.0, 33
+"""Sizes of a curve: from so many times smaller to so many times larger, and how many of them."""
+LEVELS = (-0.08, -0.04, -0.02, 0.0, 0.02, 0.04, 0.08, 0.16)
+"""Losses of the curves, from that of the best run."""
+
+
+def sizes_around(params: float) -> list[float]:
+    """Return the sizes at which curves around ``params`` are drawn."""
+    return [params * AROUND ** (2.0 * i / (POINTS - 1) - 1.0) for i in range(POINTS)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Law:
     """One published fit."""
@@ -113,6 +124,16 @@ class Law:
             return math.inf if left <= 0 else float((top / left) ** (1.0 / exponent))
         left = loss ** (1.0 / v["alpha_D"]) - (v["N_c"] / params) ** (v["alpha_N"] / v["alpha_D"])
         return math.inf if left <= 0 else float(v["D_c"] / left)
+
+    def equal_loss_curves(self, params: float, tokens: float) -> list[dict[str, Any]]:
+        """Return curves of equal loss around a run: the ``loss`` of each, and its ``points`` [parameters, tokens]."""
+        best, found = float(self.loss(params, tokens)), []
+        for level in LEVELS:
+            curve = [[n, self.tokens_for(best + level, n)] for n in sizes_around(params)]
+            points = [[n, d] for n, d in curve if math.isfinite(d) and d < 1e18]
+            if len(points) > 1:
+                found.append({"loss": best + level, "points": points})
+        return found
 
     def draws(self, count: int = DRAWS) -> dict[str, Floats] | None:
         """Coefficients drawn from their standard errors; None where none were published.

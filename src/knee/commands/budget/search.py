@@ -20,6 +20,7 @@ from knee.commands.budget.throughput import Asked, Rate, Rates
 from knee.engine.energy import J_PER_KWH
 from knee.engine.workload.outer_sync_loss import fitted_replicas, loss_ratio, outside_fit
 from knee.engine.workload.parameters import parameter_count
+from knee.specs.hardware import Cluster
 from knee.specs.model import Model
 from knee.specs.plan import Plan
 
@@ -530,6 +531,18 @@ class FlopChoice:
         return None if self.run is None else self.tokens / self.run.rate.tokens_per_s
 
 
+def gpu_seconds(cluster: Cluster, limits: BudgetLimits, pue: float) -> dict[str, float]:
+    """Return the GPU seconds that each limit on compute allows at the boards' power, for the limits that are given."""
+    price, found = cluster.usd_per_gpu_h, {}
+    if limits.days is not None:
+        found["days"] = limits.gpus * (limits.days * DAY_S)
+    if limits.usd is not None and price:
+        found["usd"] = limits.usd / price * HOUR_S
+    if limits.mwh is not None:
+        found["mwh"] = limits.mwh * J_PER_MWH / (cluster.gpu.tdp_w * pue)
+    return found
+
+
 def flop_choice(problem: Problem, limits: BudgetLimits, mfu_frac: float) -> FlopChoice:
     """What the closed form chooses for GPUs x peak x an assumed MFU x time, and what that reaches here.
 
@@ -538,11 +551,7 @@ def flop_choice(problem: Problem, limits: BudgetLimits, mfu_frac: float) -> Flop
     """
     cluster, gpu = problem.rates.cluster, problem.rates.cluster.gpu
     price, days_s = cluster.usd_per_gpu_h, None if limits.days is None else limits.days * DAY_S
-    gpu_s = min(
-        *([math.inf] if days_s is None else [limits.gpus * days_s]),
-        *([limits.usd / price * HOUR_S] if limits.usd is not None and price else [math.inf]),
-        *([limits.mwh * J_PER_MWH / (gpu.tdp_w * problem.pue)] if limits.mwh is not None else [math.inf]),
-    )
+    gpu_s = min(gpu_seconds(cluster, limits, problem.pue).values(), default=math.inf)
     flop_per_s_per_gpu = gpu.peak_flop_per_s(problem.rates.fixed.precision) * mfu_frac
     flop = flop_per_s_per_gpu * gpu_s
     params, tokens = _counted_split(problem, limits, flop)

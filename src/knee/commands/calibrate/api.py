@@ -79,7 +79,7 @@ def calibrate(
     >>> knee.simulate("llama2-7b", cluster="dgx-h100", gpus=8, local_batch=2, profile="mine.toml")  # doctest: +SKIP
     """
     forget_files()
-    paths = tuple(dict.fromkeys(Path(file) for file in _listed(files)))
+    paths = tuple(dict.fromkeys(Path(file) for file in _as_list(files)))
     if not paths:
         raise InputError(
             "no file of measured runs is given",
@@ -141,7 +141,7 @@ def calibrate(
     return replace(answer, profile_file=target)
 
 
-def _listed(files: str | Path | Iterable[str | Path]) -> list[str | Path]:
+def _as_list(files: str | Path | Iterable[str | Path]) -> list[str | Path]:
     return [files] if isinstance(files, (str, Path)) else list(files)
 
 

@@ -40,8 +40,8 @@ def print_profile(answer: Calibration) -> None:
             *(
                 [
                     row.name,
-                    _shown(row.name, row.before),
-                    _shown(row.name, row.after),
+                    _show_value(row.name, row.before),
+                    _show_value(row.name, row.after),
                     _share(row.uncertainty_left_frac),
                     _share(row.uncertainty_left_all_free_frac),
                     row.confounded_with or "",
@@ -59,7 +59,7 @@ def print_profile(answer: Calibration) -> None:
             *(
                 [
                     row.name,
-                    _shown(row.name, row.before),
+                    _show_value(row.name, row.before),
                     _share(row.uncertainty_left_frac),
                     row.why_left or "",
                     row.meaning,
@@ -140,7 +140,7 @@ def _share(value: float | None) -> str:
     return "" if value is None else f"{value:.0%}"
 
 
-def _shown(field: str, value: float) -> str:
+def _show_value(field: str, value: float) -> str:
     from knee.base.units import dimension, show
 
     unit = dimension(field)

@@ -15,11 +15,12 @@ from knee.base.signals import BY_SIGNAL
 from knee.base.units import counted, show
 from knee.commands.compare.side_by_side import ROWS
 from knee.commands.options import job_options
-from knee.commands.options.plan_options import PLAN, option, plan_of, plan_options
+from knee.commands.options.plan_options import option, plan_of, plan_options
 from knee.commands.options.sections import Sectioned, Word
 from knee.show.terminal.table import print_heading, print_rows
 from knee.specs.choices import DEVICES
 from knee.specs.defaults import LEARNING_RATE, TIMEOUT_S, TRACE_STEPS
+from knee.specs.plan import KNOBS
 
 if TYPE_CHECKING:
     from knee.commands.train.api import TrainJobFile
@@ -317,7 +318,7 @@ def command(
     from knee.commands.train.api import train, write_train_job
 
     say = partial(click.echo, err=True)
-    settings = {name: value for name, value in options.items() if name not in PLAN} | plan_of(options)
+    settings = {name: value for name, value in options.items() if name not in KNOBS} | plan_of(options)
     settings |= {"overrides": parse_sets(sets), "command": ["knee", *sys.argv[1:]]}
     if job_file is not None:
         written = write_train_job(model, job_file, out=out, say=say, **settings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -14,7 +13,7 @@ from typing import Any
 
 from knee.base.errors import InputError, RunFailed, argument
 from knee.base.limits import MOST_TRACE_BYTES
-from knee.base.processes import process_pool
+from knee.base.processes import core_count, process_pool
 from knee.base.progress import Progress
 from knee.base.units import counted
 from knee.measure.kineto.blocks import too_large
@@ -172,7 +171,7 @@ def _read_all(
     total = sum(path.stat().st_size * (PACKED if path.suffix == ".gz" else 1) for path in apart)
     if total > MOST_TRACE_BYTES:
         raise too_large(apart[0] if len(apart) == 1 else apart[0].parent)
-    workers = min(len(apart), os.cpu_count() or 1)
+    workers = min(len(apart), core_count())
     read = partial(_read_one, classes=classes, axes=axes, cache=cache)
     found: dict[Path, Trace | InputError] = {}
     if workers > 1 and total >= PARALLEL_BYTES:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from knee.base.errors import MissingExtra
 from knee.base.files import write_text
@@ -21,7 +21,6 @@ from knee.training.run.rank_state import RankState
 from knee.training.run.timed_steps import memory_of, peak_of
 
 METRICS = "metrics.jsonl"
-LogTarget = Literal["tensorboard", "wandb"]
 Write = Callable[[int, Mapping[str, float]], None]
 
 

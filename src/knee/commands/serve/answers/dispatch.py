@@ -23,20 +23,20 @@ import msgspec
 from knee.base.errors import InputError, KneeError, MissingExtra
 
 QUICK = {
-    "simulate": "plain_answers:simulate",
-    "scale": "plain_answers:scale",
-    "catalog_entry": "plain_answers:catalog_entry",
-    "toml": "plain_answers:toml_file",
-    "why": "step_view:why",
-    "views/step": "step_view:step_view",
-    "views/scale": "scale_view:scale_view",
+    "simulate": "views:simulate",
+    "scale": "views:scale",
+    "catalog_entry": "views:catalog_entry",
+    "toml": "views:toml_file",
+    "why": "views:why",
+    "views/step": "views:step_view",
+    "views/scale": "views:scale_view",
     "views/budget": "search_view:budget_view",
 }
 """``POST /api/NAME`` -> module and function, for answers within milliseconds."""
 SLOW = {
-    "plan": "plain_answers:plan",
-    "budget": "plain_answers:budget",
-    "validate": "plain_answers:validate",
+    "plan": "views:plan",
+    "budget": "views:budget",
+    "validate": "views:validate",
 }
 """The same for seconds of work, which waits in the queue of searches."""
 OTHER = {
@@ -59,6 +59,7 @@ def answer_questions(pipe: Connection, role: str, space_bytes: int) -> None:
 
     An event is JSON in bytes. ``role`` is answer or search; the process gets no more than ``space_bytes``.
     """
+    os.setsid()  # signals of the terminal are for the server, and Linux gives each session its share of a busy machine
     # a process in the middle of a search ends with the server too
     threading.Thread(target=_exit_with_server, daemon=True).start()
     with suppress(ValueError, OSError):  # where the system has no such limit

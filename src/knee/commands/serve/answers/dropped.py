@@ -15,8 +15,7 @@ import knee
 from knee.base.errors import InputError, KneeError
 from knee.base.limits import MOST_TOML_BYTES
 from knee.commands.report.record_files import FoundRecord, gather
-from knee.commands.serve.answers.address import query_of
-from knee.commands.serve.answers.questions import KINDS, arguments_of, check_name
+from knee.commands.serve.answers.questions import KINDS, arguments_of, check_name, query_of
 from knee.specs.metrics import values_of
 from knee.specs.plan import Plan
 

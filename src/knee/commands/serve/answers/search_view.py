@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import knee
 from knee.base.errors import InputError
 from knee.base.progress import Progress
-from knee.base.units import DAY_S, HOUR_S
 from knee.commands.amounts import amount_of, count_of
 from knee.commands.budget.model_family import LEAST_PARAMS, MOST_PARAMS
 from knee.commands.budget.result import Budget
-from knee.commands.budget.scaling_laws import FLOP_PER_PARAM_TOKEN, Law, assumed_mfu, law_of
-from knee.commands.budget.search import J_PER_MWH, BudgetRun
+from knee.commands.budget.scaling_laws import FLOP_PER_PARAM_TOKEN, Law, assumed_mfu, law_of, sizes_around
+from knee.commands.budget.search import BudgetLimits, gpu_seconds
 from knee.commands.plan.result import METRICS, PlanSearch, RankedPlan, ranked_plan
-from knee.commands.serve.answers.questions import asked_of
-from knee.commands.serve.answers.scale_view import curve_data
-from knee.commands.serve.answers.written import command_of, python_of
+from knee.commands.serve.answers.questions import asked_of, command_of, python_of
+from knee.commands.serve.answers.views import curve_data
 from knee.engine.training_cost import checked_pue
 from knee.search.plan_search import CellBest, cell_bests, cell_pairs
 from knee.specs.defaults import DEFAULT_LAW
 from knee.specs.load import load_cluster
-from knee.specs.plan import Plan
+from knee.specs.plan import KNOBS, Plan
 from knee.specs.plan_words import plan_words
 
 # What the Budget view needs: curves of equal loss, what each limit affords, and the choice of plain FLOP counting.
 # The quick part is closed formulas: a scaling law, and GPUs x peak x an assumed MFU x time. The search adds the run
 # that a simulated cluster affords, and the same limits with its throughput.
-
-AROUND = 16.0
-"""Sizes that are drawn: so many times smaller and larger than the best."""
-POINTS = 33
-LEVELS = (-0.08, -0.04, -0.02, 0.0, 0.02, 0.04, 0.08, 0.16)
-"""Losses of the curves, from that of the best run."""
 
 
 def budget_view(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,16 +36,15 @@ def budget_view(body: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError("cluster is missing", hint='for example "dgx-h100"', code="missing-argument", field="cluster")
     cluster, law = load_cluster(asked["cluster"]).spec, law_of(_text(asked, "law", DEFAULT_LAW))
     mfu, pue = _number(asked, "mfu") or assumed_mfu()[0], checked_pue(_number(asked, "pue"))
-    gpus, days = _number(asked, "gpus") or cluster.max_gpus, _number(asked, "days")
-    usd, mwh = (amount_of(name, _amount(asked, name)) for name in ("usd", "mwh"))
-    data = count_of("tokens_max", _amount(asked, "tokens_max"))
-    price, peak = cluster.usd_per_gpu_h, cluster.gpu.peak_flop_per_s(asked.get("precision") or Plan().precision)
-    gpu_s = {
-        "days": None if days is None else gpus * days * DAY_S,
-        "usd": None if usd is None or not price else usd / price * HOUR_S,
-        "mwh": None if mwh is None else mwh * J_PER_MWH / (cluster.gpu.tdp_w * pue),
-    }
-    flop = {name: seconds * peak * mfu for name, seconds in gpu_s.items() if seconds is not None}
+    limits = BudgetLimits(
+        gpus=int(_number(asked, "gpus") or cluster.max_gpus),
+        days=_number(asked, "days"),
+        usd=amount_of("usd", _amount(asked, "usd")),
+        mwh=amount_of("mwh", _amount(asked, "mwh")),
+        tokens_max=count_of("tokens_max", _amount(asked, "tokens_max")),
+    )
+    data, peak = limits.tokens_max, cluster.gpu.peak_flop_per_s(asked.get("precision") or Plan().precision)
+    flop = {name: seconds * peak * mfu for name, seconds in gpu_seconds(cluster, limits, pue).items()}
     if not flop or not all(0 < value < 1e40 for value in flop.values()):
         hint = "give days, usd or mwh, each a number above 0"
         raise InputError("no compute limit is given", hint=hint, code="missing-argument", field="days")
@@ -62,7 +52,7 @@ def budget_view(body: Mapping[str, Any]) -> dict[str, Any]:
     params, tokens = law.split(least)
     if data is not None and tokens > data:
         params, tokens = least / FLOP_PER_PARAM_TOKEN / data, data
-    sizes = _sizes(params)
+    sizes = sizes_around(params)
     lines = {name: [[n, value / FLOP_PER_PARAM_TOKEN / n] for n in sizes] for name, value in flop.items()}
     return {
         "law": _law_data(law),
@@ -74,7 +64,7 @@ def budget_view(body: Mapping[str, Any]) -> dict[str, Any]:
             "loss": float(law.loss(params, tokens)),
             "binding": min(flop, key=lambda name: flop[name]),
         },
-        "equal_loss": _curves(law, params, tokens, sizes),
+        "equal_loss": law.equal_loss_curves(params, tokens),
         "limits": lines | ({} if data is None else {"tokens_max": [[n, data] for n in sizes]}),
         "outside": law.outside(params, tokens),
         "range": {"params": [LEAST_PARAMS, MOST_PARAMS]},
@@ -90,51 +80,17 @@ def budget_done(answer: Budget, asked: Mapping[str, Any]) -> dict[str, Any]:
         "kind": "budget",
         "budget": data,
         "law": _law_data(law),
-        "equal_loss": _curves(law, best.counted, best.tokens, _sizes(best.counted)),
-        "limits": _afforded(
-            answer, sorted({run.counted: run for run in (*answer.sizes, best)}.values(), key=lambda run: run.counted)
-        ),
+        "equal_loss": law.equal_loss_curves(best.counted, best.tokens),
+        "limits": answer.afforded_tokens(),
         "trust": data["best"]["trust"],
         "command": command_of("budget", asked),
         "python": python_of("budget", asked),
     }
 
 
-def _afforded(answer: Budget, runs: Sequence[BudgetRun]) -> dict[str, list[list[float]]]:
-    """Tokens of each size that each limit affords, on the GPUs and with the plan of its best run."""
-    limits, pue, price = answer.limits, answer.problem.pue, answer.problem.rates.cluster.usd_per_gpu_h
-    found: dict[str, list[list[float]]] = {"all": [[run.counted, run.tokens] for run in runs]}
-    if limits.days is not None:
-        found["days"] = [[run.counted, run.rate.tokens_per_s * limits.days * DAY_S] for run in runs]
-    if limits.usd is not None and price:
-        hours = limits.usd / price
-        found["usd"] = [[run.counted, run.rate.tokens_per_s * hours * HOUR_S / run.gpus] for run in runs]
-    if limits.mwh is not None:
-        found["mwh"] = [[run.counted, run.rate.tokens_per_j * limits.mwh * J_PER_MWH / pue] for run in runs]
-    if limits.tokens_max is not None:
-        found["tokens_max"] = [[run.counted, limits.tokens_max] for run in runs]
-    return found
-
-
 def _law_data(law: Law) -> dict[str, Any]:
     names = ("name", "form", "values", "counts", "loss_of", "params", "tokens", "flop", "kind", "source")
     return {name: getattr(law, name) for name in names}
-
-
-def _sizes(params: float) -> list[float]:
-    return [params * AROUND ** (2.0 * i / (POINTS - 1) - 1.0) for i in range(POINTS)]
-
-
-def _curves(law: Law, params: float, tokens: float, sizes: Sequence[float]) -> list[dict[str, Any]]:
-    """Parameters and tokens that reach a loss, where they do."""
-    best = float(law.loss(params, tokens))
-    found = []
-    for level in LEVELS:
-        points = [[n, law.tokens_for(best + level, n)] for n in sizes]
-        points = [[n, d] for n, d in points if math.isfinite(d) and d < 1e18]
-        if len(points) > 1:
-            found.append({"loss": best + level, "points": points})
-    return found
 
 
 def _number(asked: Mapping[str, Any], name: str) -> float | None:
@@ -246,7 +202,7 @@ def _cell(cell: CellBest, answer: PlanSearch) -> dict[str, Any]:
 
 
 _DEFAULTS = knee.Plan()
-CHOSEN = ("dp_shard", "dp_replicate", "micro_batch", "sharding")
+CHOSEN = ("sharding", *(name for name, knob in KNOBS.items() if knob.filled))
 
 
 def _scale_best(body: Mapping[str, Any], tell: Tell) -> dict[str, Any]:

@@ -4,7 +4,10 @@
 export class ApiError extends Error {
   constructor(status, { code = "", message = "", field = "", hint = "" } = {}) {
     super(message || `the server answered with status ${status}`);
-    Object.assign(this, { status, code, field, hint });
+    this.status = status;
+    this.code = code;
+    this.field = field;
+    this.hint = hint;
   }
 }
 
@@ -33,6 +36,11 @@ export async function get(path, options = {}) {
 /** Links to pages, such as the study's, cannot send the token: a cookie does. */
 export const startSession = () => (token ? sent("/api/session", {}) : null);
 
+/**
+ * @param {string} path
+ * @param {any} body
+ * @param {{signal?: AbortSignal, type?: string}} [options]
+ */
 async function sent(path, body, { signal, type = "application/json" } = {}) {
   const response = await fetch(path, {
     method: "POST",
@@ -54,7 +62,12 @@ export const postForText = async (path, body, options) => (await sent(path, body
  */
 export class Latest {
   constructor(ask, patience = 150, idle = () => {}) {
-    Object.assign(this, { ask, patience, idle, running: null, waiting: null, took: 0 });
+    this.ask = ask;
+    this.patience = patience;
+    this.idle = idle;
+    this.running = null;
+    this.waiting = null;
+    this.took = 0;
   }
 
   run(question) {

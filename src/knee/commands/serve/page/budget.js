@@ -15,7 +15,11 @@ export class BudgetView {
   patience = 0;
 
   constructor(app, { pinned = false } = {}) {
-    Object.assign(this, { app, pinned, asked: null, kept: null, inputs: new Map() });
+    this.app = app;
+    this.pinned = pinned;
+    this.asked = null;
+    this.kept = null;
+    this.inputs = new Map();
     this.search = new Search(() => {});
     this.tiles = el("div", { class: "tiles" });
     this.sentences = el("div", { class: "sentences" });
@@ -228,7 +232,7 @@ export class BudgetView {
   }
 
   showMap({ lines, curves, gpus, law, marks, runs }) {
-    const held = document.activeElement?.dataset?.limit; // handles are drawn anew, and keep the focus
+    const held = /** @type {HTMLElement} */ (document.activeElement)?.dataset?.limit; // handles are drawn anew, and keep the focus
     this.map.update({
       note:
         `Tokens that each size gets through within each limit, on up to ${count(gpus)} GPUs; grey curves have equal loss by ${law}. ` +

@@ -155,8 +155,9 @@ export function budgetMap(width, { lines, curves: contours, marks, runs }, moved
 }
 
 /** A slider on a line: moving it up by some factor allows so many times the tokens, and so many times the limit. */
-function handle(line, chart, [x0, x1], shift, moved) {
-  const [sx, sy] = [chart.scale("x"), chart.scale("y")],
+function handle(line, chart, x, shift, moved) {
+  const [x0, x1] = x,
+    [sx, sy] = [chart.scale("x"), chart.scale("y")],
     at = Math.exp(Math.log(x0) + (0.28 + 0.4 * shift) * Math.log(x1 / x0));
   const right = line.points.findIndex((p) => p.params >= at),
     [a, b] = [line.points[Math.max(right - 1, 0)], line.points[Math.max(right, 0)]];

@@ -49,9 +49,13 @@ const seen = new ResizeObserver((entries) =>
 );
 
 export class Figure {
-  /** `file` names downloads: knee-step-memory.svg. */
+  /**
+   * `file` names downloads: knee-step-memory.svg.
+   * @param {{id?: string, title: string, file: string, level?: string, tools?: Node[]}} options
+   */
   constructor({ id, title, file, level = "h2", tools = [] }) {
-    Object.assign(this, { file, title });
+    this.file = file;
+    this.title = title;
     this.note = el("p", { class: "small" });
     this.drawing = el("div", { class: "drawing" });
     this.drawing.figure = this;
@@ -79,9 +83,15 @@ export class Figure {
     seen.observe(this.drawing);
   }
 
-  /** `draw(width)` gives the chart; `columns` and `rows` are what it shows, {title, key, number, show(row)}. */
+  /**
+   * `draw(width)` gives the chart; `columns` and `rows` are what it shows.
+   * @param {{note?: string, draw: (width: number) => any, columns?: Column[], rows?: any[], caption?: string, legend?: Node[]}} what
+   */
   update({ note = "", draw, columns, rows, caption = "", legend = [] }) {
-    Object.assign(this, { draw, columns, rows, caption });
+    this.draw = draw;
+    this.columns = columns;
+    this.rows = rows;
+    this.caption = caption;
     this.note.textContent = note;
     this.legend.replaceChildren(...legend);
     this.width ||= this.drawing.clientWidth; // measuring makes the browser lay the page out; resized() hears of changes

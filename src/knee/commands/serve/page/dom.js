@@ -28,6 +28,7 @@ let ids = 0;
 /** A name for an element that labels another; two views can be on the page at once. */
 export const uid = (word) => `${word}-${ids++}`;
 
+/** The element of that id, of whatever kind index.html says. @type {(id: string) => any} */
 export const byId = (id) => document.getElementById(id);
 
 /** Size or place by script: the content security policy forbids style attributes in HTML, not these. */
@@ -36,7 +37,13 @@ export function styled(element, styles) {
   return element;
 }
 
-/** A table with a caption; columns are {key, title, number, show(row), sort(row)}. */
+/**
+ * A table with a caption.
+ * @param {string | Node} caption
+ * @param {Column[]} columns
+ * @param {any[]} rows
+ * @param {{rowAttributes?: (row: any) => object, head?: (column: Column) => any}} [options]
+ */
 export function table(caption, columns, rows, { rowAttributes = () => ({}), head = (column) => column.title } = {}) {
   const cell = (column, row, first) =>
     el(

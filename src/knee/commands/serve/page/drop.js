@@ -180,7 +180,10 @@ export class Files {
     announce(`${count(shown.length)} files were read, ${count(failed.length)} could not be read.`);
   }
 
-  /** A traced step beside the step of the page's question. */
+  /**
+   * A traced step beside the step of the page's question.
+   * @param {{path: string, summary?: any}} file
+   */
   async trace({ path, summary = {} }) {
     const simulated = await post("/api/views/step", this.app.state.question()).then(
       ({ measurement }) => measurement,
@@ -222,6 +225,7 @@ const pair = (name) =>
     of: (row) => row[kind]?.[name],
     show: (row) => ((row[kind]?.[name] ?? null) === null ? "–" : show(name, row[kind][name])),
   }));
+/** @type {Column[]} */
 const COLUMNS = [
   { title: "file", always: true, of: (row) => row.file, show: (row) => row.name ?? row.file },
   ...pair("tokens_per_s_per_gpu"),

@@ -48,15 +48,19 @@ export const usd = (value) => {
   return value >= 1e6 ? `$${short(value)}` : value >= 100 ? `$${digits(value, 0)}` : `$${plain(value)}`;
 };
 
+/** @type {[number, string][]} */
+const SHORT = [
+  [1e12, "T"],
+  [1e9, "B"],
+  [1e6, "M"],
+  [1e3, "k"],
+  [1, ""],
+];
+
 /** 6.74B, 1.4T: parameters and tokens. */
 export function short(value, significant = 3) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "unknown";
-  const [factor, unit] = [
-    [1e12, "T"],
-    [1e9, "B"],
-    [1e6, "M"],
-    [1e3, "k"],
-  ].find(([least]) => value >= least) ?? [1, ""];
+  const [factor, unit] = SHORT.find(([least]) => value >= least) ?? SHORT.at(-1);
   return `${plain(value / factor, significant)}${unit}`;
 }
 

@@ -14,7 +14,11 @@ export class PlanView {
   patience = 0; // a search for an older question is of no use
 
   constructor(app, { pinned = false } = {}) {
-    Object.assign(this, { app, pinned, asked: null, kept: null, sort: { key: "rank", down: false } });
+    this.app = app;
+    this.pinned = pinned;
+    this.asked = null;
+    this.kept = null;
+    this.sort = { key: "rank", down: false };
     this.search = new Search((name, data) => {
       if (name === "best") this.showBest(data.row, "Best so far");
     });

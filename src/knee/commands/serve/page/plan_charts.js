@@ -89,7 +89,7 @@ export function showFront(figure, rows, front, is, pick) {
     caption: "Plans by speed, energy and memory",
     columns: [
       ...COLUMNS.filter((column) => column.key !== "rank" && column.key !== "good_frac").sort(
-        (a, b) => (b.key === "plan") - (a.key === "plan"),
+        (a, b) => Number(b.key === "plan") - Number(a.key === "plan"),
       ),
       { title: "on the front", key: "onFront", show: (row) => (row.onFront ? "yes" : "no") },
     ],

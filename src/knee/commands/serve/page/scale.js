@@ -12,7 +12,10 @@ const COUNTS = ["1..64", "8..512", "8..2048", "64..16384", "256..65536"];
 
 export class ScaleView {
   constructor(app, { pinned = false } = {}) {
-    Object.assign(this, { app, pinned, asked: null, kept: null });
+    this.app = app;
+    this.pinned = pinned;
+    this.asked = null;
+    this.kept = null;
     this.metric = el(
       "div",
       { class: "segments", role: "radiogroup", "aria-label": "What the chart shows" },

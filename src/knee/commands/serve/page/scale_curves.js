@@ -43,7 +43,11 @@ export function curveName(curve, all) {
 export class Curves {
   /** `learned()` is called when the search has found the best plans. */
   constructor(app, pinned, learned) {
-    Object.assign(this, { app, pinned, learned, best: null, asked: null });
+    this.app = app;
+    this.pinned = pinned;
+    this.learned = learned;
+    this.best = null;
+    this.asked = null;
     this.chips = el("ul", { class: "chips", "aria-label": "Curves" });
     this.search = new Search(() => {});
     this.adder = pinned ? null : this.madeAdder();
@@ -103,7 +107,8 @@ export class Curves {
     const question = { kind: "scale_best", ...body, counts: this.app.state.get("counts", values) },
       text = JSON.stringify(question);
     if (text === this.asked) return;
-    Object.assign(this, { asked: text, best: null });
+    this.asked = text;
+    this.best = null;
     try {
       const { curves } = await this.search.start(question);
       this.best = { text, curves };

@@ -8,7 +8,8 @@ import { plain, count } from "./format.js";
 export class Search {
   constructor(heard) {
     const label = uid("search");
-    Object.assign(this, { heard, controller: null });
+    this.heard = heard;
+    this.controller = null;
     this.bar = el("progress", { max: 1, value: 0, "aria-labelledby": label });
     this.words = el("span", { id: label, class: "small" }, "");
     this.cancelButton = el("button", { type: "button", onclick: () => this.cancel() }, "Cancel");

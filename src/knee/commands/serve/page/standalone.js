@@ -1,5 +1,6 @@
 // The view as one HTML file that opens without a server: charts as they are drawn, every table open to be read, no script.
 
+import { byId } from "./dom.js";
 
 const LEFT_OUT =
   ".tools, .adder, .search, button.plain[aria-label^='Remove'], .timeline-box, .timeline-tools, input, datalist, select, .segments, .bench, .help";
@@ -16,15 +17,15 @@ const escaped = (text) =>
   text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;").replaceAll('"', "&quot;");
 
 export async function standalone(app) {
-  const folds = [...document.querySelectorAll("#panel details")].filter((fold) => !fold.open);
+  const folds = [.../** @type {NodeListOf<HTMLDetailsElement>} */ (document.querySelectorAll("#panel details"))].filter((fold) => !fold.open);
   for (const fold of folds) {
     // their tables are made when they open
     fold.open = true;
     fold.querySelector(":scope > div")?.closest("figure")?.querySelector(".drawing")?.figure?.fill();
   }
   await new Promise((resolve) => requestAnimationFrame(resolve));
-  const copy = document.getElementById("panel").cloneNode(true),
-    trust = document.getElementById("trust").cloneNode(true);
+  const copy = byId("panel").cloneNode(true),
+    trust = byId("trust").cloneNode(true);
   for (const fold of folds) fold.open = false;
   for (const part of [copy, trust]) {
     part.querySelectorAll(LEFT_OUT).forEach((element) => element.remove());

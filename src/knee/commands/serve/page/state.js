@@ -35,7 +35,9 @@ export class State {
     });
   }
 
+  /** The values of a query string. */
   parse(search) {
+    /** @type {Record<string, string>} */
     const values = {};
     for (const [name, value] of new URLSearchParams(search)) if (value !== "") values[name] = value;
     if (!VIEWS.includes(values.view)) delete values.view;

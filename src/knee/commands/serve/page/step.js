@@ -19,7 +19,8 @@ const PARTS = [
 
 export class StepView {
   constructor(app, { pinned = false } = {}) {
-    Object.assign(this, { app, pinned });
+    this.app = app;
+    this.pinned = pinned;
     this.tiles = el("div", { class: "tiles" });
     this.time = new Figure({ title: "Where the time of a step goes", file: "knee-step-time" });
     this.timeline = new Timeline({
@@ -167,7 +168,7 @@ export class StepView {
     );
     // the file has every stretch, the page only the sum of each lane
     this.lanes.columns = ["stage", "kind", "group", "start_s", "end_s", "name", "exposed_frac", "kernels"].map(
-      (name) => ({ title: name, key: name }),
+      (name) => ({ title: name, key: name, show: (row) => row[name] }),
     );
     this.lanes.rows = lanes.flatMap((lane) =>
       lane.intervals.map(([start_s, end_s, name, exposed_frac, many]) => ({

@@ -8,7 +8,10 @@ const STEP = ["step_s", "compute of one layer", "communication", "overlap"];
 
 const named = (name) => ({ name: label(name), lower: lessIsBetter(name) });
 
-/** The numbers on top, each with the line of the chain that explains it. */
+/**
+ * The numbers on top, each with the line of the chain that explains it.
+ * @returns {{name: string, lower: boolean, value: string, sub: string, why: string[], raw: number, bad?: boolean}[]}
+ */
 export function tilesOf({ measurement: m, memory, power, cost, trust }) {
   const range = (value) =>
     trust?.low_frac === null || trust?.low_frac === undefined

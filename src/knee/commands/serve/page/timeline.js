@@ -52,9 +52,19 @@ function rowsOf(lanes, byCollective) {
 }
 
 export class Timeline {
-  /** `zoomed(from, to)` is told of every new window, as shares of the step, so that the address can hold it. */
+  /**
+   * `zoomed(from, to)` is told of every new window, as shares of the step, so that the address can hold it.
+   * @param {{zoomed?: (from: number, to: number) => void}} options
+   */
   constructor({ zoomed = () => {} } = {}) {
-    Object.assign(this, { zoomed, from: 0, to: 1, chosen: null, byCollective: null, lanes: [], total: 1 });
+    this.zoomed = zoomed;
+    this.from = 0;
+    this.to = 1;
+    this.chosen = null;
+    this.byCollective = null;
+    this.lanes = [];
+    this.total = 1;
+    this.rows = [];
     this.svg = svgEl("svg", { class: "lanes", role: "img", "aria-label": "Timeline" });
     const help = uid("timeline-help");
     this.plot = el(
@@ -111,7 +121,11 @@ export class Timeline {
 
   /** New lanes; the window stays where it is, as a share of the step. */
   update(lanes, total, [from, to] = [this.from, this.to]) {
-    Object.assign(this, { lanes, total, from, to, chosen: null });
+    this.lanes = lanes;
+    this.total = total;
+    this.from = from;
+    this.to = to;
+    this.chosen = null;
     this.said.textContent = "";
     this.arrange();
     this.draw();
@@ -136,7 +150,10 @@ export class Timeline {
 
   draw() {
     this.width ||= this.plot.clientWidth;
-    if (!this.width || !this.rows) return;
+    if (!this.width || !this.rows.length) {
+      this.svg.replaceChildren();
+      return;
+    }
     const narrow = this.width < 560,
       left = narrow ? 0 : 30 + 6.4 * d3.max(this.rows, (row) => row.name.length),
       labelHeight = narrow ? 16 : 0;
@@ -148,7 +165,8 @@ export class Timeline {
     }
     const height = y + 4,
       inner = this.width - left;
-    Object.assign(this, { left, inner });
+    this.left = left;
+    this.inner = inner;
     const x = (this.x = (share) => left + ((share - this.from) / (this.to - this.from)) * inner);
     const paths = KINDS.map(() => []);
     for (const row of this.rows) {
@@ -176,7 +194,8 @@ export class Timeline {
   axis(x, height) {
     const scale = d3.scaleLinear([this.from * this.total, this.to * this.total], [this.left, this.left + this.inner]);
     const ticks = scale.ticks(Math.max(2, Math.floor(this.inner / 110)));
-    const unit = this.total * (this.to - this.from) < 1e-3 ? [1e6, "µs"] : [1e3, "ms"];
+    const short = this.total * (this.to - this.from) < 1e-3,
+      text = (tick) => `${d3.format(",~r")(Number((tick * (short ? 1e6 : 1e3)).toPrecision(6)))} ${short ? "µs" : "ms"}`;
     return ticks.flatMap((tick, i) => {
       const at = scale(tick),
         last = at > this.left + this.inner - 50,
@@ -188,7 +207,7 @@ export class Timeline {
             svgEl(
               "text",
               { class: "tick", x: last ? at - 3 : at + 3, y: 12, "text-anchor": last ? "end" : "start" },
-              `${d3.format(",~r")(Number((tick * unit[0]).toPrecision(6)))} ${unit[1]}`,
+              text(tick),
             ),
           ];
     });
