@@ -2,8 +2,18 @@
 
 from knee.specs.catalog import Source
 from knee.specs.fields import split_overrides
-from knee.specs.make import default_profile_note, load_job, make_job
-from knee.specs.named_specs import Loaded, catalog_entries, describe, load_cluster, load_model, load_profile, read_tree
+from knee.specs.make import (
+    Loaded,
+    catalog_entries,
+    default_profile_note,
+    describe,
+    load_cluster,
+    load_job,
+    load_model,
+    load_profile,
+    make_job,
+    read_tree,
+)
 
 __all__ = [
     "Loaded",

@@ -23,8 +23,7 @@ from knee.specs.model import Model
 from knee.specs.plan_table import PlanTable, table_of
 from knee.specs.profile import Profile
 from knee.specs.schedules import INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
-from knee.trust.answer_record import record_of
-from knee.trust.trust import trust_of
+from knee.trust.trust import record_of, trust_of
 
 # A study's grid as questions: one training step each, or the best of several plans.
 
