@@ -17,6 +17,7 @@ RecomputeModule = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe_a
 CpMethod = Literal["allgather", "ring"]
 ReduceDtype = Literal["fp32", "bf16"]
 StateDtype = Literal["fp32", "bf16"]
+MomentDtype = Literal["fp32", "bf16", "fp8"]
 SyncDtype = Literal["fp32", "bf16", "fp8", "fp4"]
 Collectives = Literal["flat", "hierarchical"]
 Fp8Recipe = Literal["tensorwise", "rowwise"]
@@ -49,6 +50,7 @@ RENAMED = {
 """A word of others -> what to say instead."""
 CP_METHODS: tuple[CpMethod, ...] = get_args(CpMethod)
 REDUCE_DTYPES: tuple[ReduceDtype, ...] = get_args(ReduceDtype)
+MOMENT_DTYPES: tuple[MomentDtype, ...] = get_args(MomentDtype)
 STATE_DTYPES: tuple[StateDtype, ...] = get_args(StateDtype)
 SYNC_DTYPES: tuple[SyncDtype, ...] = get_args(SyncDtype)
 COLLECTIVES: tuple[Collectives, ...] = get_args(Collectives)
@@ -252,6 +254,11 @@ class Plan:
     """Data type of the gradient reduction."""
     state_dtype: Annotated[StateDtype, Knob(search="kept", words="states {}")] = "fp32"
     """Data type of the parameters and moments in the optimizer, and of the gradients kept for it."""
+    moment_dtype: Annotated[
+        MomentDtype | None,
+        Knob(search="kept", simulated_only=True, words="moments {}", default_words="that of ``state_dtype``"),
+    ] = None
+    """Data type of the optimizer's two moments, where it is not that of the parameters."""
     sync_every: Annotated[
         int,
         Knob(search="kept", simulated_only=True, words="synchronize replicas every {:,} steps", metavar="H"),

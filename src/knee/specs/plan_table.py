@@ -15,6 +15,7 @@ from knee.specs.knobs import Knob
 from knee.specs.plan import (
     AXES,
     KNOBS,
+    MOMENT_DTYPES,
     RECOMPUTE_MODULES,
     RECOMPUTES,
     STATE_DTYPES,
@@ -60,6 +61,8 @@ class PlanTable(ByValue):
     fp8_recipe: Ints
     reduce_dtype: Ints
     state_dtype: Ints
+    moment_dtype: Ints
+    """0 for the type of the parameters; else 1 plus a code into ``MOMENT_DTYPES``."""
     sync_every: Ints
     sync_fragments: Ints
     sync_dtype: Ints
@@ -96,6 +99,12 @@ class PlanTable(ByValue):
     def state_bytes(self) -> Floats:
         """Bytes of one parameter, moment or gradient as the optimizer keeps it."""
         return np.where(self.state_dtype == STATE_DTYPES.index("fp32"), 4.0, 2.0)
+
+    @property
+    def moment_bytes(self) -> Floats:
+        """Bytes of one moment as the optimizer keeps it."""
+        known = np.array([0.0, *({"fp32": 4.0, "bf16": 2.0, "fp8": 1.0}[name] for name in MOMENT_DTYPES)])
+        return np.where(self.moment_dtype == 0, self.state_bytes, known[self.moment_dtype])
 
     @property
     def micro_tokens(self) -> Ints:

@@ -156,7 +156,7 @@ def test_every_option_of_the_plan_reaches_it() -> None:
         --sync-fragments 5 --sync-dtype fp8 --collectives hierarchical
         --sharding zero1 --schedule interleaved --virtual-stages 2 --micro-batch 2 --recompute blocks
         --recompute-frac 0.5 --precision fp16 --fp8-recipe tensorwise --prefetch 2 --reduce-dtype fp32
-        --state-dtype bf16 --cp-method ring
+        --state-dtype bf16 --moment-dtype fp8 --cp-method ring
         --no-sequence-parallel --tp-overlap 25% --placement cp-tp-dp_shard-dp_replicate-pp
     """
     plan = answer(*NAMES, *options.split())["plan"]
@@ -183,6 +183,7 @@ def test_every_option_of_the_plan_reaches_it() -> None:
         "collectives": "hierarchical",
         "reduce_dtype": "fp32",
         "state_dtype": "bf16",
+        "moment_dtype": "fp8",
         "cp_method": "ring",
         "sequence_parallel": False,
         "tp_overlap_frac": 0.25,

@@ -234,7 +234,7 @@ def step_clock(
     expert_ranks = np.where(ddp, table.ep * table.etp, table.dp_shard * table.cp * table.tp)
     owned = owned + routed_parameter_count(model) / (table.pp * expert_ranks)
     none = 0.0 * owned
-    steps = op.optimizer(owned, table.state_bytes, none, none, none, profile.kernels)
+    steps = op.optimizer(owned, table, none, none, none, profile.kernels)
     updated = cost_of(cluster.gpu, profile, product_column(table), steps)
     work = StepWork(
         clocked_s=total("clocked_s"),

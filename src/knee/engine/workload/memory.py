@@ -386,7 +386,7 @@ def _stage_memory(
     gradients = np.where(keeps, kept_bytes * np.where(zero2, sharded, own), 0.0)
     gradients = gradients + np.where(modes.gathers, table.state_bytes * sharded, 0.0)
     outer_bytes = np.where(table.sync_every > 1, OUTER_STATES * OUTER_STATE_BYTES, 0.0)
-    optimizer = (MOMENTS * table.state_bytes + copied_bytes + outer_bytes) * sharded
+    optimizer = (MOMENTS * table.moment_bytes + copied_bytes + outer_bytes) * sharded
 
     activations = stage.in_flight * stage.chunk * kept.saved + kept.working
     logits = stage.last * kept.logits

@@ -73,6 +73,9 @@ class Setting:
     """Kind of network: infiniband, roce, efa, ..."""
     reduce_dtype: str | None = None
     """Type in which gradients are reduced."""
+    state_dtype: str | None = None
+    """Type of the parameters that the optimizer updates; moment_dtype: of its moments."""
+    moment_dtype: str | None = None
     tp_overlap: bool | None = None
     """Whether tensor-parallel communication runs beside products; dp_overlap: that of gradients and parameters beside
     compute."""
