@@ -25,8 +25,7 @@ from knee.specs.argument_types import checked_arguments
 from knee.specs.arguments import checked_plan
 from knee.specs.defaults import DEFAULT_CONVENTION, DEFAULT_GRID
 from knee.specs.plan import RECOMPUTES
-from knee.trust.answer_record import record_of
-from knee.trust.trust import Trust, trust_of
+from knee.trust.trust import Trust, record_of, trust_of
 
 if TYPE_CHECKING:
     from knee.engine.why import WhyLine
