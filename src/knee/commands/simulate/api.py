@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from knee.base.arrays import extreme_values
 from knee.base.errors import InputError, argument
@@ -19,12 +19,6 @@ from knee.specs.argument_types import checked_arguments
 from knee.specs.arguments import checked_plan
 from knee.specs.defaults import DEFAULT_CONVENTION, DEFAULT_GRID
 from knee.trust.trust import trust_of
-
-if TYPE_CHECKING:
-    pass
-
-
-# Changes of a plan that make it fit in memory.
 
 
 @checked_arguments

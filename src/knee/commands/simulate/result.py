@@ -21,8 +21,7 @@ from knee.show.result import Result, plain_data
 from knee.specs import Job
 from knee.specs.argument_types import checked_arguments
 from knee.specs.plan import RECOMPUTES
-from knee.trust.answer_record import record_of
-from knee.trust.trust import Trust
+from knee.trust.trust import Trust, record_of
 
 if TYPE_CHECKING:
     from knee.engine.why import WhyLine
