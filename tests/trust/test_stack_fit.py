@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 
 from knee.specs.profile_parameters import Parameter
 from knee.trust.profile_fit import stack_fit
-from knee.trust.profile_fit.calibration import _covering, held_away, surely_better
+from knee.trust.profile_fit.calibration import OwnProfile, _covering, held_away, surely_better
 from knee.trust.profile_fit.profile_file import written
 from knee.trust.profile_fit.stack_fit import NOISE, UNTOLD, calibrate, free_of, problem_of
 from knee.trust.validation.simulated_runs import Predicted
@@ -224,6 +224,25 @@ def test_runs_are_held_back_by_job_where_there_are_several() -> None:
     assert sum(held_away([i // 8 for i in range(24)], 0.25)) == 6  # three jobs are too few: single runs
     assert sum(held_away([*range(4), *[9] * 20], 0.25)) == 4  # a job of most runs is never held back
     assert sum(held_away(list(range(24)), 0.0)) == 0
+
+
+@pytest.mark.parametrize(
+    ("fitted", "kept", "is_held_out", "error_frac"),
+    [
+        (("launch_s", "context_bytes"), (), True, 0.1),
+        (("launch_s",), (), False, None),
+        (("context_bytes",), (), True, None),  # it says nothing of speed
+        (("launch_s", "context_bytes"), ("launch_s",), True, None),
+    ],
+)
+def test_the_checked_error_is_that_of_values_of_speed_that_are_taken(
+    fitted: tuple[str, ...], kept: tuple[str, ...], is_held_out: bool, error_frac: float | None
+) -> None:
+    fit: Any = SimpleNamespace(values={f"profile.{name}": 1.0 for name in fitted})
+    held: Any = SimpleNamespace(error_frac=0.1) if is_held_out else None
+    own = OwnProfile(fit=fit, left={}, held_out=held, kept_base={f"profile.{n}": "" for n in kept}, warnings=())
+    assert own.checked_error_frac == error_frac
+    assert set(own.values) == {f"profile.{name}" for name in set(fitted) - set(kept)}
 
 
 @pytest.mark.parametrize(
