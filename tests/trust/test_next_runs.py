@@ -87,15 +87,6 @@ def test_candidates_are_spread_over_the_runs_and_no_more_than_forty() -> None:
     run: Any = SimpleNamespace(memory_bytes=None)
     shapes = ((8, 2, 1, 1), (8, 1, 2, 2), (16, 2, 2, 1), (16, 4, 1, 2))
     shapes += ((32, 2, 1, 4), (32, 1, 1, 2), (64, 2, 2, 2), (64, 1, 1, 1))
-        (8, 2, 1, 1),
-        (8, 1, 2, 2),
-        (16, 2, 2, 1),
-        (16, 4, 1, 2),
-        (32, 2, 1, 4),
-        (32, 1, 1, 2),
-        (64, 2, 2, 2),
-        (64, 1, 1, 1),
-    ]
     made: list[Any] = [
         (run, RunJob(job=job(dp_shard=d, tp=t, pp=p, micro_batch=b, microbatches=4), stack="", notes=()))
         for d, t, p, b in shapes

@@ -16,7 +16,7 @@ from knee.trust.profile_fit.profile_file import written
 from knee.trust.profile_fit.stack_fit import NOISE, UNTOLD, calibrate, free_of, problem_of
 from knee.trust.validation.simulated_runs import Predicted
 
-NAMES = ("stream_scale", "attention_scale", "gemm_scale", "bandwidth_scale_frac")
+NAMES = ("stream_scale", "attention_scale", "gemm_scale", "bandwidth_scale_frac", "hop_scale")
 PARAMETERS = tuple(
     Parameter(path=f"profile.{name}", low=0.1, high=3.0, spread=0.3, meaning=name, is_share=name.endswith("_frac"))
     for name in NAMES
@@ -156,6 +156,16 @@ def test_parameters_that_runs_cannot_tell_apart(monkeypatch: pytest.MonkeyPatch)
             assert e.confounded_with in {p.path for p in parameters[:3]} - {e.parameter.path}
     assert fit.estimates[3].determined
     assert fit.estimates[3].confounded_with is None
+
+
+def test_more_that_are_alike_make_a_fitted_one_vague(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of five, two are fitted: with the others free, what is left of them grows by sqrt((4 / 5) / (1 / 2)) = 1.26."""
+    cases, parameters = world(monkeypatch, np.full((4, 5), 2.0), np.full(4, 0.05))
+    fitted = [e for e in calibrate(cases, parameters).estimates if e.determined]
+    assert len(fitted) == 2
+    for e in fitted:
+        assert e.marginal / e.uncertainty == pytest.approx(1.6**0.5, rel=1e-3)
+        assert e.confounded_with in {p.path for p in parameters} - {e.parameter.path}
 
 
 def test_a_floor_is_tried_over_its_range(monkeypatch: pytest.MonkeyPatch) -> None:

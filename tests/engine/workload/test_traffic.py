@@ -26,3 +26,14 @@ def test_elements_before_sharding_are_the_models_parameters(name: str, pp: int) 
         assert whole == owned == pytest.approx(every, rel=1e-9)
     else:
         assert every / 2 <= whole == owned < 0.6 * every
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2-lite"])
+@pytest.mark.parametrize("ep", [1, 2, 4, 8])
+def test_shards_of_all_ranks_are_the_model(name: str, ep: int) -> None:
+    """Experts are sharded over the ranks that hold the same ones, and other weights over all."""
+    model = load_model(name).spec
+    plans = table(job(model=model, dp_shard=8, ep=ep, sharding="fsdp", seq_len=1024))
+    modes = Modes.of(plans)
+    traffic = traffic_of(model, plans, modes, fp8=shapes_of(model, plans, EAGER).fp8)
+    assert 8 * float(traffic.owned_elements(model, plans, modes)[0]) == pytest.approx(parameter_count(model), rel=1e-3)
