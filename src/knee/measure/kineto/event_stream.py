@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,23 +60,16 @@ class EventStream:
 
     def events(self) -> Iterator[list[Any]]:
         """Lists of events, in the file's order."""
-        source = blocks(self.path, copy=self.copy)
-        try:
-            yield from self._events(_Buffer(self, source))
-        finally:
-            source.close()  # type: ignore[attr-defined]
-
-    def _events(self, buffer: _Buffer) -> Iterator[list[Any]]:
-        self._enter(buffer)
-        while True:
-            events = self._whole_block(buffer)
-            if events:
-                yield events
-            if buffer.more() if events else buffer.double():
-                continue
+        with closing(blocks(self.path, copy=self.copy)) as source:
+            buffer = _Buffer(self, source)
+            self._enter(buffer)
+            more = True
+            while more:
+                if events := self._whole_block(buffer):
+                    yield events
+                more = buffer.more() if events else buffer.double()
             if not self.closed:
                 yield self._one_by_one(buffer)
-            return
 
     def _enter(self, buffer: _Buffer) -> None:
         """Read up to the first event."""
@@ -195,8 +189,9 @@ class EventStream:
                     text, at = repaired(left.encode()).decode(), 0
                     self.repairs += text != left
                     continue
-                if last:
-                    self._end(text[at:])
+                if last and self.cut is None:
+                    inside = "the file ends in the middle of an event, or is not valid JSON from there on"
+                    self.cut = inside if text[at:].strip() else "the list of events is not closed"
                 break
             if isinstance(one, dict):
                 found.append(event_of(one, self.all_args))
@@ -217,13 +212,6 @@ class EventStream:
             self.cut = "the part after the events is incomplete"
             return
         self.head |= {name: value for name, value in after.items() if name != "traceEvents"}
-
-    def _end(self, rest: str) -> None:
-        """The text ended inside the list of events."""
-        if rest.strip():
-            self.cut = self.cut or "the file ends in the middle of an event, or is not valid JSON from there on"
-        else:
-            self.cut = self.cut or "the list of events is not closed"
 
 
 HINT = "give a trace from torch.profiler's export_chrome_trace, as .json or .json.gz"

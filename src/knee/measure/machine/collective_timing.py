@@ -7,7 +7,9 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from knee.base.errors import InputError, KneeError, argument
@@ -29,7 +31,7 @@ SURPLUS = 1.5
 
 def measure_beside(ranks: Ranks, gather: Callable[[], Any], rounds: int) -> Record:
     """Times of a product and of an all-gather, alone and beside the other; ``gather`` starts one and returns."""
-    run = _Both(ranks, _product(ranks), gather)
+    run = partial(_run_both, ranks, _product(ranks), gather)
     run(3, 3)  # picks algorithms, connects
     window_s = WINDOW_S[ranks.kind]
     products, gathers = 8, 2
@@ -50,48 +52,40 @@ def measure_beside(ranks: Ranks, gather: Callable[[], Any], rounds: int) -> Reco
     return {"time_s": times["gather_beside_s"], "spread_frac": max(spreads), "samples": len(samples["gemm"]), **times}
 
 
-class _Both:
-    """Runs so many products and so many all-gathers at once and returns the slowest rank's seconds for each."""
+def _run_both(
+    ranks: Ranks, multiply: Callable[[], Any], gather: Callable[[], Any], products: int, gathers: int
+) -> tuple[float, float]:
+    """Run so many products and so many all-gathers at once; return the slowest rank's seconds for each."""
+    import torch
 
-    def __init__(self, ranks: Ranks, multiply: Callable[[], Any], gather: Callable[[], Any]) -> None:
-        self.ranks, self.multiply, self.gather = ranks, multiply, gather
+    ended_s = 0.0
 
-    def __call__(self, products: int, gathers: int) -> tuple[float, float]:
-        self.ranks.barrier()
-        start = time.perf_counter()
-        works = [self.gather() for _ in range(gathers)]
-        ended: list[float] = []
-        waiting = threading.Thread(target=self._wait, args=(works, ended))
-        waiting.start()
-        launched = time.perf_counter()
-        for _ in range(products):
-            self.multiply()
-        self._finish_products()
-        multiplied = time.perf_counter()
-        waiting.join()
-        multiplied_s, gathered_s = self.ranks.slowest([multiplied - launched, ended[0] - start])
-        return multiplied_s, gathered_s
-
-    def _finish_products(self) -> None:
-        if self.ranks.kind == "cuda":
-            import torch
-
-            torch.cuda.current_stream().synchronize()
-
-    def _wait(self, works: list[Any], ended: list[float]) -> None:
-        """The end of the last all-gather, on a thread and a stream of its own so that products do not wait for it."""
-        if self.ranks.kind == "cuda":
-            import torch
-
-            stream = torch.cuda.Stream(self.ranks.device)
-            with torch.cuda.device(self.ranks.device), torch.cuda.stream(stream):
-                for work in works:
-                    work.wait()
-            stream.synchronize()
-        else:
+    def wait() -> None:
+        nonlocal ended_s
+        with ExitStack() as own_stream:
+            if ranks.kind == "cuda":
+                stream = torch.cuda.Stream(ranks.device)
+                own_stream.callback(stream.synchronize)
+                own_stream.enter_context(torch.cuda.device(ranks.device))
+                own_stream.enter_context(torch.cuda.stream(stream))
             for work in works:
                 work.wait()
-        ended.append(time.perf_counter())
+        ended_s = time.perf_counter()
+
+    ranks.barrier()
+    start_s = time.perf_counter()
+    works = [gather() for _ in range(gathers)]
+    waiting = threading.Thread(target=wait)  # with a stream of its own, so that products do not wait for it
+    waiting.start()
+    launched_s = time.perf_counter()
+    for _ in range(products):
+        multiply()
+    if ranks.kind == "cuda":
+        torch.cuda.current_stream().synchronize()
+    multiplied_s = time.perf_counter()
+    waiting.join()
+    product_s, gather_s = ranks.slowest([multiplied_s - launched_s, ended_s - start_s])
+    return product_s, gather_s
 
 
 def _product(ranks: Ranks) -> Callable[[], Any]:
@@ -261,7 +255,8 @@ def _ready(
         if (words := ranks.first_error(words)) is not None:
             return trials, (point, {"error": words})
         assert run is not None
-        size, took_s = point.size_bytes, _pilot_s(ranks, run)
+        pilot = _Trial(point=point, run=run, each=3, lined_up=False, samples=1)
+        size, took_s = point.size_bytes, _sample(ranks, pilot)[0]
         each = max(1, round(BATCH_S[ranks.kind] / took_s))
         lined_up = each * took_s < LINED_UP_S or each > 1
         samples = max(FEWEST, min(MOST, round(effort.round_s / ((each + lined_up) * took_s))))
@@ -285,16 +280,6 @@ def _too_large(ranks: Ranks, point: CollectivePoint) -> Record | None:
     if needs <= free:
         return None
     return {"error": f"not enough memory: needs {show(needs, 'bytes')}, but {show(free, 'bytes')} are free"}
-
-
-def _pilot_s(ranks: Ranks, run: Callable[[], None]) -> float:
-    """A first idea of how long it takes, the same on all ranks."""
-    ranks.barrier()
-    start = time.perf_counter()
-    for _ in range(3):
-        run()
-    ranks.synchronize()
-    return ranks.slowest([(time.perf_counter() - start) / 3])[0]
 
 
 def _sample(ranks: Ranks, trial: _Trial) -> list[float]:
