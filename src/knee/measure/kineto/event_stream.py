@@ -29,7 +29,6 @@ LONGEST_HEAD_BYTES = 1 << 26
 NEAR_BYTES = 1 << 10
 """Where the end of an event is looked for first."""
 SPACE = b" \t\r\n"
-NOTHING = memoryview(b"")
 LONGEST_LETTER = 4
 """Bytes of UTF-8."""
 
@@ -123,8 +122,6 @@ class EventStream:
 
     def _whole_block(self, buffer: _Buffer) -> list[Any]:
         """Events of the buffer up to a proven cut; none where there is no such cut."""
-        if quick := self._quick_block(buffer):
-            return quick
         end = len(buffer.text)
         for _ in range(GUESSES):
             at = _last_between(buffer.text, end)
@@ -141,18 +138,6 @@ class EventStream:
         if not events and len(buffer.text) > LONGEST_EVENT_BYTES:
             text = f"{self.path}: {LONGEST_EVENT_BYTES >> 20} MiB of the file contain no event"
             raise InputError(text, hint=HINT, code="not-a-trace")
-        return events
-
-    def _quick_block(self, buffer: _Buffer) -> list[Any]:
-        """The same where the last event of the newest block closes at the first guess: each byte is copied once."""
-        at = _last_between(buffer.block, len(buffer.block))
-        if at is None:
-            return []
-        try:
-            events = self.decoder.decode(b"".join((b"[", buffer.before, buffer.block[: at[0] + 1], b"]")))
-        except NotJson:
-            return []
-        buffer.text = bytes(buffer.block[at[1] :])
         return events
 
     def _decoded(self, text: bytes) -> list[Any] | None:
@@ -222,19 +207,7 @@ class _Buffer:
 
     def __init__(self, stream: EventStream, source: Iterator[memoryview]) -> None:
         self.stream, self.source = stream, source
-        self.before, self.block = b"", NOTHING
-        self.ended = False
-
-    @property
-    def text(self) -> bytes:
-        """All of it."""
-        if self.block:
-            self.text = self.before + self.block
-        return self.before
-
-    @text.setter
-    def text(self, text: bytes) -> None:
-        self.before, self.block = text, NOTHING
+        self.text, self.ended = b"", False
 
     def more(self) -> bool:
         """Add a block; False at the end."""
@@ -247,7 +220,7 @@ class _Buffer:
         if block is None:
             self.ended = True
             return False
-        self.before, self.block = self.text, block
+        self.text += block
         if self.stream.report_bytes is not None:
             self.stream.report_bytes(len(block))
         return True
@@ -273,7 +246,7 @@ class _Buffer:
         return b"".join(parts)
 
 
-def _last_between(text: bytes | memoryview, end: int) -> tuple[int, int] | None:
+def _last_between(text: bytes, end: int) -> tuple[int, int] | None:
     """Where the last event before ``end`` that another follows seems to close, and where that one begins."""
     reach = NEAR_BYTES
     while True:
