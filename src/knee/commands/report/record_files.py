@@ -15,6 +15,7 @@ from knee.commands.study.rows import identity, step_row
 from knee.engine.one_job import simulate
 from knee.specs.metrics import STEP
 from knee.specs.notes import Note
+from knee.specs.plan import COUNTS as PLAN_COUNTS
 from knee.specs.plan import SHARDING_FAMILIES
 from knee.training.launch.sweep_folder import SWEEP
 from knee.trust.answer_record import record_of
@@ -174,7 +175,7 @@ def _row(one: FoundRecord) -> dict[str, Any]:
     return {name: _cell(name, value) for name, value in row.items()} | {"record": one.name}
 
 
-COUNTS = ("global_batch", "local_batch", "seq_len", "tp", "pp", "cp", "dp_shard", "dp_replicate")
+COUNTS = ("global_batch", "local_batch", "seq_len", *(knob.name for knob in PLAN_COUNTS))
 
 
 def _cell(name: str, value: Any) -> Any:
