@@ -291,12 +291,11 @@ def _stated(readings: Readings) -> bool:
 
 def _value(value: str | float, readings: Readings, by: _Ring | str) -> Value:
     machine = readings.machine
-    how, kind = by, "measured"
+    is_fitted = isinstance(by, _Ring)
     if isinstance(by, _Ring):
-        how = f"{by.sizes} sizes, spread {by.spread_frac:.0%}, residual median {by.residuals.median_frac:.1%}"
-        kind = "fitted"
-    source = f"knee probe collectives, {machine.date}, {machine.device}, {machine.software}, {how}"
-    return Value(value=value, kind=kind, source=source)
+        by = f"{by.sizes} sizes, spread {by.spread_frac:.0%}, residual median {by.residuals.median_frac:.1%}"
+    source = f"knee probe collectives, {machine.date}, {machine.device}, {machine.software}, {by}"
+    return Value(value=value, kind="fitted" if is_fitted else "measured", source=source)
 
 
 def _rate(bytes_per_s: float) -> str:

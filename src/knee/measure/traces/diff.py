@@ -21,7 +21,7 @@ from knee.measure.traces.device_time import (
 )
 from knee.specs.metrics import METRICS
 
-C = TypeVar("C", "CollectiveChange", "KernelChange")
+C = TypeVar("C", bound="CollectiveChange | KernelChange")
 SCHEMA_VERSION = 1
 LONGEST = 30
 """Kernels that an answer names, those that changed most."""
@@ -194,10 +194,11 @@ def _changes(made: type[C], a: Sums, b: Sums) -> tuple[C, ...]:
     """Each key of A or B as a change, its three parts before the changes of its values; the largest load first."""
     names = [f.name for f in fields(made)]
     none = (0.0,) * (len(names) - 3)
-    found = []
+    found: list[C] = []
     for key in dict.fromkeys((*a, *b)):
-        changes = [Change(a=x, b=y) for x, y in zip(a.get(key, none), b.get(key, none), strict=True)]
-        found.append(made(**dict(zip(names, (*key, *changes), strict=True))))
+        pairs = zip(a.get(key, none), b.get(key, none), strict=True)
+        values: list[Any] = [*key, *(Change(a=x, b=y) for x, y in pairs)]
+        found.append(made(**dict(zip(names, values, strict=True))))
     return tuple(sorted(found, key=lambda one: -abs(one.load_s.change)))
 
 
