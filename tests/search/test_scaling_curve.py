@@ -17,8 +17,7 @@ from knee.search.knee import GOALS, knees_of
 from knee.search.scaling_curve import Curve, ScalePoint, best_point, curve_of, parse_counts, point_of
 from knee.search.space import Space
 from knee.specs.job import Job
-from knee.specs.load import load_cluster, load_model, load_profile, make_job
-from knee.specs.make import NOT_WHOLE, global_batch_of
+from knee.specs.load import NOT_WHOLE, global_batch_of, load_cluster, load_model, load_profile, make_job
 from knee.trust.doubling_errors import DoublingBand, doubling_band
 
 TINY, H100, EAGER = (

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from knee.engine.simulator import evaluate
-from knee.engine.timeline.closed_forms import run, run_repeated
+from knee.engine.timeline.chunk_queues import run, run_repeated
 from knee.engine.timeline.passes import Pass, Segment, Sums
 from knee.engine.timeline.walk import run_passes
 from random_passes import random_passes

@@ -12,8 +12,7 @@ from knee.engine.issued_messages import StageWork
 from knee.engine.one_job import events_of
 from knee.specs import Job
 from knee.specs.load import load_model
-from knee.trust.validation.program_messages import differences, simulated_work
-from knee.trust.validation.trainer_rules import as_trained
+from knee.trust.validation.program_messages import as_trained, differences, simulated_work
 from tables import job
 
 TINY, MIXTURE = load_model("llama-tiny").spec, load_model("qwen3-30b-a3b").spec

@@ -34,9 +34,9 @@ from knee.specs.argument_types import checked_arguments
 from knee.specs.defaults import WITHIN_FRAC
 from knee.specs.kept_files import forget_files
 from knee.trust.validation.bundled_runs import carried_runs
+from knee.trust.validation.csv_cells import by_kind
 from knee.trust.validation.published_runs import read_runs
-from knee.trust.validation.ranking import job_key
-from knee.trust.validation.skipped_rows import by_kind
+from knee.trust.validation.run_errors import job_key
 
 # The loop of ``tune`` on published sweeps: how many runs it needs, beside other ways to choose.
 
