@@ -152,7 +152,7 @@ class BestFirst:
         ``above_bytes``."""
         self.start, self.hbm_bytes, self.below, self.wanted, self.watch = start, hbm_bytes, below, wanted, watch
         self.above_bytes = above_bytes
-        none, nothing = start.table.rows(slice(0, 0)), np.zeros(0)
+        none, nothing = start.table.rows(slice(0)), np.zeros(0)
         self.table = none
         self.results = simulate_table(start.space.model, start.cluster, start.profile, none)
         self._waiting = _Waiting(table=none, step_s=nothing, energy_j=nothing, memory_bytes=nothing)

@@ -69,6 +69,15 @@ def test_two_nodes_use_both_directions_of_their_nics() -> None:
     assert by("tree", 32, 4) > 1.2 * by("tree", 16, 2)
 
 
+def test_two_nodes_with_fast_nics_go_at_the_pace_of_their_switches() -> None:
+    """Twice 15/16 of the bytes at 97% of the bus bandwidth of one node."""
+    fast = replace(H100, fabric=replace(H100.fabric, nic_bytes_per_s=1e15))
+    link = H100.node.link_bytes_per_s * H100.node.link_frac
+    start = constant("idle", "nvls_base_s") + 2 * H100.fabric.tree_level_s
+    bus = 0.97 * 2 * 7 / 8 * 0.85 * link * 8 / 9
+    assert by("tree", 16, 2, cluster=fast) == pytest.approx(start + 2 * GIB * 15 / 16 / bus, rel=1e-12)
+
+
 def test_one_gpu_a_node_has_no_links_inside() -> None:
     nic = H100.fabric.nic_bytes_per_s * H100.fabric.nic_frac / 0.92
     assert by("tree", 2, 2) == pytest.approx(BASE_S + 2 * H100.fabric.tree_level_s + GIB / nic)

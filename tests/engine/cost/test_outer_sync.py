@@ -9,14 +9,18 @@ import pytest
 
 from knee.base.errors import SpecError
 from knee.engine.cost.collective_cost import Links, all_reduce_s
+from knee.engine.cost.compute_costs import product_column
+from knee.engine.cost.kernel_cost import cost_of
 from knee.engine.cost.placement import GroupPlacement
 from knee.engine.measurement import Measurement
 from knee.engine.one_job import events_of, simulate
 from knee.engine.simulator import evaluate
+from knee.engine.workload import operations as op
 from knee.engine.workload.parameters import parameter_count
 from knee.search.space import Space
 from knee.search.space_tables import whole_table
 from knee.specs import Job, Plan
+from knee.specs.load import load_profile
 from knee.specs.plan_table import table_of
 from knee.trust.trust import trust_of
 from tables import EAGER, H100, LLAMA_7B, job
@@ -167,3 +171,28 @@ def test_a_search_keeps_it_where_there_are_replicas() -> None:
     assert set(table.sync_every[table.dp_replicate > 1]) == {500}
     assert set(table.sync_every[table.dp_replicate == 1]) == {1}
     assert all(table.plan(row).sync_every == table.sync_every[row] for row in range(0, len(table), 997))
+
+
+@pytest.mark.parametrize(
+    ("sharding", "profile", "shards", "is_copied"),
+    [
+        ("zero1", "eager", 8, True),
+        ("ddp", "eager", 1, False),  # every forward casts
+        ("fsdp", "fused", 8, False),  # every gather casts
+        ("zero1", "fused", 8, True),
+        ("ddp", "fused", 1, True),
+    ],
+)
+def test_parameters_that_are_kept_in_32_bit_are_copied_to_16(
+    sharding: str, profile: str, shards: int, is_copied: bool
+) -> None:
+    """Those that are kept in 16 bit never are."""
+    stack = load_profile(profile).spec
+    owned, none = np.array([parameter_count(LLAMA_7B) / shards]), np.zeros(1)
+    for state_dtype, copied in (("fp32", owned if is_copied else none), ("bf16", none)):
+        this = job(profile=stack, sharding=sharding, dp_shard=shards, dp_replicate=8 // shards, state_dtype=state_dtype)
+        plans = table_of([this])
+        alone = op.optimizer(owned, plans, copied, none, none, stack.kernels)
+        expected = cost_of(H100.gpu, stack, product_column(plans), alone).moved_bytes
+        found = evaluate(LLAMA_7B, H100, stack, plans).optimizer.moved_bytes
+        assert found == pytest.approx(expected, rel=1e-9), state_dtype

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from knee.engine.workload.layer_weights import layer_tensors
-from knee.engine.workload.parameters import embedding_tensors, head_tensors, parameter_count
+from knee.engine.workload.parameters import embedding_tensors, head_tensors, local_sides, parameter_count
 from knee.specs.load import load_model
 
 PUBLISHED = {
@@ -39,3 +40,18 @@ def test_grouped_queries_narrow_keys_and_values() -> None:
 def test_gpt_3_has_biases_and_positions_and_one_embedding() -> None:
     """175B as torch counts GPT-3's shape: 96 layers of 12288, tied embeddings, 2,048 positions."""
     assert parameter_count(load_model("gpt3-175b").spec) == pytest.approx(175e9, rel=0.01)
+
+
+def test_a_ranks_side_of_a_weight_is_the_one_that_is_split() -> None:
+    """Llama 3 8B over 1, 8 and 16 GPUs: keys and values are not cut below a head."""
+    tp = np.array([1, 8, 16])
+    sides = {t.name: local_sides(t, tp) for t in layer_tensors(load_model("llama3-8b").spec)}
+    whole, ffn = [4096.0] * 3, [14336.0, 1792.0, 896.0]
+    expected = {
+        "wq": ([4096.0, 512.0, 256.0], whole),
+        "wk": ([1024.0, 128.0, 128.0], whole),
+        "wo": (whole, [4096.0, 512.0, 256.0]),
+        "w1": (ffn, whole),
+        "w2": (whole, ffn),
+    }
+    assert {name: tuple(side.tolist() for side in sides[name]) for name in expected} == expected

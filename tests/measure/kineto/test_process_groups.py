@@ -117,6 +117,21 @@ def test_sizes_of_an_all_to_all_differ_by_rank(tmp_path: Path) -> None:
     assert [(rank.last_arrivals, round(rank.waited_for_s * 1e9)) for rank in found.across.ranks] == [(1, 50), (0, 0)]
 
 
+def test_a_records_wait_is_the_mean_of_its_ranks_and_steps(tmp_path: Path) -> None:
+    """Of two steps and two ranks, the second waits for 50 and 70 ns."""
+    steps = [step(1, 0, 1000), step(2, 1000, 1000)]
+    calls = ([call(200, 100), call(1200, 100)], [call(200, 150), call(1200, 170)])
+    assert record(job(tmp_path, *([*steps, *some] for some in calls)))["straggler_s"] == pytest.approx(30e-9)
+
+
+def test_messages_without_a_size_have_no_mean_size(tmp_path: Path) -> None:
+    sizes: tuple[dict[str, Any], ...] = ({"elements": 500}, {"elements": 1000})
+    for args, message_bytes in ((sizes, 1500.0), (({"In msg nelems": None, "Out msg nelems": None},) * 2, None)):
+        calls = [call(200 * i, 100, **one) for i, one in enumerate(args, start=1)]
+        (load,) = record(job(tmp_path, calls, world=2))["comm_loads"]
+        assert (load["calls"], load["message_bytes"]) == (2, message_bytes)
+
+
 def test_calls_of_one_number_are_told_apart_by_order(tmp_path: Path) -> None:
     found = job(
         tmp_path,

@@ -25,3 +25,9 @@ def test_the_kernel_that_fills_most_of_a_stretch(seed: int) -> None:
         most = inside[:, stretch].max()
         assert inside[kernel, stretch] == most
         assert (end - start)[kernel] == (end - start)[inside[:, stretch] == most].max()
+
+
+def test_the_shortest_kernel_fills_a_stretch_that_only_it_reaches() -> None:
+    """It lies across the middle stretch and ends in the last; the long one fills most of the first."""
+    found = _fills_most(np.array([95, 0]), np.array([135, 100]), np.array([0, 110, 130]), np.array([100, 120, 135]))
+    assert found.tolist() == [1, 0, 0]

@@ -164,3 +164,14 @@ def test_whole_blocks_of_each_stage_are_recomputed() -> None:
         trained, _ = as_trained(this, work)
         assert work.product_flop - trained.product_flop == 3 * down
         assert work.attention_flop == trained.attention_flop
+
+
+@pytest.mark.parametrize(("frac", "changes"), [(0.25, (0, 1)), (0.5, (-1, -1)), (0.75, (-3, -2))])
+def test_blocks_that_are_recomputed_repeat_their_messages(frac: float, changes: tuple[int, int]) -> None:
+    """Of two layers a stage the simulator recomputes (0, 0), (1, 1) and (2, 2), the trainer (0, 1), (1, 1) and (1, 2),
+    with two all-reduces each, less one where torch stops before the down projection."""
+    this = asked(pp=2, tp=2, sequence_parallel=False, recompute="blocks", recompute_frac=frac, microbatches=3)
+    message = ("all_reduce", "tp", 2, 2 * SEQ_LEN * TINY.hidden, "bf16")
+    for work, change in zip(simulated_work(this), changes, strict=True):
+        trained, _ = as_trained(this, work)
+        assert of_work(trained)[message] - of_work(work)[message] == 3 * change

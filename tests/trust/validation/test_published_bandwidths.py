@@ -202,6 +202,7 @@ def test_repeats_are_one_test(tmp_path: Path) -> None:
         ("A100-40GB", "dgx-a100"),
         ("B200", "dgx-b200"),
         ("NVIDIA H100 80GB HBM3", "dgx-h100"),
+        ("RTX-Pro", "rtx-pro-6000-8"),  # the beginning of one name only
     ],
 )
 def test_gpus(tmp_path: Path, gpu: str, same: str) -> None:

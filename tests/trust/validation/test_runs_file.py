@@ -13,6 +13,7 @@ from knee.specs.load import catalog_entries
 from knee.specs.notes import Note
 from knee.trust.validation.published_runs import MEASURED, REQUIRED, RunFile, Setting, read_runs
 from knee.trust.validation.run_to_job import RECOMPUTE, STACKS, RunJob, gpu_key, job_of, stack_of
+from knee.trust.validation.user_records import read_user_runs
 from refusals import caught, kind, numbers
 from runs_files import ROW, runs_file
 
@@ -381,3 +382,14 @@ def test_what_cannot_be_asked_is_said(values: dict[str, Any], words: str) -> Non
     with pytest.raises(SpecError) as error:
         asked(**values)
     assert words in error.value.message
+
+
+def test_rows_and_records_are_counted_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = runs_file(tmp_path / "rows.csv", *([ROW | {"status": "oom"}] * 2))
+    records = tmp_path / "records.json"
+    records.write_text("{}\n{}\n", encoding="utf-8")
+    monkeypatch.setattr("knee.trust.validation.user_records.MOST_FITTED_ROWS", 4)
+    assert read_user_runs([rows, records], None, None).rows == 4
+    monkeypatch.setattr("knee.trust.validation.user_records.MOST_FITTED_ROWS", 3)
+    error = caught(lambda: read_user_runs([rows, records], None, None))
+    assert (kind(error)[0], numbers(error.message)) == ("too-many", [4, 3])
