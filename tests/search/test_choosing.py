@@ -15,6 +15,7 @@ from knee.search.follow_ups import OF_MEMORY, drawn, robust
 from knee.search.memory_fit import fitting
 from knee.search.pareto_front import pareto
 from knee.search.plan_search import cell_bests, score, search
+from knee.search.space import Space
 from knee.search.space_tables import whole_table
 from knee.specs.profile_parameters import value_of
 from search.brute_force import random_job
@@ -73,6 +74,17 @@ def test_the_best_plan_of_every_cell_is_that_of_simulating_everything(seed: int)
         assert value == pytest.approx(best[cell.tp, cell.pp], rel=1e-9)
         assert cell.plan is None or (cell.plan.tp, cell.plan.pp) == (cell.tp, cell.pp)
         assert cell.plans > 0
+
+
+def test_a_cell_whose_plans_do_not_fit_has_none() -> None:
+    """7B parameters with fp32 states are 108 GB: one H100 does not hold them, eight hold an eighth each."""
+    space = Space(model=LLAMA_7B, gpus=8, global_batch=8, seq_len=4096, shardings=("ddp",), recomputes=("none",))
+    cells = {(cell.tp, cell.pp): cell for cell in cell_bests(search(space, H100, EAGER, keep=1))}
+    assert (cells[1, 1].plan, cells[1, 1].results) == (None, None)
+    for pair in ((8, 1), (1, 8)):
+        results = cells[pair].results
+        assert results is not None
+        assert results.fits.tolist() == [True]
 
 
 def judged(
