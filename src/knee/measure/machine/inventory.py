@@ -66,7 +66,7 @@ class Software:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """All of it."""
+    """Hardware and software of this machine."""
 
     gpus: tuple[LocalGpu, ...]
     network: tuple[Nic, ...]
@@ -83,7 +83,7 @@ def read_inventory(root: Path = Path("/")) -> Inventory:
     return Inventory(
         gpus=(*gpus, *amd_gpus(root, after=len(gpus))),
         network=(*_rdma(root), *_ethernet(root)),
-        cpu=_cpu(root),
+        cpu=read_cpu(root),
         software=Software(
             driver=driver, nccl=nccl, nccl_from=place, torch=torch, torch_build=build, torch_backend=backend
         ),
@@ -122,7 +122,8 @@ def _ethernet(root: Path) -> Iterator[Nic]:
         )
 
 
-def _cpu(root: Path) -> Cpu:
+def read_cpu(root: Path) -> Cpu:
+    """Name and number of the processors."""
     model = re.search(r"^model name\s*:\s*(.+)$", text_of(root / "proc/cpuinfo") or "", re.M)
     nodes = sum(bool(re.fullmatch(r"node\d+", node.name)) for node in entries(root / "sys/devices/system/node"))
     return Cpu(model=model[1] if model else None, cpus=os.cpu_count(), numa_nodes=nodes or None)
@@ -135,7 +136,7 @@ def _torch() -> tuple[str | None, TorchBackend | None, str | None]:
         return None, None, None
     text = text_of(Path(spec.origin).with_name("version.py")) or ""
     said = dict(re.findall(r"^(__version__|cuda|hip)\b[^=\n]*=\s*['\"]?([^'\"\s]+)", text, re.M))
-    version = said.get("__version__") or _installed("torch")
+    version = said.get("__version__") or installed_version("torch")
     if said.get("cuda", "None") != "None":
         return version, "cuda", said["cuda"]
     if said.get("hip", "None") != "None":
@@ -147,7 +148,7 @@ def _nccl(root: Path, cuda_version: str | None) -> tuple[str | None, str | None]
     """The package that torch's wheels bring, otherwise the library of the system."""
     cuda = re.match(r"(\d+)", cuda_version or "")
     for major in (cuda[1],) if cuda else ("13", "12"):
-        if version := _installed(package := f"nvidia-nccl-cu{major}"):
+        if version := installed_version(package := f"nvidia-nccl-cu{major}"):
             return version, package
     for folder in _library_folders(root):
         for file in entries(folder):
@@ -166,7 +167,8 @@ def _library_folders(root: Path) -> Iterator[Path]:
     yield from (root / folder for folder in ("usr/lib64", "usr/lib", "usr/local/lib", "usr/local/cuda/lib64"))
 
 
-def _installed(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """Version of an installed package; None where it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

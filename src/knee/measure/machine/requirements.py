@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
-from importlib import metadata
 from importlib.util import find_spec
 
 from knee.measure.machine.gpus import NO_DRIVER, NO_PACKAGE, NvidiaDriver, nvml_library
-from knee.measure.machine.inventory import Software
+from knee.measure.machine.inventory import Software, installed_version
 
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 
@@ -98,11 +97,13 @@ def find(need: Need, software: Software) -> CheckResult:
     get = need.get
     match need.name:
         case "torch":
-            found = _torch(software)
+            found = f"{software.torch} ({software.torch_build or 'build unknown'})" if software.torch else None
         case "NVML":
-            found, get = _nvml(software.driver), _nvml_cure(software.driver, get)
+            found, trouble = _nvml(software.driver), software.driver.trouble
+            # a driver that is there but does not answer is not cured by installing it
+            get = get if trouble in (None, NO_DRIVER, NO_PACKAGE) else trouble
         case "chromium":
-            found = _chromium()
+            found = next(filter(None, map(shutil.which, CHROMIUMS)), None)
         case _:
             found = _package(need)
     return CheckResult(name=need.name, found=found, why=need.why, get=get)
@@ -111,14 +112,7 @@ def find(need: Need, software: Software) -> CheckResult:
 def _package(need: Need) -> str | None:
     if need.module is None or find_spec(need.module) is None:
         return None
-    try:
-        return metadata.version(need.name)
-    except metadata.PackageNotFoundError:
-        return "version unknown"
-
-
-def _torch(software: Software) -> str | None:
-    return f"{software.torch} ({software.torch_build or 'build unknown'})" if software.torch else None
+    return installed_version(need.name) or "version unknown"
 
 
 def _nvml(driver: NvidiaDriver) -> str | None:
@@ -126,12 +120,3 @@ def _nvml(driver: NvidiaDriver) -> str | None:
     if driver.trouble is None:
         return driver.nvml or "version unknown"
     return nvml_library() if driver.trouble == NO_PACKAGE else None
-
-
-def _nvml_cure(driver: NvidiaDriver, install: str) -> str:
-    """A driver that is there but does not answer is not cured by installing it."""
-    return install if driver.trouble in (None, NO_DRIVER, NO_PACKAGE) else driver.trouble
-
-
-def _chromium() -> str | None:
-    return next((path for name in CHROMIUMS if (path := shutil.which(name))), None)

@@ -46,7 +46,7 @@ ROOM_ABOVE = 1.08
 
 def bars(points: Sequence[ChartPoint], *, x: str, y: str, zero: bool = True) -> Spec:
     """Grouped by series; measured values are dots, published ones hollow diamonds on the bars."""
-    places = list(dict.fromkeys(_place(x, p.x) for p in points))
+    places = list(dict.fromkeys(format_value(x, p.x) for p in points))
     groups = list(dict.fromkeys(p.series for p in points if not p.named))
     single = len(groups) == 1 or groups == places
     horizontal = is_horizontal(places)
@@ -78,13 +78,9 @@ def bars(points: Sequence[ChartPoint], *, x: str, y: str, zero: bool = True) -> 
         layers.append({"data": data(drawn), "mark": mark, "encoding": channels | offset | words})
     if kinds:
         some = [p for p in points if p.kind in kinds]
-        layers.append(
-            {
-                "data": data(some),
-                "mark": {"type": "point", "filled": True, "color": INK.light, "opacity": 1, "size": 75},
-                "encoding": channels | offset | {"shape": kind_channel(kinds)} | tip,
-            }
-        )
+        dot = {"type": "point", "filled": True, "color": INK.light, "opacity": 1, "size": 75}
+        shape = {"shape": kind_channel(kinds)}
+        layers.append({"data": data(some), "mark": dot, "encoding": channels | offset | shape | tip})
     step = LYING if single else 13 * len(groups) + 4
     height = {"step": step, "for": "position"} if horizontal else HEIGHT
     size = {"width": _width(places, horizontal=horizontal), "height": height}
@@ -93,7 +89,7 @@ def bars(points: Sequence[ChartPoint], *, x: str, y: str, zero: bool = True) -> 
 
 
 def _value(p: ChartPoint, x: str, y: str, factor: float, *, single: bool) -> Spec:
-    place = _place(x, p.x)
+    place = format_value(x, p.x)
     who = place if single or p.series == place else f"{p.series}, {label(x, p.x)}"
     unit = axis_unit(y, abs(p.y))
     note = f" ({p.note})" if p.note else ""
@@ -127,10 +123,6 @@ def _width(places: Sequence[str], *, horizontal: bool) -> float:
     return WIDTH - max(0.0, round(longest - 1.5 * AXIS_WIDTH))
 
 
-def _place(column: str, value: Any) -> str:
-    return format_value(column, value)
-
-
 def _category(column: str, places: Sequence[str], *, horizontal: bool) -> Spec:
     axis: Spec = {
         "labelOverlap": False,
@@ -158,7 +150,7 @@ Parts = tuple[str, Any, Mapping[str, float]]
 def parts(steps: Sequence[Parts], *, x: str, shares: bool = False) -> Spec:
     """A stack for each step, and beside it, dashed, what hides behind compute; in shares the stack alone."""
     series = list(dict.fromkeys(name for name, _, _ in steps))
-    places = list(dict.fromkeys(_place(x, value) for _, value, _ in steps))
+    places = list(dict.fromkeys(format_value(x, value) for _, value, _ in steps))
     most = max(sum(v for part, v in of.items() if part != OVERLAPPED) for _, _, of in steps)
     unit = axis_unit("step_s", most)
     names = [part for part in PART_COLUMNS if not (shares and part == OVERLAPPED)]
@@ -220,18 +212,16 @@ def _stack(
             continue
         share = seconds / step if step else 0.0
         who = f"{series}, {label(x, place)}" if many else label(x, place)
-        time = label("step_s", seconds)
+        bar, of_what = ("overlapped", "beside compute") if part == OVERLAPPED else ("step", f"{share:.1%} of the step")
         found.append(
             {
                 "c": series,
-                "x": _place(x, place),
+                "x": format_value(x, place),
                 "y": 100 * share if shares else seconds * factor,
                 "part": part,
                 "order": order,
-                "bar": "overlapped" if part == OVERLAPPED else "step",
-                "say": f"{who}: {part} {time}, {share:.1%} of the step"
-                if part != OVERLAPPED
-                else f"{who}: {part} {time}, beside compute",
+                "bar": bar,
+                "say": f"{who}: {part} {label('step_s', seconds)}, {of_what}",
             }
         )
     return found
