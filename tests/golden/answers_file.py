@@ -1,4 +1,4 @@
-"""``PYTHONPATH=src python tests/golden/answers_file.py`` writes ``tests/data/answers.csv``: random jobs and their answers.
+"""``python tests/golden/answers_file.py`` writes ``tests/data/answers.csv``: random jobs and their answers.
 
 Run it after a change that is meant to move predictions, and read the difference before you commit it.
 """

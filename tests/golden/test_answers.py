@@ -8,7 +8,7 @@ import json
 import pytest
 from answers_file import JOBS, PATH, numbers_of
 
-ROWS = list(csv.DictReader(PATH.open(encoding="utf-8", newline="")))
+ROWS = list(csv.DictReader(PATH.read_text(encoding="utf-8").splitlines()))
 PARTS = 8
 """Tests that share the rows, so that a failure names fewer of them."""
 
