@@ -148,9 +148,6 @@ class Studies(Result):
     out: Path | None
     """Folder of the records and tables; None where nothing was written."""
 
-    def __repr__(self) -> str:
-        return f"Studies({[one.study.name for one in self.ran]}, points={self.points}, tally={self.tally})"
-
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
         """The verdict on every claim."""

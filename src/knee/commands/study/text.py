@@ -54,8 +54,9 @@ def print_description(found: StudyDescription) -> None:
             click.echo(f"  - {sentence}")
 
 
-def print_answer(answer: Studies, *, whole: bool) -> None:
+def print_answer(answer: Studies) -> None:
     """Study by study: what was found, and every claim; then why claims failed, and how far all is to be trusted."""
+    whole = len(answer.ran) > 1
     for one in answer.ran:
         print_heading(f"{one.study.name}: {one.study.title}" + (f" ({one.study.place})" if one.study.place else ""))
         if one.finding:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from knee.commands.options.output import say
+
 if TYPE_CHECKING:
     from knee.commands.validate.result import Validation
 
@@ -86,9 +88,9 @@ def command(
     with Bars(least=0 if file is None else MANY) as bars:
         answer = validate(file, profile=profile, cluster=cluster, unseen=unseen, progress=bars)
     for written in () if rows_path is None else answer.write_rows(rows_path):
-        click.echo(f"wrote {written}", err=True)
+        say(f"wrote {written}")
     if answer.used and answer.ignored_columns:
-        click.echo(f"ignored columns: {', '.join(answer.ignored_columns)}", err=True)
+        say(f"ignored columns: {', '.join(answer.ignored_columns)}")
     if as_json:
         click.echo(json.dumps(answer.to_dict(), indent=2, allow_nan=False))
     answer.check_used()

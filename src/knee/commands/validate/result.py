@@ -78,11 +78,6 @@ class RunsValidation(FileValidation):
     moe_runs: RunsValidation | None = None
     """The published runs of mixtures of experts, beside those of dense models."""
 
-    def __repr__(self) -> str:
-        of = self.found.all
-        words = f"rows={of.rows}, rows_used={of.rows_used}, throughput={of.throughput}, memory={of.memory}"
-        return f"RunsValidation({str(self.path)!r}, {words})"
-
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as ``knee validate --json`` prints it."""
         found = self.found
@@ -133,10 +128,6 @@ class BandwidthsValidation(FileValidation):
     found: BandwidthValidation
     """Errors by source, operation, nodes and message size, and of each row."""
 
-    def __repr__(self) -> str:
-        of = self.found.all
-        return f"BandwidthsValidation({str(self.path)!r}, rows={of.rows}, rows_used={of.rows_used}, large={of.large})"
-
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as ``knee validate --json`` prints it."""
         data = asdict(replace(self.found, predictions={}, reasons={}))
@@ -174,12 +165,6 @@ class CarriedValidation(Result):
     bandwidths: BandwidthsValidation
     verdicts: tuple[Verdict, ...]
     """What became of each claim of the paper."""
-
-    def __repr__(self) -> str:
-        return (
-            f"CarriedValidation(headline_frac={self.fidelity.headline_frac:.4g}, "
-            f"sources={len(self.fidelity.sources)}, tally={self.tally})"
-        )
 
     @property
     def used(self) -> bool:
