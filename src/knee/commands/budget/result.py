@@ -14,7 +14,7 @@ from knee.base.errors import InputError, argument
 from knee.base.units import DAY_S, HOUR_S, amount, counted, short
 from knee.commands.budget.frontier import COARSE, KNEE_WORDS, Bands, Frontier, IsoLoss, Lost, Marginal
 from knee.commands.budget.model_family import STEPS_PER_DOUBLING
-from knee.commands.budget.published_budgets import WITHIN_FRAC, PublishedTraining, worst_of
+from knee.commands.budget.published_budgets import WITHIN_FRAC, PublishedTraining
 from knee.commands.budget.scaling_laws import BAND_FRAC, DRAWS, FLOP_PER_PARAM_TOKEN, assumed_mfu
 from knee.commands.budget.search import EVEN_LOSS, J_PER_MWH, BudgetLimits, BudgetRun, FlopChoice, Problem, RareExchange
 from knee.engine.energy import CarbonGrid
@@ -32,26 +32,14 @@ from knee.specs.model import Model
 from knee.specs.plan_words import plan_words
 from knee.trust.trust import Trust
 
-# Training runs whose cost was published, beside what is predicted for them.
-
-FIELDS = (
-    "name",
-    "cluster",
-    "profile",
-    "gpus",
-    "tokens",
-    "gpu_hours",
-    "predicted_gpu_hours",
-    "flop",
-    "predicted_flop",
-    "error_frac",
-    "goodput_frac",
-    "failed_gpu_hours",
-    "failed_error_frac",
-    "plan",
-    "assumed",
-    "source",
+CHECKED = (
+    *("name", "cluster", "profile", "gpus", "tokens", "gpu_hours", "predicted_gpu_hours", "flop", "predicted_flop"),
+    *("error_frac", "goodput_frac", "failed_gpu_hours", "failed_error_frac", "plan", "assumed", "source"),
 )
+"""Columns of a published training run beside its prediction."""
+RUN = ("gpus", "tokens", "tokens_per_param", "loss", "binding", "days", "gpu_hours", "cost_usd", "energy_j")
+RATE = ("tokens_per_s", "tokens_per_j", "mfu_frac")
+"""What plain data has of a run and of its rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +53,7 @@ class BudgetCheck(Result):
     @property
     def sentence(self) -> str:
         """One sentence: the number of runs within the target error, and the largest error."""
-        worst = worst_of(list(self.runs))
+        worst = max(self.runs, key=lambda run: abs(run.error_frac or 0.0))
         within = sum(run.error_frac is not None and abs(run.error_frac) <= WITHIN_FRAC for run in self.runs)
         error = 0.0 if worst.error_frac is None else worst.error_frac
         hours = sum(run.gpu_hours is not None for run in self.runs)
@@ -83,7 +71,7 @@ class BudgetCheck(Result):
     def rows(self) -> list[dict[str, Any]]:
         """One row per run."""
         return [
-            {name: plan_of(run) or None if name == "plan" else getattr(run, name) for name in FIELDS}
+            {name: plan_of(run) or None if name == "plan" else getattr(run, name) for name in CHECKED}
             for run in self.runs
         ]
 
@@ -109,9 +97,6 @@ FRONTIER_SIZES = (
 )
 USED_UP_FRAC = 0.999
 """Of a limit: what two limits allow exactly differs by rounding."""
-
-
-# ---- the answer ------------------------------------------------------------------------------------------------------
 
 
 def sentences(answer: Budget) -> list[str]:
@@ -205,9 +190,6 @@ def limits_words(limits: BudgetLimits) -> str:
     return ", ".join(words)
 
 
-# ---- how sure --------------------------------------------------------------------------------------------------------
-
-
 def sure_rows(answer: Budget) -> list[list[str]]:
     """Bands of the loss, each with the share that it holds."""
     bands, trust = answer.bands, answer.trust
@@ -290,9 +272,6 @@ def _used_up(limits: BudgetLimits, run: BudgetRun | None, axis: str) -> list[str
         and (most := getattr(limits, name)) is not None
         and taken >= USED_UP_FRAC * most
     ]
-
-
-# ---- what was assumed ------------------------------------------------------------------------------------------------
 
 
 def assumptions(answer: Budget) -> list[str]:
@@ -537,9 +516,6 @@ class Budget(ByValue, Result):
         write_text(Path(out), budget_page(self.to_dict(), command=command, month=month))
 
 
-# ---- data ------------------------------------------------------------------------------------------------------------
-
-
 def as_data(answer: Budget) -> dict[str, Any]:
     """The answer for ``--json``; pictures and pages are made of it."""
     problem, law = answer.problem, answer.problem.law
@@ -583,7 +559,7 @@ def as_data(answer: Budget) -> dict[str, Any]:
         "by_size": [
             run_data(answer, one) | {"counted_loss": answer.flop.loss_of(law, one.counted)} for one in answer.sizes
         ],
-        "flop_counting": _flop_data(answer),
+        "flop_counting": flop_data(answer),
         "marginal": [asdict(one) for one in answer.marginals],
         "frontiers": [frontier_data(answer, one) for one in answer.frontiers],
         "grid": [
@@ -606,7 +582,8 @@ def as_data(answer: Budget) -> dict[str, Any]:
     }
 
 
-def _flop_data(answer: Budget) -> dict[str, Any]:
+def flop_data(answer: Budget) -> dict[str, Any]:
+    """The choice of a FLOP-only estimate as plain data."""
     flop, kg = answer.flop, answer.grid.kg_co2e_per_j
     return {
         "mfu_frac": flop.mfu_frac,
@@ -641,20 +618,10 @@ def run_data(answer: Budget, run: BudgetRun) -> dict[str, Any]:
         "params": run.params,
         "counted_params": run.counted,
         **shape,
-        "gpus": run.gpus,
-        "tokens": run.tokens,
-        "tokens_per_param": run.tokens_per_param,
-        "loss": run.loss,
-        "binding": run.binding,
-        "days": run.days,
-        "gpu_hours": run.gpu_hours,
-        "cost_usd": run.cost_usd,
-        "energy_j": run.energy_j,
+        **{name: getattr(run, name) for name in RUN},
         "energy_mwh": run.mwh,
         "co2e_kg": run.energy_j * answer.grid.kg_co2e_per_j,
-        "tokens_per_s": rate.tokens_per_s,
-        "tokens_per_j": rate.tokens_per_j,
-        "mfu_frac": rate.mfu_frac,
+        **{name: getattr(rate, name) for name in RATE},
         "mfu_6nd_frac": answer.mfu_6nd_frac(run),
         "exposed_frac": rate.exposed_frac,
         "global_batch": rate.global_batch,
