@@ -311,11 +311,6 @@ def simulated_shares(job: Job, candidates: Candidates) -> SimulatedShares:
     return SimulatedShares(names=names, shares=shares, draws=shares + candidates.positions @ slopes)
 
 
-def noise_of(measured: Floats, simulated: Floats) -> Floats:
-    """Standard deviation of each share."""
-    return np.maximum(NOISE_FRAC * np.maximum(measured, simulated), LEAST_NOISE)
-
-
 def _moved(job: Job, parameters: Sequence[Parameter], at: int) -> Job:
     positions = np.zeros(len(parameters))
     positions[at] = STEP
@@ -527,7 +522,7 @@ class Beliefs:
             simulated = expected.shares[columns]
             draws.append(expected.draws[:, columns])
             errors.append(measured - simulated)
-            noise.append(noise_of(measured, simulated))
+            noise.append(np.maximum(NOISE_FRAC * np.maximum(measured, simulated), LEAST_NOISE))
         return np.concatenate(draws, axis=1), np.concatenate(errors), np.concatenate(noise)
 
     def _scaled(self, outcomes: Sequence[Outcome]) -> tuple[Floats, float]:
