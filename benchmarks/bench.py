@@ -17,9 +17,8 @@ from pathlib import Path
 
 import peers
 import recorded
-from table import show
-
 from figures import Figure, read
+from table import show
 
 PARTS = ("engine", "search", "trace", "startup", "study")
 

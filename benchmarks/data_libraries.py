@@ -50,9 +50,8 @@ def knee_read(folder: Path, step: int, rank: int, ranks: int) -> Rows:
 
 def _sequences(corpus: Path, tokenizer: Path) -> Any:
     """The corpus as a dataset of packed sequences: a map for tokens, and one for packing."""
-    from tokenizers import Tokenizer
-
     import datasets
+    from tokenizers import Tokenizer
 
     library = Tokenizer.from_file(str(tokenizer))
     eos = library.token_to_id("</s>")
@@ -90,9 +89,8 @@ def datasets_read(folder: Path, step: int, rank: int, ranks: int) -> Rows:
 
 def datasets_stream_read(folder: Path, step: int, rank: int, ranks: int) -> Rows:
     """As a stream, shuffled in a buffer, split among ranks by the library."""
-    from datasets.distributed import split_dataset_by_node
-
     import datasets
+    from datasets.distributed import split_dataset_by_node
 
     source = datasets.load_from_disk(str(folder / "datasets")).to_iterable_dataset(num_shards=8)
     source = source.shuffle(seed=0, buffer_size=256).with_format("numpy")

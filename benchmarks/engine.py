@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import peers
+from figures import Compared, Figure, main
 
 import knee
-from figures import Compared, Figure, main
 from knee.base.errors import SpecError
 from knee.engine.simulator import CHUNK
 from knee.specs.plan import RECOMPUTES, SHARDINGS

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import tomli_w
+from figures import Figure
 
 import knee
-from figures import Figure
 
 PATH = Path(__file__).with_name("recorded.toml")
 DIGITS = 4

@@ -17,11 +17,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
+from figures import Compared, Figure, main
 from processes import Cost, best_cost, fresh_environment
 from processes import knee as command
 
 import knee
-from figures import Compared, Figure, main
 from knee.search.space import Space
 from knee.search.space_tables import whole_table
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import sys
 
-from processes import best_cost, fresh_environment, knee
-
 from figures import Compared, Figure, main
+from processes import best_cost, fresh_environment, knee
 
 RUNS = 8
 """The first writes bytecode; the best counts."""

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import tempfile
 
-from processes import cost, fresh_environment, knee
-
 from figures import Compared, Figure, main
+from processes import cost, fresh_environment, knee
 
 AIM_S = 20.0
 

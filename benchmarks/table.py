@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import recorded
-
 from figures import Figure
 
 HEAD = ("figure", "today", "recorded", "change", "", "aim", "", "compared with", "its value", "ratio")

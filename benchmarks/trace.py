@@ -18,9 +18,8 @@ import tempfile
 from pathlib import Path
 
 import peers
-from processes import Cost, cost, fresh_environment
-
 from figures import Compared, Figure, main
+from processes import Cost, cost, fresh_environment
 
 SHARED = Path(__file__).parents[2] / "shared" / "traces" / "hta_v100_2rank_rank1_large.json.gz"
 COPIES = 10

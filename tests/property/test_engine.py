@@ -17,6 +17,7 @@ from knee.specs import Cluster, Job, Plan, Profile
 from knee.specs.constants import constant
 from knee.specs.hardware import Gpu
 from knee.specs.plan_table import table_of
+from lanes import NIGHTLY
 from step_breakdown import measure
 
 from .strategies import cluster, job_of, job_tables, jobs, model, plans, profile, settings_of
@@ -230,7 +231,7 @@ def check_events(job: Job) -> None:
 
 @pytest.mark.slow
 @given(job=jobs(most_microbatches=9))
-@settings(max_examples=25)
+@settings(max_examples=25 if NIGHTLY else 10)
 def test_metrics_read_from_events_are_the_accumulated_ones(job: Job) -> None:
     check_events(job)
 

@@ -21,7 +21,7 @@ from knee.specs.catalog import entry_names
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
 from knee.specs.load import load_cluster, load_model, load_profile
-from knee.specs.plan import COLLECTIVES, DISPATCHERS, FP8_RECIPES, RECOMPUTES, ROUTINGS, SHARDINGS, Plan
+from knee.specs.plan import COLLECTIVES, DISPATCHERS, FP8_RECIPES, MOMENT_DTYPES, RECOMPUTES, ROUTINGS, SHARDINGS, Plan
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
 from knee.specs.schedules import SCHEDULES
@@ -45,6 +45,7 @@ def drawn_space(seed: int) -> tuple[Space, Cluster, Profile]:
             "state_dtype": draw.choice(("fp32", "bf16")),
             "tp_overlap_frac": draw.choice((None, None, 0.0, 0.9)),
             "collectives": draw.choice(COLLECTIVES),
+            "moment_dtype": draw.choice((None, None, *MOMENT_DTYPES)),
         }
         if sparse:
             fixed |= {"ep_overlap": draw.random() < 0.4, "dispatcher": draw.choice(DISPATCHERS)}

@@ -9,7 +9,7 @@ import pytest
 import tomli_w
 
 import knee
-from knee.commands.options.plan_options import modules_of
+from knee.commands.options.plan_options import split_words
 from refusals import caught, kind, refused
 
 WRONG: list[tuple[str, dict[str, Any], str, str]] = [
@@ -107,7 +107,7 @@ def test_more_experts_per_token_than_experts_are_refused() -> None:
 
 
 def test_modules_may_be_joined_by_commas() -> None:
-    assert modules_of("mlp,moe_act") == modules_of("mlp+moe_act") == ("mlp", "moe_act")
+    assert split_words("mlp,moe_act") == split_words("mlp+moe_act") == ("mlp", "moe_act")
 
 
 @pytest.mark.parametrize("text", ["nan", "inf"])

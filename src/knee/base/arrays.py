@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import cache
+from statistics import NormalDist
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -83,6 +85,12 @@ def distinct(column: NDArray[N]) -> NDArray[N]:
     is_first = np.ones(len(ordered), dtype=np.bool_)
     is_first[1:] = ordered[1:] != ordered[:-1]
     return ordered[is_first]
+
+
+@cache
+def normal_deviations(covered_frac: float) -> float:
+    """Standard deviations on each side of the mean that hold this share of a normal distribution, to four digits."""
+    return round(NormalDist().inv_cdf((1.0 + covered_frac) / 2.0), 4)
 
 
 def expanded(columns: T, index: Ints) -> T:

@@ -7,6 +7,7 @@ catalogue files and the command line on the way in, tables on the way out.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 KB, MB, GB, TB = 1e3, 1e6, 1e9, 1e12
 KIB, MIB, GIB = 2.0**10, 2.0**20, 2.0**30
@@ -177,6 +178,15 @@ def counted(value: float, noun: str) -> str:
     """``1 GPU``, ``2,048 GPUs``, ``0.5 days``."""
     text = amount(value)
     return f"{text} {noun}{'' if text == '1' else 's'}"
+
+
+def list_words(words: Sequence[str], *, most: int | None = None) -> str:
+    """``a, b and c``; with ``most``, the first of them and how many there are beside: ``a, b, c and 2 more``."""
+    if most is not None and len(words) > most:
+        words = [", ".join(words[:most]), f"{len(words) - most} more"]
+    elif most is not None:
+        return ", ".join(words)
+    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else words[0] if words else "none"
 
 
 def duration(time_s: float) -> str:

@@ -151,7 +151,7 @@ def _refuse_sizes_in_overrides(overrides: Pairs) -> None:
         if key == "model":
             raise InputError(
                 f"{what}: give the model as the first argument instead",
-                hint=_shown(),
+                hint=_example(),
                 code="not-an-override",
                 field=key,
             )
@@ -203,7 +203,7 @@ def _as_is(kind: str, spec: Spec, overrides: Pairs) -> Loaded[Spec]:
 def _model_name(ref: str) -> str:
     """A folder with a config.json needs no slash, unless the catalogue has that name."""
     if not ref.strip():
-        raise InputError("no model is given", hint=_shown(), code="missing-argument", field="model")
+        raise InputError("no model is given", hint=_example(), code="missing-argument", field="model")
     if "/" not in ref and ref not in catalog_entries("model") and Path(ref).is_dir():
         return f"./{ref}"
     return ref
@@ -217,7 +217,7 @@ def _from_names(
     plan: dict[str, Any],
     overrides: Pairs,
 ) -> Request:
-    require({"cluster": cluster, **sizes}, ("cluster", "gpus", "local_batch"), _shown())
+    require({"cluster": cluster, **sizes}, ("cluster", "gpus", "local_batch"), _example())
     assert cluster is not None
     for_model, for_cluster, for_profile, for_plan = split_overrides(overrides)
     parts: dict[str, Loaded[Any]] = {
@@ -246,7 +246,7 @@ def _from_file(
     overrides: Pairs,
 ) -> Request:
     """What is given besides replaces or completes what the file says; the whole is checked once."""
-    require(sizes, (), _shown())
+    require(sizes, (), _example())
     for_plan = split_overrides(overrides)[3]
     changes = _join(plan, for_plan)
     names = {"cluster": cluster, "profile": profile}
@@ -288,7 +288,7 @@ def _given_sources(sizes: Mapping[str, Any], plan: Mapping[str, Any], overrides:
     return given | {f"plan.{name}": Source(value=value, kind="user", text=changed) for name, value in overrides}
 
 
-def _shown() -> str:
+def _example() -> str:
     return example(
         'knee.simulate("llama2-7b", cluster="dgx-h100", gpus=8, local_batch=2)',
         "knee simulate llama2-7b --cluster dgx-h100 --gpus 8 --local-batch 2",

@@ -14,36 +14,16 @@ import numpy as np
 
 from knee.base.arrays import Bools
 from knee.base.errors import InputError
-from knee.specs.plan import COLLECTIVES, CP_METHODS, RECOMPUTES, SHARDINGS
-from knee.specs.plan_table import PlanTable
-from knee.specs.schedules import SCHEDULES
+from knee.specs.plan import KNOBS
+from knee.specs.plan_table import SIZES, PlanTable
 
-WORDS = {
-    "sharding": SHARDINGS,
-    "schedule": SCHEDULES,
-    "recompute": RECOMPUTES,
-    "cp_method": CP_METHODS,
-    "collectives": COLLECTIVES,
-}
+WORDS = {name: knob.choices for name, knob in KNOBS.items() if knob.choices and not (knob.optional or knob.many)}
+"""Column -> its words."""
 NUMBERS = (
-    "gpus",
-    "global_batch",
-    "seq_len",
-    "dp_shard",
-    "dp_replicate",
+    *SIZES,
+    *(name for name, knob in KNOBS.items() if not (knob.choices or knob.optional)),
     "dp",
-    "tp",
-    "pp",
-    "cp",
-    "ep",
-    "etp",
-    "micro_batch",
     "microbatches",
-    "virtual_stages",
-    "sync_every",
-    "sync_fragments",
-    "sequence_parallel",
-    "recompute_frac",
 )
 BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from knee.base.arrays import Bools, Floats, Ints, distinct
+from knee.base.arrays import Bools, Ints, distinct
 from knee.engine.cost.placement import gpus_used
 from knee.engine.simulator import Results
 from knee.search.space import Space, degrees, divisors, folds, schedules, shardings
@@ -19,20 +19,16 @@ from knee.specs.model.split_rules import splits_tokens
 from knee.specs.plan import (
     COLLECTIVES,
     CP_METHODS,
-    DISPATCHERS,
-    FP8_RECIPES,
-    PRECISIONS,
-    RECOMPUTE_MODULES,
+    FIXED,
+    GIVEN,
     RECOMPUTES,
-    REDUCE_DTYPES,
     REDUCING,
-    ROUTINGS,
     SHARDINGS,
-    STATE_DTYPES,
     Collectives,
+    Plan,
     Sharding,
 )
-from knee.specs.plan_table import COLUMNS, PlanTable, sync_code
+from knee.specs.plan_table import COLUMNS, SIZES, PlanTable, column_of, same_columns
 from knee.specs.schedules import ONE_F_ONE_B, PIPELINE_SCHEDULES, SCHEDULES
 
 Shared = Sequence[tuple[Sharding, int, int]]
@@ -115,39 +111,18 @@ def kernel_shapes(space: Space) -> PlanTable:
     parts = [_shapes_of(space, 1, 1, [])]
     parts += [_shapes_of(space, tp, cp, stages) for (tp, cp), stages in deep.items()]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    fixed, n = space.fixed, len(columns["tp"])
-    modules = sum(1 << RECOMPUTE_MODULES.index(module) for module in space.modules)
-
-    def same(value: int) -> Ints:
-        return np.full(n, value, dtype=np.int64)
-
-    return PlanTable(
-        **columns,
-        gpus=same(space.gpus),
-        global_batch=same(space.global_batch),
-        seq_len=same(space.seq_len),
-        dp_shard=space.gpus // (columns["tp"] * columns["pp"] * columns["cp"]),
-        dp_replicate=same(1),
-        sharding=same(SHARDINGS.index("zero1")),
-        schedule=same(ONE_F_ONE_B.code),
-        virtual_stages=same(1),
-        prefetch=same(fixed.prefetch),
-        precision=same(PRECISIONS.index(fixed.precision)),
-        fp8_recipe=same(FP8_RECIPES.index(fixed.fp8_recipe)),
-        reduce_dtype=same(REDUCE_DTYPES.index(fixed.reduce_dtype)),
-        state_dtype=same(STATE_DTYPES.index(fixed.state_dtype)),
-        **_synced(space, same(1)),
-        collectives=same(COLLECTIVES.index(space.every_collectives[-1])),
-        recompute_frac=np.where(columns["recompute"] == RECOMPUTES.index("blocks"), 0.5, 1.0),
-        modules=np.where(columns["recompute"] == RECOMPUTES.index("modules"), modules, 0),
-        dispatcher=same(DISPATCHERS.index(fixed.dispatcher)),
-        routing=same(ROUTINGS.index(fixed.routing)),
-        ep_overlap=np.full(n, fixed.ep_overlap),
-        tp_overlap_frac=_maybe(n, fixed.tp_overlap_frac),
-        imbalance=_maybe(n, fixed.imbalance),
-        capacity_factor=_maybe(n, fixed.capacity_factor),
-        placement=fixed.placement,
-    )
+    rows = len(columns["tp"])
+    modules = int(column_of("recompute_modules", [space.modules])[0])
+    first = Plan(sharding="zero1", schedule=ONE_F_ONE_B.name, collectives=space.every_collectives[-1])
+    columns |= same_columns(space.fixed, (*GIVEN, *FIXED), rows)
+    columns |= same_columns(first, ("dp_replicate", "sharding", "schedule", "virtual_stages", "collectives"), rows)
+    columns |= {name: np.full(rows, getattr(space, name), dtype=np.int64) for name in SIZES}
+    columns |= _synced(space, columns["dp_replicate"]) | {
+        "dp_shard": space.gpus // (columns["tp"] * columns["pp"] * columns["cp"]),
+        "recompute_frac": np.where(columns["recompute"] == RECOMPUTES.index("blocks"), 0.5, 1.0),
+        "recompute_modules": np.where(columns["recompute"] == RECOMPUTES.index("modules"), modules, 0),
+    }
+    return PlanTable(**columns, placement=space.fixed.placement)
 
 
 def _shapes_of(space: Space, tp: int, cp: int, stages: list[tuple[int, int]]) -> dict[str, Any]:
@@ -274,19 +249,15 @@ def _folds(table: PlanTable) -> Bools:
 def _synced(space: Space, copies: Ints) -> dict[str, Any]:
     """How replicas exchange, in plans that have some and let them run apart."""
     apart = (copies > 1) & (space.sync_every > 1)
-    values = {"sync_every": (space.sync_every, 1), "sync_fragments": (space.fixed.sync_fragments, 1)}
-    values |= {"sync_dtype": (sync_code(space.fixed), 0)}
-    return {name: np.where(apart, *pair) for name, pair in values.items()}
+    fixed, alone = space.fixed, Plan()
+    values = {"sync_every": (space.sync_every, 1)}
+    values |= {name: (getattr(fixed, name), getattr(alone, name)) for name in ("sync_fragments", "sync_dtype")}
+    return {name: np.where(apart, *column_of(name, pair)) for name, pair in values.items()}
 
 
 def _ranks(shared: Shared) -> tuple[Ints, Ints]:
     """dp_shard and dp_replicate."""
     return _ints([shard for _, shard, _ in shared]), _ints([copies for _, _, copies in shared])
-
-
-def _maybe(rows: int, value: float | None) -> Floats:
-    """The same value in all rows; NaN for none."""
-    return np.full(rows, np.nan if value is None else value)
 
 
 def _ints(values: Sequence[int]) -> Ints:

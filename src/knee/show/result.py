@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import html
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from functools import wraps
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal
 
 from knee.base.errors import MissingExtra
@@ -50,20 +50,18 @@ Library = Literal["pandas", "polars"]
 LIBRARIES: tuple[Library, ...] = ("pandas", "polars")
 
 
-class Result(ABC):
-    """Mixed into every result of the API."""
+class Result:
+    """Mixed into every result of the API: a dataclass with ``repr=False``, whose ``to_dict`` is its JSON."""
 
     __slots__ = ()
 
-    def __init_subclass__(cls) -> None:
-        """What any ``to_dict`` gives has lists, as JSON does, so that it equals what is read back from ``--json``."""
-        cls.__repr__ = Result.__repr__  # type: ignore[method-assign]  # dataclass() keeps the one that it finds
-        if (made := cls.__dict__.get("to_dict")) is not None:
-            cls.to_dict = _with_lists(made)  # type: ignore[method-assign]
-
-    @abstractmethod
     def to_dict(self) -> dict[str, Any]:
         """Plain data, equal to what the command prints with ``--json``; every key carries its unit."""
+        return {key: plain_data(value) for key, value in self._data().items()}
+
+    def _data(self) -> dict[str, Any]:
+        """Keys of ``to_dict`` and their values before they are made plain; the fields, where a result has no others."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
     def rows(self) -> list[dict[str, Any]]:
         """The result as a table: one row an item, nested keys joined by dots."""
@@ -98,18 +96,17 @@ class Result(ABC):
         return ""
 
 
-def _with_lists(made: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    @wraps(made)
-    def to_dict(self: Result, **options: Any) -> dict[str, Any]:
-        return {key: _listed(value) for key, value in made(self, **options).items()}
-
-    return to_dict
-
-
-def _listed(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _listed(one) for key, one in value.items()}
-    return [_listed(one) for one in value] if isinstance(value, (list, tuple)) else value
+def plain_data(value: Any) -> Any:
+    """A value as JSON has it: results and dataclasses as their fields, tuples as lists, paths as texts."""
+    if isinstance(value, Result):
+        return value.to_dict()
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain_data(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: plain_data(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_data(one) for one in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

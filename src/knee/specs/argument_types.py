@@ -196,7 +196,8 @@ def _refused(name: str, value: object, kind: Any) -> InputError:
     shown = repr(value)
     shown = shown if len(shown) <= LONGEST_SHOWN else f"{shown[:LONGEST_SHOWN]}..."
     if choices:
-        wrong = [one for one in ([value] if isinstance(value, str) else _listed(value)) if one not in choices]
+        given = value if isinstance(value, Iterable) and not isinstance(value, str) else [value]
+        wrong = [one for one in given if one not in choices]
         close = did_you_mean(str(wrong[0]), choices) if wrong else None
         return InputError(
             f"{argument(name)} is {shown}; it should be {' or '.join(choices)}",
@@ -214,10 +215,6 @@ def _refused(name: str, value: object, kind: Any) -> InputError:
         code="wrong-type",
         field=name,
     )
-
-
-def _listed(value: object) -> list[Any]:
-    return list(value) if isinstance(value, Iterable) else [value]
 
 
 def _kind_words(kind: Any) -> str:

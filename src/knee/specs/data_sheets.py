@@ -150,7 +150,7 @@ def _complete_gpu(tree: Tree) -> tuple[str, ...]:
     if isinstance(gemm := tree.get("gemm"), dict) and "gemm" in taken:
         for kind in [kind for kind in gemm if kind in PEAKS and PEAKS[kind] not in tree]:
             gemm.pop(kind)
-    text = f"{_listed(taken)} are missing and are copied from {name}, the most similar measured GPU"
+    text = f"{units.list_words(taken)} are missing and are copied from {name}, the most similar measured GPU"
     return (Note(NEAREST_GPU, f"{_written(tree, 'name')}: {text}", "cluster.gpu"),)
 
 
@@ -236,7 +236,7 @@ def _complete_part(tree: Tree, part: str, word: str, rate: str, code: str) -> li
             near[key], key, f"as in {name}, the most similar {part}, because the file does not state it", {}
         )
     text = (
-        f"{part}: {_listed(taken)} are missing and are copied from {name}, the most similar {part} of the "
+        f"{part}: {units.list_words(taken)} are missing and are copied from {name}, the most similar {part} of the "
         f"catalogue{differs}"
     )
     return [Note(code, text, f"cluster.{part}")]
@@ -282,10 +282,6 @@ def _word(tree: Any, name: str) -> str:
 def _written(tree: Any, name: str) -> Any:
     leaf = tree.get(name)
     return leaf.source.value if isinstance(leaf, Leaf) else None
-
-
-def _listed(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else "none"
 
 
 def kind_of_file(path: Path) -> Kind:

@@ -58,7 +58,7 @@ def describe(kind: Kind, tree: Tree) -> list[tuple[str, str, SourceKind, str]]:
     spec = build(kind, tree, mistakes)
     raise_mistakes(kind, mistakes)
     return [
-        (path, _shown(path, _at(spec, path)), source.kind, source.text)
+        (path, _show_value(path, _at(spec, path)), source.kind, source.text)
         for path, source in sources_of(kind, tree).items()
     ]
 
@@ -149,7 +149,7 @@ def _at(spec: Any, path: str) -> Any:
     return spec
 
 
-def _shown(path: str, value: Any) -> str:
+def _show_value(path: str, value: Any) -> str:
     unit = unit_of(path)
     if value is None:
         return "none"

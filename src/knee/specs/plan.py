@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 from knee.base.errors import SpecError, argument, out_of_range
 from knee.specs.hardware import Precision
+from knee.specs.knobs import Knob, names_of, read_knobs
 from knee.specs.legality import PlanRule, check, interrupts_backward
 from knee.specs.schedules import INTERLEAVED, ONE_F_ONE_B, Schedule, schedule_of
 
@@ -16,6 +17,7 @@ RecomputeModule = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe_a
 CpMethod = Literal["allgather", "ring"]
 ReduceDtype = Literal["fp32", "bf16"]
 StateDtype = Literal["fp32", "bf16"]
+MomentDtype = Literal["fp32", "bf16", "fp8"]
 SyncDtype = Literal["fp32", "bf16", "fp8", "fp4"]
 Collectives = Literal["flat", "hierarchical"]
 Fp8Recipe = Literal["tensorwise", "rowwise"]
@@ -48,6 +50,7 @@ RENAMED = {
 """A word of others -> what to say instead."""
 CP_METHODS: tuple[CpMethod, ...] = get_args(CpMethod)
 REDUCE_DTYPES: tuple[ReduceDtype, ...] = get_args(ReduceDtype)
+MOMENT_DTYPES: tuple[MomentDtype, ...] = get_args(MomentDtype)
 STATE_DTYPES: tuple[StateDtype, ...] = get_args(StateDtype)
 SYNC_DTYPES: tuple[SyncDtype, ...] = get_args(SyncDtype)
 COLLECTIVES: tuple[Collectives, ...] = get_args(Collectives)
@@ -58,15 +61,6 @@ FP8_RECIPES: tuple[Fp8Recipe, ...] = get_args(Fp8Recipe)
 MOST = 16_777_216
 MOST_IMBALANCE = 1_000
 AXES = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
-DATA_TYPES = ("precision", "fp8_recipe", "reduce_dtype", "state_dtype")
-"""Fields that say in which types a plan computes; a search takes them as given."""
-ROUTED = ("dispatcher", "ep_overlap", "routing", "imbalance", "capacity_factor")
-"""Fields that say how tokens reach experts; a search takes them as given."""
-EXCHANGES = ("collectives", "sync_fragments", "sync_dtype")
-"""Fields that say how GPUs exchange; a search takes them as given."""
-KEPT_BY_SEARCH = (*DATA_TYPES, *ROUTED, *EXCHANGES, "sync_every", "recompute_modules")
-"""Fields that a search for a plan takes as given."""
-DEGREES = ("dp_shard", "dp_replicate", "tp", "pp", "cp", "ep", "etp")
 
 
 SHARDING_RULES = (
@@ -147,82 +141,151 @@ RULES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Degrees, modes and batch cut of one plan."""
+    """Degrees, modes and batch cut of one plan.
+
+    This is the only list of a plan's knobs: see ``specs.knobs`` for what a field declares. The docstring below a field
+    is its help; double backticks name other fields, which the command line shows as options.
+    """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
-    dp_shard: int = 1
-    """Data-parallel ranks over which parameters, gradients or optimizer states are sharded."""
-    dp_replicate: int = 1
-    """Copies of the sharded group (HSDP, DDP)."""
-    tp: int = 1
-    pp: int = 1
-    cp: int = 1
-    ep: int = 1
-    """Expert-parallel ranks: each has its part of the experts. They are ranks of the same stage that tp, cp and dp name
-    for the rest of the model (Megatron's parallel folding)."""
-    etp: int = 1
-    """Ranks over which each expert is split, as tp splits the rest of the model."""
-    dispatcher: Dispatcher = "alltoall"
-    """What sends tokens to their experts and back: NCCL's all-to-all, DeepEP or HybridEP."""
-    ep_overlap: bool = False
-    """Whether tokens travel beside the compute of another microbatch (Megatron's 1F1B overlap, DualPipe)."""
-    routing: Routing = "balanced"
-    """How tokens spread over experts: balanced (each expert has equally many, as benchmarks force it), dropless (as
-    measured on Qwen3-235B with ep 8: the busiest rank has 1.5 times the mean), or by a power law."""
-    imbalance: float | None = None
-    """Tokens of the busiest expert-parallel rank over the mean; overrides routing."""
-    capacity_factor: float | None = None
-    """Tokens that an expert takes at most, over the mean; further ones are dropped. By default none are."""
-    sharding: Sharding = "fsdp_no_reshard"
-    sequence_parallel: bool = True
-    """Norms and residuals are split along the sequence inside the tensor-parallel group."""
-    tp_overlap_frac: float | None = None
-    """Overrides the profile's share of TP communication that overlaps with GEMMs."""
-    schedule: Schedule = ONE_F_ONE_B.name
-    """Order of the microbatches in a pipeline. dualpipe runs half of them from each end; every rank holds two stages,
-    and tokens travel to experts beside the compute of another microbatch."""
-    virtual_stages: int = 1
-    """Model chunks per pipeline rank; more than one needs the interleaved schedule."""
-    cp_method: CpMethod = "allgather"
-    micro_batch: int = 1
-    """Sequences per microbatch and data-parallel rank."""
-    recompute: Recompute = "none"
-    recompute_frac: float = 1.0
-    """Of recompute blocks: share of the blocks that are run again in backward; 0.5 is every second one."""
-    recompute_modules: tuple[RecomputeModule, ...] = ()
-    """Of recompute modules: the parts of a block that are run again in backward."""
-    precision: Precision = "bf16"
-    fp8_recipe: Fp8Recipe = "tensorwise"
-    """Of precision fp8: one scale for each tensor, or one for each row that a product sums over."""
-    prefetch: int = 1
-    """Layers whose parameters are gathered ahead of the one that computes; 0 hides no gather."""
-    reduce_dtype: ReduceDtype = "fp32"
-    """Type in which gradients are reduced."""
-    state_dtype: StateDtype = "fp32"
-    """Type of the parameters that the optimizer updates, of its moments and of the gradients kept for it."""
-    sync_every: int = 1
-    """Steps between two exchanges of the replicas. From 2 on they reduce no gradients together, but average how far
-    their parameters have moved, and an outer optimizer takes that mean as its gradient (local SGD, DiLoCo)."""
-    sync_fragments: int = 1
-    """Parts of the model that are exchanged one after the other, spread over the steps between two exchanges. From 2 on
-    (Streaming DiLoCo) an exchange runs beside compute, and blocks only what it takes longer than the steps."""
-    sync_dtype: SyncDtype | None = None
-    """Type in which replicas exchange how far their parameters have moved; by default ``reduce_dtype``."""
-    collectives: Collectives = "flat"
-    """flat: NCCL's algorithms over all ranks of a group. hierarchical: level by level (node, then each tier of the
-    network), if that is faster."""
-    placement: tuple[str, ...] = AXES
-    """Mesh axes from the innermost (neighbouring GPUs) to the outermost."""
+    dp_shard: Annotated[
+        int,
+        Knob(
+            filled=True,
+            doubles=True,
+            default_words="all GPUs that the other degrees leave",
+            label="Sharded data parallelism (dp_shard)",
+        ),
+    ] = 1
+    """Number of data-parallel ranks that one copy of the model is sharded over."""
+    dp_replicate: Annotated[int, Knob(filled=True, doubles=True, label="Replicas (dp_replicate)")] = 1
+    """Number of copies of the sharded group (for hsdp and ddp)."""
+    tp: Annotated[int, Knob(search="limited", doubles=True, slider=64, label="Tensor parallelism (tp)")] = 1
+    """Tensor-parallel degree."""
+    pp: Annotated[int, Knob(search="limited", doubles=True, slider=64, label="Pipeline stages (pp)")] = 1
+    """Number of pipeline stages."""
+    cp: Annotated[int, Knob(search="limited", doubles=True, slider=64, label="Context parallelism (cp)")] = 1
+    """Context-parallel degree."""
+    ep: Annotated[int, Knob(search="limited", doubles=True, slider=512, label="Expert parallelism (ep)")] = 1
+    """Expert-parallel degree: number of ranks that hold different experts. They are ranks of ``dp_shard``, ``cp`` and
+    ``tp`` (Megatron's parallel folding)."""
+    etp: Annotated[int, Knob(doubles=True, slider=64, label="Tensor parallelism of experts (etp)")] = 1
+    """Tensor-parallel degree of each expert: 1 or ``tp``."""
+    dispatcher: Annotated[Dispatcher, Knob(search="kept", needs="ep", words="{}")] = "alltoall"
+    """What sends tokens to their experts and back. alltoall is NCCL's all-to-all; the others are DeepEP and
+    HybridEP."""
+    ep_overlap: Annotated[bool, Knob(search="kept", needs="ep")] = False
+    """Send tokens to experts while another microbatch computes (Megatron's 1F1B overlap, DualPipe)."""
+    routing: Annotated[Routing, Knob(search="kept", needs="ep", words="{} routing")] = "balanced"
+    """How tokens spread over experts. balanced: every expert gets equally many, as benchmarks force it. dropless: as
+    measured in training on Qwen3-235B with ep 8, where the busiest rank has 1.5 times the mean. power_law: by a power
+    law with this exponent."""
+    imbalance: Annotated[
+        float | None,
+        Knob(search="kept", needs="ep", most=MOST_IMBALANCE, metavar="FACTOR", default_words="what ``routing`` means"),
+    ] = None
+    """Tokens of the busiest expert-parallel rank, relative to the mean."""
+    capacity_factor: Annotated[
+        float | None,
+        Knob(search="kept", needs="ep", most=MOST_IMBALANCE, metavar="FACTOR", default_words="no limit"),
+    ] = None
+    """Maximum number of tokens per expert, relative to the mean; further tokens are dropped."""
+    sharding: Annotated[Sharding, Knob(search="listed", words="{}", always=True)] = "fsdp_no_reshard"
+    """What data parallelism shards. fsdp gathers the parameters again in the backward pass; fsdp_no_reshard keeps them
+    after the forward pass."""
+    sequence_parallel: Annotated[bool, Knob(needs="tp")] = True
+    """Shard norms and residuals along the sequence within the tensor-parallel group."""
+    tp_overlap_frac: Annotated[
+        float | None,
+        Knob(search="fixed", needs="tp", least=0, most=1, metavar="FRAC", default_words="the profile's value"),
+    ] = None
+    """Share of tensor-parallel communication that overlaps with GEMMs, from 0 to 1."""
+    schedule: Annotated[
+        Schedule, Knob(search="listed", needs="pp", words="{}", always=True, noun="pipeline schedule")
+    ] = ONE_F_ONE_B.name
+    """Pipeline schedule: the order of the microbatches. dualpipe runs half of them from each end; every rank holds two
+    stages, and tokens travel to experts beside the compute of another microbatch."""
+    virtual_stages: Annotated[int, Knob(needs="pp", words=" x {}", slider=16)] = 1
+    """Model chunks per pipeline stage (for the interleaved schedule)."""
+    cp_method: Annotated[CpMethod, Knob(needs="cp", words="{}")] = "allgather"
+    """How context parallelism exchanges keys and values."""
+    micro_batch: Annotated[
+        int,
+        Knob(
+            search="listed",
+            filled=True,
+            doubles=True,
+            slider=64,
+            words="micro-batch {:,}",
+            always=True,
+            metavar="M",
+            noun="microbatch size",
+            default_words="all sequences of the rank in one microbatch, or 1 with a pipeline",
+        ),
+    ] = 1
+    """Sequences per microbatch on each data-parallel rank."""
+    recompute: Annotated[Recompute, Knob(search="listed", noun="recomputation policy")] = "none"
+    """Which activations the backward pass recomputes instead of storing them. attention: only attention (Megatron-LM
+    calls this selective). ops: everything except attention and every second matrix product (torchtitan calls this
+    selective). modules: the parts of a block that ``recompute_modules`` names. blocks: the share of blocks given by
+    ``recompute_frac``. full: every block."""
+    recompute_frac: Annotated[
+        float,
+        Knob(
+            words=" ({:.0%})",
+            least=0,
+            most=1,
+            metavar="FRAC",
+            default_words="0.5, which is every second block",
+        ),
+    ] = 1.0
+    """Share of the blocks that ``recompute`` blocks recomputes."""
+    recompute_modules: Annotated[tuple[RecomputeModule, ...], Knob(search="kept", words=" ({})", metavar="NAMES")] = ()
+    """Parts of a block that ``recompute`` modules recomputes, named as in Megatron-LM."""
+    precision: Annotated[Precision, Knob(search="kept", words="{}")] = "bf16"
+    """Data type of the matrix products."""
+    fp8_recipe: Annotated[Fp8Recipe, Knob(search="kept", words="{}")] = "tensorwise"
+    """How ``precision`` fp8 scales its operands. tensorwise: one scale for each tensor. rowwise: one scale for each row
+    that a matrix product sums over."""
+    prefetch: Annotated[int, Knob(search="fixed", least=0)] = 1
+    """Number of layers whose parameters FSDP gathers in advance; 0 hides no gather."""
+    reduce_dtype: Annotated[ReduceDtype, Knob(search="kept", words="reduce {}")] = "fp32"
+    """Data type of the gradient reduction."""
+    state_dtype: Annotated[StateDtype, Knob(search="kept", words="states {}")] = "fp32"
+    """Data type of the parameters and moments in the optimizer, and of the gradients kept for it."""
+    moment_dtype: Annotated[
+        MomentDtype | None,
+        Knob(search="kept", simulated_only=True, words="moments {}", default_words="that of ``state_dtype``"),
+    ] = None
+    """Data type of the optimizer's two moments, where it is not that of the parameters."""
+    sync_every: Annotated[
+        int,
+        Knob(search="kept", simulated_only=True, words="synchronize replicas every {:,} steps", metavar="H"),
+    ] = 1
+    """Number of steps between synchronizations of the replicas (local SGD, DiLoCo); the answer is the mean over these
+    steps. From 2 on, replicas reduce no gradients together; an outer optimizer takes the mean of how far their
+    parameters have moved as its gradient."""
+    sync_fragments: Annotated[int, Knob(search="kept", words="in {:,} fragments", metavar="P")] = 1
+    """Parts of the model that replicas exchange one after the other beside compute (Streaming DiLoCo), with
+    ``sync_every``. With 1, the exchange blocks; from 2 on it blocks only for what it takes longer than the steps."""
+    sync_dtype: Annotated[
+        SyncDtype | None, Knob(search="kept", words="in {}", default_words="that of the gradient reduction")
+    ] = None
+    """Data type of the exchange with ``sync_every``."""
+    collectives: Annotated[Collectives, Knob(search="kept", simulated_only=True, words="{} collectives")] = "flat"
+    """How ranks of a group exchange. flat: NCCL's algorithms. hierarchical: level by level through the node and the
+    tiers of the network, if that is faster."""
+    placement: Annotated[tuple[str, ...], Knob(search="fixed", choices=AXES, joint="-", metavar="AXES")] = AXES
+    """Order of the mesh axes, from neighbouring GPUs outwards."""
 
     def __post_init__(self) -> None:
-        for name in (*DEGREES, "virtual_stages", "micro_batch", "sync_every", "sync_fragments"):
-            if getattr(self, name) < 1:
-                raise out_of_range(f"plan.{name}", getattr(self, name), "it must be at least 1")
-            if getattr(self, name) > MOST:
-                raise out_of_range(f"plan.{name}", getattr(self, name), f"more than {MOST:,} is not supported")
-        if self.prefetch < 0:
-            raise out_of_range("plan.prefetch", self.prefetch, "it cannot be negative")
+        for knob in COUNTS:
+            value = getattr(self, knob.name)
+            if value < knob.least:
+                raise out_of_range(f"plan.{knob.name}", value, f"it must be at least {knob.least}")
+            if value > MOST:
+                raise out_of_range(f"plan.{knob.name}", value, f"more than {MOST:,} is not supported")
         if self.tp_overlap_frac is not None and not 0 <= self.tp_overlap_frac <= 1:
             raise out_of_range("plan.tp_overlap_frac", self.tp_overlap_frac, "it must be between 0 and 1")
         if not 0 < self.recompute_frac <= 1:
@@ -274,3 +337,16 @@ class Plan:
     def gpus(self) -> int:
         """GPUs the plan fills."""
         return self.dp * self.tp * self.pp * self.cp
+
+
+KNOBS = read_knobs(Plan)
+"""Field -> its declaration."""
+COUNTS = tuple(knob for knob in KNOBS.values() if knob.kind is int)
+KEPT = names_of(KNOBS, "kept")
+"""Fields that a search for a plan takes as given."""
+GIVEN = tuple(name for name in KEPT if name not in ("sync_every", "recompute_modules"))
+"""Those of them that all plans of a search have; the others apply to plans with replicas, or that recompute modules."""
+FIXED = names_of(KNOBS, "fixed")
+"""Fields that have their default in all plans of a search, unless ``knee scale --best`` is given another value."""
+ROUTED = tuple(name for name in KEPT if KNOBS[name].needs == "ep")
+"""Fields that say how tokens reach experts."""

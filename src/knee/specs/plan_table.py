@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
 from knee.base.arrays import Bools, ByValue, Floats, Ints
 from knee.base.errors import SpecError
 from knee.specs.job import Job
+from knee.specs.knobs import Knob
 from knee.specs.plan import (
     AXES,
-    COLLECTIVES,
-    CP_METHODS,
-    DISPATCHERS,
-    FP8_RECIPES,
-    PRECISIONS,
+    KNOBS,
+    MOMENT_DTYPES,
     RECOMPUTE_MODULES,
     RECOMPUTES,
-    REDUCE_DTYPES,
-    ROUTINGS,
-    SHARDINGS,
     STATE_DTYPES,
-    SYNC_DTYPES,
     Plan,
     Recompute,
     RecomputeModule,
 )
-from knee.specs.schedules import PIPELINE_SCHEDULES, SCHEDULES
+from knee.specs.schedules import PIPELINE_SCHEDULES
 
+SIZES = ("gpus", "global_batch", "seq_len")
 _SPLITS = np.array([schedule.splits_backward for schedule in PIPELINE_SCHEDULES])
 _TWO_WAY = np.array([schedule.directions > 1 for schedule in PIPELINE_SCHEDULES])
 
@@ -58,13 +54,15 @@ class PlanTable(ByValue):
     sharding: Ints
     schedule: Ints
     recompute: Ints
-    modules: Ints
+    recompute_modules: Ints
     """Bit i: the plan recomputes ``RECOMPUTE_MODULES[i]``."""
     cp_method: Ints
     precision: Ints
     fp8_recipe: Ints
     reduce_dtype: Ints
     state_dtype: Ints
+    moment_dtype: Ints
+    """0 for the type of the parameters; else 1 plus a code into ``MOMENT_DTYPES``."""
     sync_every: Ints
     sync_fragments: Ints
     sync_dtype: Ints
@@ -103,6 +101,12 @@ class PlanTable(ByValue):
         return np.where(self.state_dtype == STATE_DTYPES.index("fp32"), 4.0, 2.0)
 
     @property
+    def moment_bytes(self) -> Floats:
+        """Bytes of one moment as the optimizer keeps it."""
+        known = np.array([0.0, *({"fp32": 4.0, "bf16": 2.0, "fp8": 1.0}[name] for name in MOMENT_DTYPES)])
+        return np.where(self.moment_dtype == 0, self.state_bytes, known[self.moment_dtype])
+
+    @property
     def micro_tokens(self) -> Ints:
         """Tokens of one microbatch on one context-parallel rank."""
         return self.micro_batch * self.seq_len // self.cp
@@ -123,7 +127,7 @@ class PlanTable(ByValue):
 
     def recomputes_module(self, module: RecomputeModule) -> Floats:
         """1 for plans that recompute this part of a block."""
-        return ((self.modules >> RECOMPUTE_MODULES.index(module)) & 1).astype(np.float64)
+        return ((self.recompute_modules >> RECOMPUTE_MODULES.index(module)) & 1).astype(np.float64)
 
     def rows(self, index: slice | Ints) -> PlanTable:
         """Some of the rows."""
@@ -132,57 +136,42 @@ class PlanTable(ByValue):
 
     def plan(self, row: int) -> Plan:
         """One row as a plan."""
-        return Plan(
-            dp_shard=int(self.dp_shard[row]),
-            dp_replicate=int(self.dp_replicate[row]),
-            tp=int(self.tp[row]),
-            pp=int(self.pp[row]),
-            cp=int(self.cp[row]),
-            ep=int(self.ep[row]),
-            etp=int(self.etp[row]),
-            dispatcher=DISPATCHERS[self.dispatcher[row]],
-            ep_overlap=bool(self.ep_overlap[row]),
-            routing=ROUTINGS[self.routing[row]],
-            imbalance=_optional(self.imbalance[row]),
-            capacity_factor=_optional(self.capacity_factor[row]),
-            sharding=SHARDINGS[self.sharding[row]],
-            sequence_parallel=bool(self.sequence_parallel[row]),
-            tp_overlap_frac=_optional(self.tp_overlap_frac[row]),
-            schedule=SCHEDULES[self.schedule[row]],
-            virtual_stages=int(self.virtual_stages[row]),
-            cp_method=CP_METHODS[self.cp_method[row]],
-            micro_batch=int(self.micro_batch[row]),
-            recompute=RECOMPUTES[self.recompute[row]],
-            recompute_modules=tuple(m for i, m in enumerate(RECOMPUTE_MODULES) if self.modules[row] >> i & 1),
-            recompute_frac=float(self.recompute_frac[row]),
-            precision=PRECISIONS[self.precision[row]],
-            fp8_recipe=FP8_RECIPES[self.fp8_recipe[row]],
-            prefetch=int(self.prefetch[row]),
-            reduce_dtype=REDUCE_DTYPES[self.reduce_dtype[row]],
-            state_dtype=STATE_DTYPES[self.state_dtype[row]],
-            sync_every=int(self.sync_every[row]),
-            sync_fragments=int(self.sync_fragments[row]),
-            sync_dtype=(None, *SYNC_DTYPES)[self.sync_dtype[row]],
-            collectives=COLLECTIVES[self.collectives[row]],
-            placement=self.placement,
-        )
+        values = {knob.name: _value(knob, getattr(self, knob.name)[row]) for knob in _KNOBS}
+        return Plan(**values, placement=self.placement)
 
 
 COLUMNS = tuple(f.name for f in fields(PlanTable) if f.name != "placement")
+_KNOBS = tuple(knob for knob in KNOBS.values() if knob.name != "placement")
+"""Those of a column; a test holds them against the columns."""
 
 
-def _optional(value: float) -> float | None:
-    """None where a column has no value."""
-    return None if np.isnan(value) else float(value)
+def column_of(name: str, values: Sequence[Any]) -> Any:
+    """Values of a plan's field as a column: words as codes, sets of words as bits, None as NaN or as code 0."""
+    knob = KNOBS[name]
+    if knob.many:
+        return np.array([sum(1 << knob.choices.index(one) for one in set(value)) for value in values], dtype=np.int64)
+    if knob.choices:
+        codes = {word: code for code, word in enumerate((*((None,) if knob.optional else ()), *knob.choices))}
+        return np.array([codes[value] for value in values], dtype=np.int64)
+    if knob.kind is float:
+        return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+    return np.array(values, dtype=np.bool_ if knob.kind is bool else np.int64)
 
 
-def _floats(values: Sequence[float | None]) -> Floats:
-    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+def same_columns(plan: Plan, names: Iterable[str], rows: int) -> dict[str, Any]:
+    """Columns that have the plan's value in every row."""
+    return {name: np.repeat(column_of(name, [getattr(plan, name)]), rows) for name in names if name != "placement"}
 
 
-def sync_code(plan: Plan) -> int:
-    """The type of the outer sync as the table has it."""
-    return 0 if plan.sync_dtype is None else 1 + SYNC_DTYPES.index(plan.sync_dtype)
+def _value(knob: Knob, cell: Any) -> Any:
+    """A cell of a column as the value of a plan's field."""
+    if knob.many:
+        return tuple(word for bit, word in enumerate(knob.choices) if cell >> bit & 1)
+    if knob.choices:
+        return ((None, *knob.choices) if knob.optional else knob.choices)[cell]
+    if knob.optional and np.isnan(cell):
+        return None
+    return knob.kind(cell)
 
 
 def table_of(jobs: Sequence[Job]) -> PlanTable:
@@ -196,47 +185,9 @@ def table_of(jobs: Sequence[Job]) -> PlanTable:
     ):
         if any(value != of[0] for value in of):
             raise SpecError(f"a table has one {what}, but the jobs differ in it", hint=f"make a table for each {what}")
-
-    def ints(values: Sequence[int]) -> Ints:
-        return np.array(values, dtype=np.int64)
-
-    return PlanTable(
-        gpus=ints([job.gpus for job in jobs]),
-        global_batch=ints([job.global_batch for job in jobs]),
-        seq_len=ints([job.seq_len for job in jobs]),
-        dp_shard=ints([p.dp_shard for p in plans]),
-        dp_replicate=ints([p.dp_replicate for p in plans]),
-        tp=ints([p.tp for p in plans]),
-        pp=ints([p.pp for p in plans]),
-        cp=ints([p.cp for p in plans]),
-        ep=ints([p.ep for p in plans]),
-        etp=ints([p.etp for p in plans]),
-        micro_batch=ints([p.micro_batch for p in plans]),
-        virtual_stages=ints([p.virtual_stages for p in plans]),
-        prefetch=ints([p.prefetch for p in plans]),
-        sharding=ints([SHARDINGS.index(p.sharding) for p in plans]),
-        schedule=ints([SCHEDULES.index(p.schedule) for p in plans]),
-        recompute=ints([RECOMPUTES.index(p.recompute) for p in plans]),
-        modules=ints([sum(1 << RECOMPUTE_MODULES.index(m) for m in set(p.recompute_modules)) for p in plans]),
-        cp_method=ints([CP_METHODS.index(p.cp_method) for p in plans]),
-        precision=ints([PRECISIONS.index(p.precision) for p in plans]),
-        fp8_recipe=ints([FP8_RECIPES.index(p.fp8_recipe) for p in plans]),
-        reduce_dtype=ints([REDUCE_DTYPES.index(p.reduce_dtype) for p in plans]),
-        state_dtype=ints([STATE_DTYPES.index(p.state_dtype) for p in plans]),
-        sync_every=ints([p.sync_every for p in plans]),
-        sync_fragments=ints([p.sync_fragments for p in plans]),
-        sync_dtype=ints([sync_code(p) for p in plans]),
-        collectives=ints([COLLECTIVES.index(p.collectives) for p in plans]),
-        dispatcher=ints([DISPATCHERS.index(p.dispatcher) for p in plans]),
-        routing=ints([ROUTINGS.index(p.routing) for p in plans]),
-        ep_overlap=np.array([p.ep_overlap for p in plans], dtype=np.bool_),
-        sequence_parallel=np.array([p.sequence_parallel for p in plans], dtype=np.bool_),
-        recompute_frac=np.array([p.recompute_frac for p in plans], dtype=np.float64),
-        tp_overlap_frac=_floats([p.tp_overlap_frac for p in plans]),
-        imbalance=_floats([p.imbalance for p in plans]),
-        capacity_factor=_floats([p.capacity_factor for p in plans]),
-        placement=plans[0].placement if plans else AXES,
-    )
+    sizes: dict[str, Any] = {name: np.array([getattr(job, name) for job in jobs], dtype=np.int64) for name in SIZES}
+    columns = {knob.name: column_of(knob.name, [getattr(plan, knob.name) for plan in plans]) for knob in _KNOBS}
+    return PlanTable(**sizes, **columns, placement=plans[0].placement if plans else AXES)
 
 
 def runs_both_ways(table: PlanTable) -> Bools:

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from knee.base.arrays import Floats
+from knee.base.arrays import Floats, normal_deviations
 from knee.specs.job import Job
 from knee.trust.distances import NAMES, Distances, Measured
 from knee.trust.error_table import Errors
@@ -165,7 +165,7 @@ def spread_ends(
     middles += (assumed_between * _logistic(missing)).tolist()
     around += [assumed_within * _logistic(WITHIN)] * missing
     sums = np.sort(np.add.outer(np.array(middles), np.concatenate(around)).ravel())
-    k, z = len(middles), _normal(covered_frac)
+    k, z = len(middles), normal_deviations(covered_frac)
     more = math.sqrt(1.0 + 1.0 / k) * (1.0 + (z * z + 1.0) / (4.0 * (k - 1)))
     low, middle, high = (float(sums[round(q * (len(sums) - 1))]) for q in (
         (1.0 - covered_frac) / 2.0, 0.5, (1.0 + covered_frac) / 2.0
@@ -177,16 +177,6 @@ def _quantiles(ordered: Floats) -> Floats:
     """At the middles of ``WITHIN`` equal shares."""
     at = (np.arange(WITHIN) + 0.5) / WITHIN * len(ordered) - 0.5
     return np.asarray(np.interp(at, np.arange(len(ordered)), ordered), dtype=np.float64)
-
-
-def _normal(covered_frac: float) -> float:
-    """Standard deviations on each side that hold the middle share of a normal distribution."""
-    known = {0.8: 1.2816, 0.9: 1.6449}
-    if covered_frac in known:
-        return known[covered_frac]
-    from statistics import NormalDist  # takes 5 ms to import
-
-    return NormalDist().inv_cdf((1.0 + covered_frac) / 2.0)
 
 
 def _logistic(n: int) -> Floats:

@@ -10,6 +10,7 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 
 from knee.base.arrays import Bools
+from knee.base.units import list_words
 from knee.specs.catalog import entry_names
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
@@ -247,7 +248,7 @@ class _Comparison:
         if self.gpu not in errors.words["gpu"]:
             yield Note("no-run-of-gpu", f"no published run used the GPU {self.gpu}")
         elif self._other_gpu():
-            yield Note("own-gpu", f"these values of the GPU are your own: {_listed(self._other_gpu())}")
+            yield Note("own-gpu", f"these values of the GPU are your own: {list_words(self._other_gpu(), most=3)}")
         if plan.precision not in errors.words["precision"]:
             yield Note("no-run-of-precision", f"no published run used precision {plan.precision}")
         if plan.pp > 1 and not (errors.is_("schedule", plan.schedule) & (errors.numbers["pp"] > 1)).any():
@@ -305,7 +306,7 @@ class _Comparison:
             changed = [path for path in paths if path not in other]
             if changed:
                 own = "" if name == base else f" in {kind} {name}"
-                yield Note("own-values", f"these values{own} are your own: {_listed(changed)}")
+                yield Note("own-values", f"these values{own} are your own: {list_words(changed, most=3)}")
 
     def _other_stack(self) -> Iterator[str]:
         """Runs of other stacks stand for one that no run used."""
@@ -369,7 +370,3 @@ class _Comparison:
 
 def _crosses(job: Job) -> bool:
     return job.gpus > job.cluster.node.gpus
-
-
-def _listed(paths: list[str]) -> str:
-    return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")

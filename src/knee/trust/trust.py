@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from knee.base.arrays import normal_deviations
 from knee.specs.job import Job
 from knee.specs.notes import Note
 from knee.specs.profile import Profile
@@ -19,8 +20,6 @@ from knee.trust.similarity import ENOUGH, VENDOR, Similarity, likeness_of
 
 CHECKED_FRAC = 0.8
 """Share of new runs that ``Profile.checked_error_frac`` holds."""
-QUANTILES = {0.8: 1.2816, 0.9: 1.6449}
-"""Share that is covered -> standard deviations of a normal distribution to both sides."""
 
 
 def narrowed(profile: Profile, ends: tuple[float, float], covered_frac: float) -> tuple[float, float]:
@@ -30,7 +29,7 @@ def narrowed(profile: Profile, ends: tuple[float, float], covered_frac: float) -
     Where: z are quantiles of a normal distribution: eight runs are too few to see the ninth of ten
     Valid: for jobs like the runs that were calibrated on; an extrapolated one keeps the published band.
     """
-    error = profile.checked_error_frac * QUANTILES[covered_frac] / QUANTILES[CHECKED_FRAC]
+    error = profile.checked_error_frac * normal_deviations(covered_frac) / normal_deviations(CHECKED_FRAC)
     if not 0 < error < 1:
         return ends
     low, high = 1.0 / (1.0 + error) - 1.0, 1.0 / (1.0 - error) - 1.0

@@ -69,7 +69,7 @@ BASES: dict[str, tuple[tuple[str, ...], ...]] = {
     "doctor": ((),),
 }
 OFTEN = {
-    "serve": 0,  # it would serve; tests/serve has its own fuzzer of requests
+    "serve": 0,  # it would serve; tests/commands/serve has its own fuzzer of requests
     "tune run": 0,  # it would train
     "simulate": 8,
     "train": 16,

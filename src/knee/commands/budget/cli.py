@@ -11,10 +11,9 @@ from typing import Any
 import click
 
 from knee.commands.options import job_options
-from knee.commands.options.plan_options import option
-from knee.commands.options.sections import Sectioned, Word
+from knee.commands.options.plan_options import knob_options, option
+from knee.commands.options.sections import Sectioned
 from knee.specs.defaults import DEFAULT_BATCH_LAW, DEFAULT_FAMILY, DEFAULT_GRID, DEFAULT_LAW, DEFAULT_SEQ_LEN
-from knee.specs.plan import SYNC_DTYPES
 
 
 @click.command("budget", cls=Sectioned)
@@ -127,20 +126,7 @@ from knee.specs.plan import SYNC_DTYPES
     help="Also find the best run whose replicas exchange only every H steps (DiLoCo): more tokens in the same time, "
     "and a change of the loss by a published law.",
 )
-@option(
-    "--sync-fragments",
-    section="Output",
-    type=int,
-    default=1,
-    metavar="P",
-    help="Parts of the model that replicas exchange one after the other beside compute, with --sync-every.",
-)
-@option(
-    "--sync-dtype",
-    section="Output",
-    type=Word(SYNC_DTYPES),
-    help="Data type of the exchange with --sync-every; default: fp32.",
-)
+@knob_options(("sync_fragments", "sync_dtype"), section="Output", defaults={"sync_dtype": "fp32"})
 @option(
     "--frontier",
     section="Output",
@@ -203,6 +189,7 @@ def command(
     from knee.show.terminal.progress_bar import Steady
 
     overrides = parse_sets(options.pop("sets"))
+    options = {name: value for name, value in options.items() if value is not None}
     drawn = plot is not None or html is not None
     with drawing_beside() if html is not None else nullcontext():
         answer = budget(overrides=overrides, frontier=frontier or drawn, progress=Steady(), **options)

@@ -42,7 +42,7 @@ RATE = ("tokens_per_s", "tokens_per_j", "mfu_frac")
 """What plain data has of a run and of its rate."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class BudgetCheck(Result):
     """Published and predicted costs, each with the best plan that knee finds."""
 
@@ -62,8 +62,7 @@ class BudgetCheck(Result):
             f"the others in FLOP. The largest error, of {worst.name}, is {error:+.1%}."
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``knee budget --check --json`` prints it."""
+    def _data(self) -> dict[str, Any]:
         return {"kind": "budget_check", "runs": self.rows(), "within_frac": WITHIN_FRAC, "sentence": self.sentence} | {
             "interrupted": [asdict(run) | {"agrees": run.agrees} for run in self.interrupted]
         }
@@ -363,7 +362,7 @@ OFF_RATIO = 2.0 ** (0.5 / STEPS_PER_DOUBLING)
 """Half of a step of the ladder."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # its frontiers are arrays
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)  # its frontiers are arrays
 class Budget(ByValue, Result):
     """The best run within the limits, other runs around it, and the choice of a FLOP-only estimate."""
 
@@ -476,10 +475,9 @@ class Budget(ByValue, Result):
         peak = self.problem.rates.cluster.gpu.peak_flop_per_s(run.rate.plan.precision)
         return FLOP_PER_PARAM_TOKEN * run.counted * run.rate.tokens_per_s / (run.gpus * peak)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``knee budget --json`` prints it."""
+    def _data(self) -> dict[str, Any]:
         rare = self.rare_exchange
-        return as_data(self) | ({} if rare is None else {"rare_exchange": asdict(rare)})
+        return as_data(self) | ({} if rare is None else {"rare_exchange": rare})
 
     def rows(self) -> list[dict[str, Any]]:
         """The best run at every GPU count."""

@@ -43,7 +43,7 @@ class FittedParameter:
     """Why it was left as it was; None where it was not."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Calibration(Result):
     """A profile fitted to measured runs: the fitted parameters, the others, and the errors before and after."""
 
@@ -119,30 +119,29 @@ class Calibration(Result):
         write_text(Path(path), self.profile_text())
         return Path(path)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``knee calibrate --json`` prints it."""
+    def _data(self) -> dict[str, Any]:
         fit, found, runs = self.found.fit, self.found, self.runs
         return {
             "base": self.base,
-            "profile_file": None if self.profile_file is None else str(self.profile_file),
+            "profile_file": self.profile_file,
             "rows": runs.rows,
             "rows_used": runs.rows_used,
             "runs": len(runs.pairs),
             "checked": found.held_out is not None,
             "kept_base": sorted(set(found.kept_base.values())),
-            "parameters": [asdict(row) for row in self.parameters],
+            "parameters": self.parameters,
             **{
                 f"{what}_{when}": _plain(getattr(fit, f"{what}_{when}"))
                 for what in ("throughput", "memory")
                 for when in ("before", "after")
             },
-            "held_out": None if found.held_out is None else asdict(found.held_out),
+            "held_out": found.held_out,
             "profiles": self.own_profiles,
             "suggested": [asdict(run) | {"why": run.sentence} for run in self.suggested],
             "skipped": runs.skipped,
             "assumptions": runs.notes,
-            "ignored_columns": list(runs.ignored),
-            "warnings": list(self.warnings),
+            "ignored_columns": runs.ignored,
+            "warnings": self.warnings,
         }
 
     def rows(self) -> list[dict[str, Any]]:

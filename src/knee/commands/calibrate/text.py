@@ -33,7 +33,7 @@ def print_profile(answer: Calibration) -> None:
             *(
                 [
                     row.name,
-                    *(_shown(row.name, value) for value in (row.before, row.after)),
+                    *(_show_value(row.name, value) for value in (row.before, row.after)),
                     *(_share(frac) for frac in (row.uncertainty_left_frac, row.uncertainty_left_all_free_frac)),
                     row.confounded_with or "",
                     row.meaning,
@@ -48,7 +48,7 @@ def print_profile(answer: Calibration) -> None:
         [
             ["parameter", "value", left, "reason", "meaning"],
             *(
-                [r.name, _shown(r.name, r.before), _share(r.uncertainty_left_frac), r.why_left or "", r.meaning]
+                [r.name, _show_value(r.name, r.before), _share(r.uncertainty_left_frac), r.why_left or "", r.meaning]
                 for r in kept
             ),
         ],
@@ -109,7 +109,7 @@ def _share(value: float | None) -> str:
     return "" if value is None else f"{value:.0%}"
 
 
-def _shown(field: str, value: float) -> str:
+def _show_value(field: str, value: float) -> str:
     from knee.base.units import dimension, show
 
     unit = dimension(field)

@@ -41,7 +41,7 @@ class CatalogValue:
     source: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CatalogEntry(Result):
     """A model, GPU, cluster or profile, a table of ``knee budget``, or the constants of the cost model."""
 
@@ -105,8 +105,7 @@ class CatalogEntry(Result):
         raise_mistakes(self.path or self.name, mistakes)
         return tree
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``knee catalog NAME --json`` prints it."""
+    def _data(self) -> dict[str, Any]:
         counts = {"parameters": self.parameters} if self.kind == "model" else {}
         return {"name": self.name, "kind": self.kind, **counts, "values": self.rows()}
 
@@ -115,14 +114,13 @@ class CatalogEntry(Result):
         return [asdict(value) for value in self.values]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CatalogEntries(Result):
     """All entries of the catalogue, by kind."""
 
     entries: tuple[CatalogEntry, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Names by kind, as ``knee catalog --json`` prints them."""
+    def _data(self) -> dict[str, Any]:
         names: dict[str, list[str]] = {}
         for entry in self.entries:
             names.setdefault(f"{entry.kind}s" if entry.kind in KINDS else entry.kind, []).append(entry.name)

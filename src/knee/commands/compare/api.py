@@ -10,7 +10,6 @@ from typing import Any
 
 from knee.base.errors import InputError, either
 from knee.commands.compare.side_by_side import (
-    FORM,
     ComparedRow,
     checked_record,
     compared,
@@ -20,6 +19,7 @@ from knee.commands.compare.side_by_side import (
 )
 from knee.show.result import Result
 from knee.specs.argument_types import checked_arguments
+from knee.trust.validation.user_records import FORM
 
 # Records side by side, and the same as plain data.
 
@@ -38,7 +38,7 @@ class ComparedValue:
     """How far each is from the first record's, as a share of that; None where one of them is not known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Comparison(Result):
     """Records side by side, and the differences between their jobs."""
 
@@ -60,8 +60,7 @@ class Comparison(Result):
         """The FLOP convention of the MFU; empty if no record has one, and never more than one."""
         return tuple({str(one.get("flop_convention")) for one in self.records if one.get("mfu_frac") is not None})
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``knee compare --json`` prints it."""
+    def _data(self) -> dict[str, Any]:
         return {
             "records": [_head(name, record) for name, record in zip(self.names, self.records, strict=True)],
             "rows": [
@@ -69,12 +68,12 @@ class Comparison(Result):
                     "name": one.quantity.title,
                     "key": one.quantity.key,
                     "share_of": one.quantity.over,
-                    "values": list(one.values),
-                    "difference_frac": list(one.difference_frac),
+                    "values": one.values,
+                    "difference_frac": one.difference_frac,
                 }
                 for one in self.values
             ],
-            "notes": list(self.notes),
+            "notes": self.notes,
         }
 
     def rows(self) -> list[dict[str, Any]]:

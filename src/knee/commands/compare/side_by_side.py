@@ -6,20 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from knee.base.errors import InputError, argument
 from knee.base.files import cannot_read, read_text
-from knee.engine.measurement import Kind
 from knee.specs.metrics import METRICS, VIEWS, Metric
 from knee.specs.notes import Note
-
-FORM = "give a record of `knee simulate --json`, `knee trace --json` or `knee train`, or the folder of a run"
-JOB = ("model", "gpus", "global_batch", "seq_len", "plan")
-"""What two records should agree in before their numbers are held against each other."""
-
-LARGEST = 1e30
-"""What is beyond it is not a number of this world."""
+from knee.trust.validation.user_records import FORM, JOB, LARGEST, RECORD, check_record, number_of
 
 Record = Mapping[str, Any]
 
@@ -52,11 +45,11 @@ class ComparedRow:
 
     def value(self, record: Record) -> float | None:
         """Of a record; None where it is not known."""
-        value = _number(record, self.key)
+        value = number_of(record.get(self.key))
         if value is None or self.over is None:
             return value
         # a share of a traced step is of the traced step's own length
-        whole = _number(record, f"traced_{self.over}") or _number(record, self.over)
+        whole = number_of(record.get(f"traced_{self.over}")) or number_of(record.get(self.over))
         return _ratio(value, whole)
 
 
@@ -65,7 +58,7 @@ ROWS = tuple(ComparedRow(metric=METRICS[name]) for name in VIEWS["comparison of 
 
 def read_record(path: Path) -> dict[str, Any]:
     """One record of a file, or of the folder of a run."""
-    file = path / "record.json" if path.is_dir() else path
+    file = path / RECORD if path.is_dir() else path
     try:
         text = read_text(file)
     except (OSError, UnicodeDecodeError) as error:
@@ -77,18 +70,14 @@ def read_record(path: Path) -> dict[str, Any]:
     return checked_record(record, str(file))
 
 
-def checked_record(record: object, name: str) -> dict[str, Any]:
-    """A document as a record that can be compared, or refused; ``name`` is what errors call it."""
-    if isinstance(record, dict) and record.get("kind") == "trace":  # of `knee trace --json`, which has one step's in it
-        record = record.get("record")
-    if not isinstance(record, dict) or record.get("kind", "measured") not in get_args(Kind):
-        raise InputError(f"{name} is not a record", hint=FORM, code="not-a-record")
+def checked_record(value: object, name: str) -> dict[str, Any]:
+    """A JSON value as a record that can be compared, or InputError; ``name`` is what errors call it."""
+    try:
+        record = check_record(value)
+    except InputError as error:
+        raise InputError(f"{name}: {error.message}", hint=FORM, code=error.code, field=error.field) from None
     if all(row.value(record) is None for row in ROWS) and record.get("status") in (None, "done"):
         raise InputError(f"{name} has no value that can be compared", hint=FORM, code="not-a-record")
-    if not isinstance(record.get("flop_convention"), (str, type(None))):  # of a trace it is not known
-        raise InputError(
-            f"{name}: flop_convention is not a name", hint=FORM, code="not-a-record", field="flop_convention"
-        )
     return record
 
 
@@ -163,11 +152,3 @@ def _plans(plans: Sequence[Any]) -> list[str]:
         for name in names
         if len({str(plan.get(name)) for plan in known}) > 1
     ]
-
-
-def _number(record: Record, key: str) -> float | None:
-    """None also for what no measurement is: JSON holds numbers of any size."""
-    value = record.get(key)
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return None
-    return float(value) if abs(value) <= LARGEST else None

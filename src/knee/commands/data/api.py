@@ -21,7 +21,7 @@ from knee.training.datasets.tokenize import load_tokenizer
 from knee.training.datasets.write_shards import ShardProgress, write_shards
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ShardFolder(Result):
     """A folder of shards: its index, and how its text begins."""
 
@@ -43,16 +43,15 @@ class ShardFolder(Result):
         shards = self.index.shards
         return sum(shard.tokens for shard in shards[len(shards) - (self.made or 0) :])
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``knee data prepare --json`` and ``knee data show --json`` print it."""
+    def _data(self) -> dict[str, Any]:
         return {
-            "folder": str(self.folder),
+            "folder": self.folder,
             "tokens": self.index.tokens,
             "documents": self.index.documents,
             "sha256": self.index.identity,
             **({"verified": self.verified} if self.made is None else {"made": self.made}),
             **asdict(self.index),
-            "first_tokens": list(self.first_tokens),
+            "first_tokens": self.first_tokens,
             "first_text": self.first_text,
         }
 

@@ -12,7 +12,7 @@ from knee.measure.machine.requirements import COMMANDS, NEEDS, CheckResult, find
 from knee.show.result import Result
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class MachineCheck(Result):
     """What a machine has, and which commands of knee work on it."""
 
@@ -24,8 +24,7 @@ class MachineCheck(Result):
     missing: dict[str, tuple[str, ...]]
     """Command -> what it lacks here; empty where it is ready."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``knee doctor --json`` prints it."""
+    def _data(self) -> dict[str, Any]:
         inventory = asdict(self.inventory)
         del inventory["software"]["torch_backend"]  # torch_build says it too
         return {
@@ -34,9 +33,7 @@ class MachineCheck(Result):
             "platform": self.platform,
             **inventory,
             "needs": self.rows(),
-            "commands": {
-                name: {"ready": not lacking, "missing": list(lacking)} for name, lacking in self.missing.items()
-            },
+            "commands": {name: {"ready": not lacking, "missing": lacking} for name, lacking in self.missing.items()},
         }
 
     def rows(self) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from knee.base.errors import RunFailed, either
@@ -52,7 +52,7 @@ PLACEHOLDER = "dgx-h100"
 """A cluster that completes a job where none is named: nothing that is counted depends on it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DryRun(Result):
     """One step of one rank of every pipeline stage, as the trainer runs it and as the simulator models it."""
 
@@ -68,8 +68,7 @@ class DryRun(Result):
     def __repr__(self) -> str:
         return f"DryRun({self.job.model.name!r}, gpus={self.job.gpus}, differences={len(self.differences)})"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``knee dryrun --json`` prints it."""
+    def _data(self) -> dict[str, Any]:
         job = self.job
         both = zip(self.program, self.simulated, strict=True)
         return {
@@ -77,10 +76,10 @@ class DryRun(Result):
             "gpus": job.gpus,
             "global_batch": job.global_batch,
             "seq_len": job.seq_len,
-            "plan": asdict(job.plan),
+            "plan": job.plan,
             "stages": [{**program.as_json(), "simulated": work.as_json()} for program, work in both],
-            "justified": list(self.justified),
-            "differences": [asdict(difference) for difference in self.differences],
+            "justified": self.justified,
+            "differences": self.differences,
         }
 
     def rows(self) -> list[dict[str, Any]]:

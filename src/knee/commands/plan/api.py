@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from knee.base.limits import MOST_LISTED_PLANS
 from knee.base.progress import Progress, silent
 from knee.commands.amounts import Amount, training_of
 from knee.commands.job_request import ClusterLike, ModelLike, Overrides, ProfileLike, pairs_of
-from knee.commands.plan.request import searched_parts
+from knee.commands.plan.request import searched_parts, takes_search_arguments
 from knee.commands.plan.result import PlanSearch, RankedPlan, tell_better
 from knee.search.follow_ups import FollowUpSearches
 from knee.search.nearest_plan import no_plan, nothing_fits
@@ -26,26 +27,14 @@ from knee.search.space_tables import searched_collectives, whole_table
 from knee.specs.argument_types import checked_arguments
 from knee.specs.choices import Objective
 from knee.specs.defaults import DEFAULT_GRID
-from knee.specs.hardware import Precision
 from knee.specs.model.split_rules import check_searched_exchanges
-from knee.specs.plan import (
-    Collectives,
-    Dispatcher,
-    Fp8Recipe,
-    Recompute,
-    RecomputeModule,
-    ReduceDtype,
-    Routing,
-    Sharding,
-    StateDtype,
-    SyncDtype,
-)
+from knee.specs.plan import KEPT
 from knee.specs.plan_table import PlanTable
-from knee.specs.schedules import Schedule
 
 
 @extreme_values()
 @checked_arguments
+@takes_search_arguments(*KEPT)
 def plan(
     model: ModelLike,
     *,
@@ -56,28 +45,6 @@ def plan(
     seq_len: int | None = None,
     profile: ProfileLike | None = None,
     overrides: Overrides = (),
-    precision: Precision | None = None,
-    fp8_recipe: Fp8Recipe | None = None,
-    reduce_dtype: ReduceDtype | None = None,
-    state_dtype: StateDtype | None = None,
-    sync_every: int | None = None,
-    sync_fragments: int | None = None,
-    sync_dtype: SyncDtype | None = None,
-    collectives: Collectives | None = None,
-    dispatcher: Dispatcher | None = None,
-    ep_overlap: bool | None = None,
-    routing: Routing | None = None,
-    imbalance: float | None = None,
-    capacity_factor: float | None = None,
-    recompute_modules: Sequence[RecomputeModule] = (),
-    max_tp: int | None = None,
-    max_pp: int | None = None,
-    max_cp: int | None = None,
-    max_ep: int | None = None,
-    sharding: Sequence[Sharding] = (),
-    schedule: Sequence[Schedule] = (),
-    recompute: Sequence[Recompute] = (),
-    micro_batch: Sequence[int] = (),
     only: str | None = None,
     objective: Objective = "tokens_per_s",
     top: int = 10,
@@ -86,16 +53,18 @@ def plan(
     pue: float | None = None,
     progress: Progress | None = None,
     on_better: Callable[[RankedPlan], None] | None = None,
+    **searched: Any,
 ) -> PlanSearch:
     """Find the best parallel plan among all valid plans.
 
     ``model`` is the same as for ``knee.simulate``. If it is a job file, the search keeps the data types of its plan and
-    replaces the rest. ``dispatcher``, ``ep_overlap``, ``routing``, ``imbalance`` and ``capacity_factor`` say how tokens
-    reach the experts of all plans. ``collectives`` left out tries both kinds where the job crosses a slow tier of the
-    network. ``sharding``, ``schedule``, ``recompute`` and ``micro_batch`` list the values to consider; ``only`` is a
-    condition such as ``"pp == 1 and tp <= 8"``. ``progress`` is called with the current activity and the share that is
-    done; an exception that it raises ends the search. ``on_better`` is called with each plan that is better than all
-    before it, while the search runs.
+    replaces the rest. ``searched`` has fields of ``knee.Plan`` that all plans have (``precision``, ``dispatcher``,
+    ``sync_every``, ...; ``help(knee.plan)`` lists them), the largest degrees (``max_tp``, ``max_pp``, ``max_cp``,
+    ``max_ep``), and the values to consider (lists for ``sharding``, ``schedule``, ``recompute`` and ``micro_batch``).
+    ``collectives`` left out tries both kinds where the job crosses a slow tier of the network. ``only`` is a condition
+    such as ``"pp == 1 and tp <= 8"``. ``progress`` is called with the current activity and the share that is done; an
+    exception that it raises ends the search. ``on_better`` is called with each plan that is better than all before it,
+    while the search runs.
 
     If ``tokens`` is given, ``training`` has the cost of the whole run, as in ``knee.simulate``.
 
@@ -116,35 +85,10 @@ def plan(
     whole_run = training_of(tokens, grid, pue)
     sizes = {"gpus": gpus, "global_batch": global_batch, "local_batch": local_batch, "seq_len": seq_len}
     parts = searched_parts(model, cluster, profile, sizes, pairs_of(overrides))
-    types = {
-        "precision": precision,
-        "fp8_recipe": fp8_recipe,
-        "reduce_dtype": reduce_dtype,
-        "state_dtype": state_dtype,
-        "dispatcher": dispatcher,
-        "ep_overlap": ep_overlap,
-        "routing": routing,
-        "imbalance": imbalance,
-        "sync_fragments": sync_fragments,
-        "sync_dtype": sync_dtype,
-        "collectives": collectives,
-        "capacity_factor": capacity_factor,
-    }
-    every = parts.sync_every if sync_every is None else sync_every
-    space = parts.space(
-        types,
-        sync_every=every,
-        collectives=() if collectives else searched_collectives(parts.cluster, parts.gpus),
-        max_tp=max_tp,
-        max_pp=max_pp,
-        max_cp=max_cp,
-        max_ep=max_ep,
-        modules=tuple(recompute_modules),
-        sharding=sharding,
-        schedule=schedule,
-        recompute=recompute,
-        micro_batch=micro_batch,
-    )
+    given = searched.get("sync_every")
+    every = parts.sync_every if given is None else given
+    both = () if searched.get("collectives") else searched_collectives(parts.cluster, parts.gpus)
+    space = parts.space(searched, sync_every=every, collectives=both)
     check_searched_exchanges(space.fixed, every)
     found = search(
         space,

@@ -10,13 +10,12 @@ from typing import Any
 import click
 
 from knee.base.errors import InputError
-from knee.commands.options import job_options, plan_options
-from knee.commands.options.plan_options import option
+from knee.commands.options import job_options
+from knee.commands.options.plan_options import knob_options, option, space_limits
 from knee.commands.options.sections import Sectioned, Word
-from knee.commands.options.space_options import space_limits
 from knee.show.terminal.progress_bar import Patience
 from knee.specs.choices import OBJECTIVES, TARGETS
-from knee.specs.plan import COLLECTIVES, FP8_RECIPES, PRECISIONS, REDUCE_DTYPES, STATE_DTYPES, SYNC_DTYPES
+from knee.specs.plan import KEPT
 
 
 @click.command("plan", cls=Sectioned)
@@ -28,59 +27,14 @@ from knee.specs.plan import COLLECTIVES, FP8_RECIPES, PRECISIONS, REDUCE_DTYPES,
 @job_options.seq_len()
 @job_options.profile()
 @job_options.sets("Override one value of the model, cluster or profile. May be repeated.")
-@option(
-    "--precision",
+@knob_options(
+    KEPT,
     section="Job",
-    type=Word(PRECISIONS),
-    help="Data type of the matrix products; default: the job file's value, or bf16.",
+    job_file=True,
+    defaults={
+        "collectives": "flat, and both where the job crosses a slow tier (oversubscribed, or farther than a hop)"
+    },
 )
-@option(
-    "--fp8-recipe",
-    section="Job",
-    type=Word(FP8_RECIPES),
-    help="How --precision fp8 scales its operands; default: the job file's value, or tensorwise.",
-)
-@option(
-    "--reduce-dtype",
-    section="Job",
-    type=Word(REDUCE_DTYPES),
-    help="Data type of the gradient reduction; default: the job file's value, or fp32.",
-)
-@option(
-    "--state-dtype",
-    section="Job",
-    type=Word(STATE_DTYPES),
-    help="Data type of the parameters and moments in the optimizer; default: the job file's value, or fp32.",
-)
-@option(
-    "--sync-every",
-    section="Job",
-    type=int,
-    metavar="H",
-    help="Number of steps between synchronizations of the replicas (local SGD, DiLoCo), for plans with replicas; "
-    "default: the job file's value, or 1.",
-)
-@option(
-    "--sync-fragments",
-    section="Job",
-    type=int,
-    metavar="P",
-    help="Parts of the model that replicas exchange one after the other beside compute, with --sync-every; default: 1.",
-)
-@option(
-    "--sync-dtype",
-    section="Job",
-    type=Word(SYNC_DTYPES),
-    help="Data type of the exchange with --sync-every; default: that of the gradient reduction.",
-)
-@option(
-    "--collectives",
-    section="Job",
-    type=Word(COLLECTIVES),
-    help="flat: NCCL's algorithms. hierarchical: level by level through the node and the tiers of the network, if that "
-    "is faster; default: flat, and both where the job crosses a slow tier (oversubscribed, or farther than a hop).",
-)
-@plan_options.routed(section="Job")
 @space_limits
 @option(
     "--objective",
@@ -141,7 +95,6 @@ def command(model: str, as_json: bool, top: int, export_to: str | None, html: st
     from knee.commands.plan.text import print_exported, print_search
 
     overrides = parse_sets(options.pop("sets"))
-    options["recompute_modules"] = plan_options.modules_of(options["recompute_modules"]) or ()
     answer = plan(model, top=top, overrides=overrides, progress=Patience(), **options)
     if export_to is not None:
         print_exported(answer, export_to)

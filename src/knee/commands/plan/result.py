@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from knee.trust.trust import Trust, trust_of
 # One plan of a search, with its metrics.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RankedPlan(Result):
     """One plan of a search, with its metrics and its results in the random draws of the fitted parameters."""
 
@@ -60,10 +60,6 @@ class RankedPlan(Result):
     """Share of draws in which it was within 2% of the best; None where it was not drawn."""
     fits_frac: float | None = None
     worst_frac: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data; the name of each key ends in its unit."""
-        return asdict(self)
 
 
 METRICS = tuple(one.name for one in fields(RankedPlan) if one.name in {column.name for column in fields(Results)})
@@ -110,7 +106,7 @@ EXPORT_TRIES = 500
 NOT_IN_NCCL = "no NCCL up to 2.30 has hierarchical collectives"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class PlanSearch(Result):
     """All plans that were considered, the best of them, and the reasons for the choice."""
 
@@ -203,8 +199,7 @@ class PlanSearch(Result):
         hbm_bytes = found.cluster.gpu.hbm_bytes
         return ranked_plan(found.table.plan(row), found.results, hbm_bytes, row, rank=row + 1, **known)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``knee plan --json`` prints it."""
+    def _data(self) -> dict[str, Any]:
         found, drawn, space = self.found, self.drawn, self.found.space
         return {
             "schema_version": 1,
@@ -220,14 +215,14 @@ class PlanSearch(Result):
                 "simulated": len(found),
                 "ranked": found.ranked,
             },
-            "plans": [plan.to_dict() for plan in self.plans],
-            "recommended": self.best.to_dict(),
+            "plans": self.plans,
+            "recommended": self.best,
             **({} if self.training is None else {"training": self.training}),
             "alike": [row + 1 for row in drawn.indistinguishable_rows],
             "why": self.why,
-            "baseline": None if self.baseline is None else self.baseline.to_dict(),
-            "flat_collectives": None if self.flat_collectives is None else self.flat_collectives.to_dict(),
-            "front": [plan.to_dict() for plan in self.front],
+            "baseline": self.baseline,
+            "flat_collectives": self.flat_collectives,
+            "front": self.front,
             "robustness": {
                 "draws": drawn.draws,
                 "within_frac": round(1.0 - CLOSE, 6),
@@ -236,7 +231,7 @@ class PlanSearch(Result):
                     for p in drawn.parameters
                 ],
             },
-            "sensitivity": [asdict(bar) for bar in self.sensitivity],
+            "sensitivity": self.sensitivity,
             "trust": self.trust.as_json(),
         }
 

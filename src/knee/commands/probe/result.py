@@ -16,7 +16,7 @@ from knee.measure.machine.readings import CollectivePoint, Readings
 from knee.show.result import Result
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class KernelsProbe(Result):
     """The compute of one device, as measured."""
 
@@ -28,12 +28,11 @@ class KernelsProbe(Result):
     """Errors on shapes that a second fit did not see; None where there are too few to leave one out."""
     written: MachineFile
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``knee probe kernels --json`` prints it."""
+    def _data(self) -> dict[str, Any]:
         return {
-            "readings": str(self.path),
-            "residuals": {str(part): asdict(r) for part, r in self.fit.residuals.items()},
-            "held_out": None if self.held_out is None else asdict(self.held_out),
+            "readings": self.path,
+            "residuals": {str(part): r for part, r in self.fit.residuals.items()},
+            "held_out": self.held_out,
             **self.written.to_dict(),
         }
 
@@ -42,7 +41,7 @@ class KernelsProbe(Result):
         return [{"part": str(part), **asdict(r)} for part, r in self.fit.residuals.items()]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CollectivesProbe(Result):
     """The links between the ranks of a job, as measured."""
 
@@ -63,15 +62,14 @@ class CollectivesProbe(Result):
             found.append((point, asdict(point) | record | rates))
         return found
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``knee probe collectives --json`` prints it."""
+    def _data(self) -> dict[str, Any]:
         return {
-            "readings": str(self.path),
-            "machine": asdict(self.readings.machine),
+            "readings": self.path,
+            "machine": self.readings.machine,
             "points": self.rows(),
             "failed": self.readings.failed,
-            "fits": [asdict(fit) for fit in self.fits],
-            "contention": [asdict(one) for one in self.contention],
+            "fits": self.fits,
+            "contention": self.contention,
             **self.written.to_dict(),
         }
 
@@ -80,7 +78,7 @@ class CollectivesProbe(Result):
         return [row for _, row in self.points]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PowerProbe(Result):
     """The draw of one GPU under several loads, as measured."""
 
@@ -94,19 +92,18 @@ class PowerProbe(Result):
         """Windows in which heat held the clocks down."""
         return sum(record.get("hot_frac") not in (None, 0.0) for _, record in self.readings.good("power"))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``knee probe power --json`` prints it."""
+    def _data(self) -> dict[str, Any]:
         fit = self.fit
         return {
-            "readings": str(self.path),
+            "readings": self.path,
             "by": fit.windows.by,
             "loads": self.rows(),
             "errors": {
-                "all": asdict(fit.errors),
-                "fitted": asdict(fit.fitted),
-                "around_cap": None if fit.around_cap is None else asdict(fit.around_cap),
-                "held_back": {kind: asdict(r) for kind, r in fit.held_back.items()},
-                "before": asdict(fit.before),
+                "all": fit.errors,
+                "fitted": fit.fitted,
+                "around_cap": fit.around_cap,
+                "held_back": fit.held_back,
+                "before": fit.before,
             },
             **self.written.to_dict(),
         }
@@ -129,7 +126,7 @@ class PowerProbe(Result):
         ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class StepsProbe(Result):
     """Whole training steps of one device, measured and simulated."""
 
@@ -149,9 +146,8 @@ class StepsProbe(Result):
         """The largest absolute error of the step time; None where no step was measured."""
         return max((abs(step.error_frac) for step in self.steps), default=None)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``knee probe steps --json`` prints it."""
-        return {"readings": str(self.path), "cluster": self.cluster, "steps": self.rows()}
+    def _data(self) -> dict[str, Any]:
+        return {"readings": self.path, "cluster": self.cluster, "steps": self.rows()}
 
     def rows(self) -> list[dict[str, Any]]:
         """One a step."""

@@ -275,7 +275,7 @@ def _print_machine(readings: Readings) -> None:
 def _print_values(written: MachineFile) -> None:
     """What was measured beside what the catalogue says of the base."""
     before = load_cluster(written.base).spec
-    rows = [[path, str(value.value), _shown(before, path), value.kind] for path, value in written.values.items()]
+    rows = [[path, str(value.value), _show_value(before, path), value.kind] for path, value in written.values.items()]
     title = f"{written.path} (measured by {', '.join(written.probes)}; other values come from {written.base})"
     print_table(title, ["field", "this machine", written.base, "kind of value"], rows, right=(1, 2))
     for probe, why in written.left_out.items():
@@ -283,7 +283,7 @@ def _print_values(written: MachineFile) -> None:
     say(f"try: knee simulate llama2-7b --cluster {quote(str(written.path))} --gpus 8 --local-batch 2")
 
 
-def _shown(cluster: Any, path: str) -> str:
+def _show_value(cluster: Any, path: str) -> str:
     for part in path.split("."):
         cluster = cluster.get(part) if isinstance(cluster, dict) else getattr(cluster, part, None)
     unit = units.dimension(path.rpartition(".")[2])

@@ -15,7 +15,7 @@ from knee.specs.argument_types import checked_arguments
 from knee.specs.notes import Note
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RecordsReport(Result):
     """Records of steps, curve by curve."""
 
@@ -26,9 +26,8 @@ class RecordsReport(Result):
     unread: tuple[Note, ...] = ()
     """Files that are damaged or cannot be read, and why: records may be missing."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``knee report --json`` prints it."""
-        return {"rows": self.rows(), "notes": list(self.notes)}
+    def _data(self) -> dict[str, Any]:
+        return {"rows": self.rows(), "notes": self.notes}
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per record."""

@@ -6,32 +6,24 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from knee.base.errors import InputError, KneeError, argument
 from knee.base.files import cannot_read, json_values, read_text, why_unreadable
-from knee.commands.compare.side_by_side import FORM
 from knee.commands.study.quantities import Row
 from knee.commands.study.rows import identity, step_row
-from knee.engine.measurement import Kind
 from knee.engine.one_job import simulate
-from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.specs.metrics import STEP
 from knee.specs.notes import Note
+from knee.specs.plan import COUNTS as PLAN_COUNTS
 from knee.specs.plan import SHARDING_FAMILIES
 from knee.training.launch.sweep_folder import SWEEP
 from knee.trust.answer_record import record_of
 from knee.trust.trust import trust_of
-from knee.trust.validation.user_runs import records_in
+from knee.trust.validation.user_records import FORM, RECORD, check_record, job_of_record, number_of, records_in
 
-LARGEST = 1e30
-"""What is beyond it is not a number of this world."""
-IMPOSSIBLE = "impossible"
-"""Key of a study's record that says why a point cannot be."""
 WORDS = ("flop_convention", "fits")
 """Metrics that are not numbers."""
-JOB = ("model", "gpus", "global_batch", "seq_len", "plan")
-RUN = "record.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +55,11 @@ def gather(paths: Sequence[Path]) -> Gathered:
             if isinstance(value, Note):
                 unread.append(Note(value.code, f"{name}: {value}"))
                 skipped.append(unread[-1])
-            elif why := refused(value):
-                skipped.append(Note("not-a-record", f"{name}: {why}"))
-            else:
-                found.append(FoundRecord(name=name, record=_measured(value)))
+                continue
+            try:
+                found.append(FoundRecord(name=name, record=checked_record(value)))
+            except InputError as error:
+                skipped.append(Note(error.code, f"{name}: {error.message}"))
     if not found:
         some = "; ".join(skipped[:3])
         more = f"; and {len(skipped) - 3} more" if len(skipped) > 3 else ""
@@ -89,11 +82,11 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
         if (path / SWEEP).is_file():  # beside records it has files of its own, and records of earlier attempts
             yield from records_in([path])
             continue
-        runs = sorted(path.rglob(RUN))
+        runs = sorted(path.rglob(RECORD))
         inside = {run.parent for run in runs}
         others = [file for file in sorted(path.rglob("*.json")) if not inside & {*file.parents}]
         if not runs and not others:
-            text = f"{path} has no {RUN} and no other .json file in it"
+            text = f"{path} has no {RECORD} and no other .json file in it"
             raise InputError(text, hint=FORM, code="nothing-usable", field="records")
         yield from (*runs, *others)
 
@@ -119,35 +112,18 @@ def _values(path: Path) -> Iterator[tuple[str, Any]]:
         yield str(path) if len(values) == 1 else f"{path}, record {number}", value
 
 
-def refused(value: Any) -> str | None:
-    """Why a value is no record that could be shown, if so."""
-    if isinstance(value, dict) and value.get("kind") == "trace":  # of `knee trace --json`, which has one step's in it
-        value = value.get("record")
-    if not isinstance(value, dict):
-        return "it is not a JSON object"
-    if IMPOSSIBLE in value:
-        return f"it is a point that is not possible: {value[IMPOSSIBLE]}"
-    if value.get("kind", "measured") not in get_args(Kind):
-        return f"its kind is {str(value.get('kind'))[:40]!r}, not one of {', '.join(get_args(Kind))}"
-    if not any(_number(value.get(name)) is not None for name in STEP if name not in WORDS):
-        ended = f" (the run {value['status']}: {value.get('error')})" if value.get("status") else ""
-        return f"it contains no measured or simulated value{ended}"
-    gpus = value.get("gpus")
+def checked_record(value: Any) -> dict[str, Any]:
+    """A JSON value as a record that can be shown, its metrics numbers or None; InputError where it is none."""
+    record = check_record(value)
+    metrics = {name: number_of(record.get(name)) for name in STEP if name not in WORDS}
+    if all(number is None for number in metrics.values()):
+        ended = f" (the run {record['status']}: {record.get('error')})" if record.get("status") else ""
+        raise InputError(f"it contains no measured or simulated value{ended}", code="not-a-record")
+    gpus = record.get("gpus")
     if isinstance(gpus, bool) or not isinstance(gpus, int) or gpus < 1:
-        return f"gpus is {str(gpus)[:40]!r}; it must be a whole number of at least 1"
-    return None
-
-
-def _measured(value: Mapping[str, Any]) -> dict[str, Any]:
-    record = dict(value["record"] if value.get("kind") == "trace" else value)
-    return record | {name: _number(record.get(name)) for name in STEP if name not in WORDS}
-
-
-def _number(value: Any) -> float | int | None:
-    """A number that can be drawn; what is none is not known."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -LARGEST < value < LARGEST:
-        return None
-    return value
+        text = f"gpus is {str(gpus)[:40]!r}; it must be a whole number of at least 1"
+        raise InputError(text, code="not-a-record", field="gpus")
+    return record | metrics
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
@@ -199,7 +175,7 @@ def _row(one: FoundRecord) -> dict[str, Any]:
     return {name: _cell(name, value) for name, value in row.items()} | {"record": one.name}
 
 
-COUNTS = ("global_batch", "local_batch", "seq_len", "tp", "pp", "cp", "dp_shard", "dp_replicate")
+COUNTS = ("global_batch", "local_batch", "seq_len", *(knob.name for knob in PLAN_COUNTS))
 
 
 def _cell(name: str, value: Any) -> Any:
@@ -207,7 +183,7 @@ def _cell(name: str, value: Any) -> Any:
     if isinstance(value, (list, dict)):
         value = str(value)
     if name in COUNTS or isinstance(value, float) or (isinstance(value, int) and abs(value) > 1):
-        return _number(value)
+        return number_of(value)
     return value
 
 
@@ -277,20 +253,7 @@ def predicted(found: Sequence[FoundRecord]) -> tuple[list[FoundRecord], list[Not
 
 
 def _prediction(record: Mapping[str, Any]) -> dict[str, Any]:
-    missing = [name for name in (*JOB, "cluster", "profile") if record.get(name) is None]
-    if missing:
-        raise InputError(f"the record has no {', '.join(missing)}")
-    if not isinstance(record["plan"], Mapping):
-        raise InputError("plan is not a table of the plan's options")
-    job, _ = make_job(
-        load_model(str(record["model"])).spec,
-        load_cluster(str(record["cluster"])).spec,
-        load_profile(str(record["profile"])).spec,
-        gpus=record["gpus"],
-        global_batch=record["global_batch"],
-        seq_len=record["seq_len"],
-        plan_options=dict(record["plan"]),
-    )
+    job = job_of_record(record)
     convention = record.get("flop_convention")
     answer = simulate(job, convention=str(convention)) if convention else simulate(job)
     return record_of(job, answer, trust_of(job))

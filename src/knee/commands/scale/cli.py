@@ -9,11 +9,12 @@ import click
 
 from knee.base.errors import InputError
 from knee.commands.options import job_options
-from knee.commands.options.plan_options import PLAN, option, plan_of, plan_options
+from knee.commands.options.plan_options import option, plan_of, plan_options
 from knee.commands.options.sections import Sectioned, Word
 from knee.show.terminal.progress_bar import Patience
 from knee.specs.choices import OBJECTIVES
 from knee.specs.defaults import KEEP_FRAC, THRESHOLD
+from knee.specs.plan import KNOBS
 
 if TYPE_CHECKING:
     from knee.commands.scale.result import Scaling
@@ -115,10 +116,10 @@ def command(
 
     if plot is not None:
         _check_plot(plot, as_json)
-    sizes = {name: value for name, value in options.items() if name not in PLAN}
+    sizes = {name: value for name, value in options.items() if name not in KNOBS}
     answer = scale(
-        _listed(models),
-        cluster=_listed(clusters) or None,
+        _split_names(models),
+        cluster=_split_names(clusters) or None,
         overrides=parse_sets(sets),
         progress=Patience(),
         **sizes,
@@ -135,7 +136,7 @@ def command(
     answer.check_usable()
 
 
-def _listed(texts: Sequence[str]) -> list[str]:
+def _split_names(texts: Sequence[str]) -> list[str]:
     """Each name once, in order; commas separate names."""
     return list(dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip()))
 

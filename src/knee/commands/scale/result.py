@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from knee.base.errors import DoesNotFit, InputError, SpecError, argument, example
+from knee.base.errors import DoesNotFit, InputError, SpecError, argument, either, example
 from knee.base.progress import Progress
 from knee.base.units import DAY_S
 from knee.commands.job_request import ClusterLike, ModelLike, Pairs, ProfileLike, Request, is_job_file, request
@@ -24,11 +24,12 @@ from knee.specs import Job
 from knee.specs.argument_types import checked_arguments
 from knee.specs.arguments import require
 from knee.specs.choices import OBJECTIVES, Objective
+from knee.specs.knobs import Knob, names_of
 from knee.specs.load import make_job, split_overrides
 from knee.specs.make import NOT_WHOLE, global_batch_of
 from knee.specs.model.split_rules import check_searched_exchanges
 from knee.specs.notes import code_of
-from knee.specs.plan import DATA_TYPES, EXCHANGES, ROUTED, Plan
+from knee.specs.plan import COUNTS, FIXED, GIVEN, KNOBS, Plan
 from knee.trust.doubling_errors import DoublingBand
 from knee.trust.trust import Trust
 
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
 
 # A question about scale: one plan, or the best plan, of a model on a cluster at every count.
 
-SEARCHED_EVERYWHERE = (*DATA_TYPES, "prefetch", "tp_overlap_frac", "placement", *ROUTED, *EXCHANGES)
-"""Options that all plans of a search have; the others limit it."""
+EXCHANGES = ("collectives", "sync_fragments", "sync_dtype")
+"""Fields that a plan of one GPU cannot have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,17 +162,14 @@ class ScaleQuestion:
 
 def space_within(job: Job, gpus: int, batch: int, plan: Mapping[str, Any]) -> tuple[Space, str | None]:
     """All plans of a count within what is given of the plan, and the condition that given degrees make."""
-    every = {name: plan[name] for name in SEARCHED_EVERYWHERE if name in plan and name not in EXCHANGES}
+    # exchanges are of replicas, which one GPU has none of
+    every = {name: plan[name] for name in (*GIVEN, *FIXED) if name in plan and name not in EXCHANGES}
     fixed = make_job(
         job.model, job.cluster, job.profile, gpus=1, global_batch=1, seq_len=job.seq_len, plan_options=every
     )[0].plan
-    # of replicas, which one GPU has none of
     fixed = replace(fixed, **{name: plan[name] for name in EXCHANGES if name in plan})
     check_searched_exchanges(fixed, plan.get("sync_every", 1))
-    words = {"cp_method": "cp == 1 or cp_method == {!r}", "sequence_parallel": "tp == 1 or sequence_parallel == {:d}"}
-    numbers = ("tp", "pp", "cp", "ep", "etp", "dp_shard", "dp_replicate", "virtual_stages")
-    only = [f"({name} == {plan[name]})" for name in numbers if name in plan]
-    only += [f"({text.format(plan[name])})" for name, text in words.items() if name in plan]
+    only = [_condition(KNOBS[name], plan[name]) for name in names_of(KNOBS, "varied", "limited") if name in plan]
 
     def limit(name: str) -> tuple[Any, ...]:
         return (plan[name],) if name in plan else ()
@@ -197,6 +195,12 @@ def space_within(job: Job, gpus: int, batch: int, plan: Mapping[str, Any]) -> tu
     return space, " and ".join(only) or None
 
 
+def _condition(knob: Knob, value: Any) -> str:
+    """The condition of a search that a given value of a searched field makes."""
+    means_nothing = f"{knob.needs} == 1 or " if knob.needs in ("tp", "cp") else ""
+    return f"({means_nothing}{knob.name} == {value!r})"
+
+
 def shown() -> str:
     """How it is asked."""
     return example(
@@ -207,7 +211,7 @@ def shown() -> str:
 
 # What would make a count of GPUs usable where none is: another plan, another batch, or more GPUs.
 
-FREED = ("tp", "pp", "cp", "ep", "etp", "dp_shard", "dp_replicate", "virtual_stages", "micro_batch", "recompute_frac")
+FREED = (*(knob.name for knob in COUNTS if knob.search not in ("kept", "fixed")), "recompute_frac")
 """Options that a hint at a plan that fits may change: the sizes, not the kinds."""
 
 
@@ -259,23 +263,16 @@ def _whole_batch(local_batch: float) -> str:
 def _plan_arguments(plan: Plan) -> str:
     """The arguments that ask for a plan."""
     plain = Plan()
-    names = (
-        "tp",
-        "pp",
-        "cp",
-        "dp_replicate",
-        "sharding",
-        "schedule",
-        "virtual_stages",
-        "recompute",
-        "recompute_frac",
-        "precision",
-        "fp8_recipe",
-        "sync_every",
-    )
+    names = [name for name in KNOBS if name not in ("dp_shard", "micro_batch", "placement")]
     changed = [name for name in names if getattr(plan, name) != getattr(plain, name)]
-    words = [f"{argument(name)} {getattr(plan, name)}" for name in changed]
+    words = [_plan_argument(KNOBS[name], getattr(plan, name)) for name in changed]
     return " ".join([*words, f"{argument('micro_batch')} {plan.micro_batch}"])
+
+
+def _plan_argument(knob: Knob, value: Any) -> str:
+    if knob.kind is bool:
+        return either(f"{knob.name} {value}", argument(knob.name if value else f"no_{knob.name}"))
+    return f"{argument(knob.name)} {knob.joint.join(value) if knob.many else value}"
 
 
 # What is said about a scaling curve: a sentence for those who decide, and the assumptions behind it.
@@ -388,7 +385,7 @@ class ScalingCurve:
         return f"{model} on {cluster}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Scaling(Result):
     """One scaling curve for each model on each cluster, and the question."""
 
@@ -421,9 +418,7 @@ class Scaling(Result):
             raise InputError(text, hint="use curves[0].knees, ...", code="several-curves")
         return self.curves[0]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``knee scale --json`` prints it."""
-
+    def _data(self) -> dict[str, Any]:
         training = None
         if self.tokens is not None:
             site = asdict(self.grid) | {"g_co2e_per_kwh": round(self.grid.g_per_kwh, 6)}

@@ -22,8 +22,8 @@ from knee.commands.serve.answers.dispatch import answer_questions
 from knee.commands.serve.security import Refusal, ServeLimits
 
 SPAWN = multiprocessing.get_context("spawn")
-START_S = 60.0
-"""Until a process has imported what it needs."""
+START_S = 300.0
+"""Until a process has imported what it needs: 2 s of CPU, and minutes on a machine that is very busy."""
 QUEUED_S = 1.0
 """Between two events of a search that waits."""
 
@@ -201,7 +201,7 @@ class Desk:
             worker = await asyncio.shield(taken)
             if not worker.alive:
                 self._end(worker)
-                taken = self._starting()
+                taken, worker = self._starting(), None
                 worker = await asyncio.shield(taken)
             try:
                 async with asyncio.timeout(self.seconds):
@@ -215,8 +215,8 @@ class Desk:
         finally:
             if worker is not None and worker.alive and worker.used_bytes <= self.limits.process_bytes:
                 self.idle.append(taken)
-            elif worker is None and not taken.done():
-                self.idle.insert(0, taken)
+            elif worker is None and not (taken.done() and (taken.cancelled() or taken.exception())):
+                self.idle.insert(0, taken)  # who waited for it has left; it is starting, or has just started
             else:
                 if worker is not None:
                     self._end(worker)

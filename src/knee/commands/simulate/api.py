@@ -19,7 +19,7 @@ from knee.engine.measurement import Measurement
 from knee.engine.one_job import evaluated, events_of, measurement_of
 from knee.engine.one_job import simulate as simulate_job
 from knee.engine.simulator import EvaluatedStep
-from knee.show.result import Result
+from knee.show.result import Result, plain_data
 from knee.specs import Job
 from knee.specs.argument_types import checked_arguments
 from knee.specs.arguments import checked_plan
@@ -69,7 +69,7 @@ TRACED_PASSES = 2**16
 """Most layers times microbatches of a trace: already gigabytes with eager kernels."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Simulation(Result, Measurement):
     """One simulated step: every field of ``Measurement``, the job, and how far the prediction can be trusted."""
 
@@ -84,7 +84,7 @@ class Simulation(Result, Measurement):
 
     def to_dict(self, *, why: bool = False) -> dict[str, Any]:
         """Plain data, as ``knee simulate --json`` prints it; with ``why``, it includes the lines of ``why()``."""
-        data = record_of(self.job, self.measurement, self.trust)
+        data: dict[str, Any] = plain_data(record_of(self.job, self.measurement, self.trust))
         if self.training is not None:
             data["training"] = self.training
         if self.overrides:

@@ -13,6 +13,7 @@ from knee.engine.reliability.defaults import rate_words
 from knee.show.terminal.table import print_heading, print_rows
 from knee.specs import Job
 from knee.specs.metrics import METRICS, values_of
+from knee.specs.plan_words import plan_words
 
 if TYPE_CHECKING:
     from knee.commands.simulate.api import Simulation
@@ -49,30 +50,15 @@ def _print_question(job: Job, trust: Trust) -> None:
     print_heading(
         f"{job.model.name} on {job.gpus:,} x {job.cluster.gpu.name} ({job.cluster.name}), profile {job.profile.name}"
     )
-    degrees = [
-        f"{axis} {getattr(plan, axis):,}"
-        for axis in ("dp_shard", "dp_replicate", "tp", "pp", "cp", "ep", "etp")
-        if getattr(plan, axis) > 1
-    ]
-    words = [plan.sharding, *degrees]
-    if plan.pp > 1:
-        words.append(plan.schedule + (f" x {plan.virtual_stages}" if plan.virtual_stages > 1 else ""))
-    words += [f"synchronize replicas every {plan.sync_every:,} steps"] if plan.sync_every > 1 else []
-    words += [f"in {plan.sync_fragments:,} fragments"] if plan.sync_fragments > 1 else []
-    words += [f"in {plan.sync_dtype}"] if plan.sync_dtype is not None else []
-    words += ["hierarchical collectives"] if plan.collectives != "flat" else []
-    share = "" if plan.recompute_frac == 1 else f" ({plan.recompute_frac:.0%})"
-    again = "+".join(plan.recompute_modules) or plan.recompute
-    words += [f"recompute {again}{share}", plan.precision]
-    words += [plan.fp8_recipe] if plan.precision == "fp8" else []
-    if job.model.experts is not None:
-        words += [plan.dispatcher, *(["ep_overlap"] if plan.ep_overlap else []), f"{plan.routing} routing"]
+    said = ["recompute", "precision"] + (["fp8_recipe"] if plan.precision == "fp8" else [])
+    said += ["dispatcher", "routing"] if job.model.experts is not None else []
+    words = plan_words(plan, also=said, without=["micro_batch"])
     batch = (
         f"{job.global_batch:,} sequences of {job.seq_len:,} tokens per step, {job.local_batch:g} per GPU; "
         f"microbatches per data-parallel rank: {job.microbatches:,} of {units.counted(plan.micro_batch, 'sequence')}"
     )
     reasons = [["", reason] for reason in trust.reasons]
-    print_rows([["plan", ", ".join(words)], ["batch", batch], ["trust", trust_words(trust)], *reasons])
+    print_rows([["plan", words], ["batch", batch], ["trust", trust_words(trust)], *reasons])
 
 
 def trust_words(trust: Trust) -> str:

@@ -31,12 +31,12 @@ from knee.specs.argument_types import checked_arguments
 from knee.specs.choices import STUDY_LAUNCHERS, StudyLauncher
 from knee.specs.kept_files import forget_files
 from knee.trust.validation.bundled_runs import CarriedFidelity, carried_fidelity
-from knee.trust.validation.user_runs import records_in
+from knee.trust.validation.user_records import records_in
 
 # Studies before they are run: what each asks, runs, assumes and is judged by.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class StudySummary(Result):
     """One line about a study."""
 
@@ -51,12 +51,8 @@ class StudySummary(Result):
     claims: tuple[str, ...]
     """Ids of the claims that it is judged by."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, one item of what ``knee study list --json`` prints."""
-        return asdict(self) | {"claims": list(self.claims)}
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class StudyDescription(Result):
     """A study with every point of its grid."""
 
@@ -65,8 +61,7 @@ class StudyDescription(Result):
     study: Study
     points: tuple[StudyPoint, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``knee study show --json`` prints it."""
+    def _data(self) -> dict[str, Any]:
         return asdict(self.study) | {"points": [{"series": p.series, **asdict(p.question)} for p in self.points]}
 
     def rows(self) -> list[dict[str, Any]]:
@@ -131,7 +126,7 @@ Measured = tuple[StudyPoint | None, Mapping[str, Any]]
 """A measured record, with its point where that is known."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Studies(Result):
     """Studies that were run: their rows, findings and verdicts on the claims."""
 
@@ -173,8 +168,7 @@ class Studies(Result):
         """How knee does on the published runs that it carries."""
         return carried_fidelity() if self.out is None else cached_fidelity(self.out / KEPT)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``knee study run --json`` prints it."""
+    def _data(self) -> dict[str, Any]:
         return {
             "studies": [
                 {
@@ -183,17 +177,17 @@ class Studies(Result):
                     "place": one.study.place,
                     "finding": one.finding,
                     "trust": one.trust,
-                    "values": dict(one.values),
-                    "rows": [dict(row) for row in one.rows],
-                    "impossible": [dict(row) for row in one.impossible],
-                    "claims": [asdict(verdict) for verdict in one.verdicts],
-                    "assumptions": list(one.study.assumptions),
+                    "values": one.values,
+                    "rows": one.rows,
+                    "impossible": one.impossible,
+                    "claims": one.verdicts,
+                    "assumptions": one.study.assumptions,
                 }
                 for one in self.ran
             ],
-            "tally": asdict(self.tally),
-            "tally_by_role": {role: asdict(tally) for role, tally in Tally.by_role(self.verdicts).items()},
-            "fidelity": asdict(self.fidelity),
+            "tally": self.tally,
+            "tally_by_role": Tally.by_role(self.verdicts),
+            "fidelity": self.fidelity,
         }
 
     def rows(self) -> list[dict[str, Any]]:

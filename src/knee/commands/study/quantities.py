@@ -56,12 +56,12 @@ def chosen(rows: Rows, study: str, where: Where) -> list[Row]:
     columns = {key: value if isinstance(value, tuple) else (value,) for key, value in where.items() if key != "study"}
     found = [row for row in pool if all(row.get(key) in values for key, values in columns.items())]
     if not found:
-        words = ", ".join(f"{key} {_listed(value)}" for key, value in where.items())
+        words = ", ".join(f"{key} {_join_choices(value)}" for key, value in where.items())
         raise NotTestable(f"no run has {words}" if words else "there are no runs", code=NO_RUN)
     return found
 
 
-def _listed(value: Value | tuple[Value, ...]) -> str:
+def _join_choices(value: Value | tuple[Value, ...]) -> str:
     return " or ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 

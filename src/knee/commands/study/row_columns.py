@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from knee.specs.metrics import DERIVED, OTHERS, STEP
+from knee.specs.plan import KNOBS
 
-PLAN = (
-    *("tp", "pp", "cp", "dp_shard", "dp_replicate", "sharding", "schedule", "virtual_stages", "micro_batch"),
-    *("cp_method", "recompute", "recompute_frac", "precision", "fp8_recipe", "reduce_dtype"),
-    *("sync_every", "sync_fragments", "sync_dtype", "collectives"),
-    *("ep", "etp", "dispatcher", "ep_overlap", "routing", "imbalance"),
-)
-"""Of the plan."""
 LABELS = (
     *("study", "series", "kind", "model", "cluster", "profile", "gpus", "nodes", "global_batch", "local_batch"),
     *("seq_len", "set", "plan", "degree", "trust", "low_frac", "high_frac", "experts", "gpu", "node_gpus"),
     *("collective", "message", "compared", "size", "flop_size", "span", "cause", "cells", "dp"),
 )
 """Of the question, and of what a row is about."""
-COLUMNS: tuple[str, ...] = (*LABELS, *PLAN, *STEP, *DERIVED, *OTHERS)
+COLUMNS: tuple[str, ...] = (*LABELS, *KNOBS, *STEP, *DERIVED, *OTHERS)
 """Of training steps, of bandwidths, of data sheets and of budgets."""

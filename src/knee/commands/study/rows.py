@@ -11,27 +11,38 @@ from knee.base.errors import InputError
 from knee.base.units import parse, show
 from knee.commands.study.quantities import Row
 from knee.commands.study.questions import SPECS, StudyPoint
-from knee.commands.study.row_columns import PLAN
 from knee.commands.study.study_file import Bandwidths
 from knee.engine.cost.nccl_tests import idle_s
 from knee.engine.cost.placement import GroupPlacement
 from knee.measure.hardware_fit.links import bus_factor
 from knee.specs.hardware import Cluster
 from knee.specs.kept_files import kept_for_a_question
+from knee.specs.knobs import Knob
 from knee.specs.load import load_cluster, load_model, split_overrides
 from knee.specs.metrics import DERIVED, STEP
-from knee.specs.plan import Plan
+from knee.specs.plan import KNOBS, Plan
 from knee.specs.plan_words import plan_words
 from knee.trust.validation.bandwidth_errors import LARGE_BYTES
 from knee.trust.validation.published_bandwidths import carried_bandwidths
 
+MAY_DIFFER = (
+    "capacity_factor",
+    "placement",
+    "prefetch",
+    "recompute_modules",
+    "reduce_dtype",
+    "sequence_parallel",
+    "state_dtype",
+    "tp_overlap_frac",
+)
+"""Fields of a plan in which records of one point may differ."""
 IDENTITY = (
     "model",
     "cluster",
     "gpus",
     "global_batch",
     "seq_len",
-    *(name for name in PLAN if name != "reduce_dtype"),
+    *(name for name in KNOBS if name not in MAY_DIFFER),
     "set",
 )
 """Columns in which a measured run and a simulated one agree where they are of the same point."""
@@ -57,7 +68,7 @@ def step_row(record: Mapping[str, Any], *, study: str, series: str) -> dict[str,
         "set": ", ".join(f"{key}={value}" for key, value in sets),
         "plan": plan_words(plan),
     }
-    row |= {name: getattr(plan, name) for name in PLAN}
+    row |= {name: _plan_cell(knob, getattr(plan, name)) for name, knob in KNOBS.items()}
     row["degree"] = plan.tp * plan.pp * plan.cp
     row |= {name: record.get(name) for name in STEP}
     trust = record.get("trust") or {}
@@ -67,6 +78,10 @@ def step_row(record: Mapping[str, Any], *, study: str, series: str) -> dict[str,
     if isinstance(cluster, str):
         row |= _of_cluster(cluster, record, sets)
     return row
+
+
+def _plan_cell(knob: Knob, value: Any) -> Any:
+    return knob.joint.join(value) if knob.many else value
 
 
 def _derived(row: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from knee.training.sweeps.preflight import PlannedRun
 from knee.training.sweeps.totals import SweepEstimate, SweepTotals, estimate_of, gpu_h_to_start, totals_of
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class SweepPlan(Result):
     """Every run of a sweep, checked and estimated; nothing is written or started."""
 
@@ -56,8 +56,7 @@ class SweepPlan(Result):
                 code="no-run-can-start",
             )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``knee sweep --dry-run --json`` prints it."""
+    def _data(self) -> dict[str, Any]:
         return asdict(self.estimate) | {"runs": self.rows()}
 
     def rows(self) -> list[dict[str, Any]]:
@@ -65,7 +64,7 @@ class SweepPlan(Result):
         return [asdict(entry) for entry in self.sweep.entries]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class SweepStatus(Result):
     """The state of the runs of a sweep."""
 
@@ -119,18 +118,17 @@ class SweepStatus(Result):
             ),
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``knee sweep status --json`` prints it."""
+    def _data(self) -> dict[str, Any]:
         runs = [
-            asdict(entry) | {"status": asdict(self.statuses[entry.id]), "folder": str(self.sweep.run(entry))}
+            asdict(entry) | {"status": self.statuses[entry.id], "folder": self.sweep.run(entry)}
             for entry in self.sweep.entries
         ]
         return {
             "sweep": self.sweep.name,
-            "folder": str(self.sweep.folder),
+            "folder": self.sweep.folder,
             "launcher": self.sweep.launcher,
-            "totals": asdict(self.totals),
-            "estimate": asdict(self.estimate),
+            "totals": self.totals,
+            "estimate": self.estimate,
             "runs": runs,
         }
 

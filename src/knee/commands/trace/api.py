@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PathLike = str | Path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class QueryResult(Result):
     """What an SQL query over the events of traces answers."""
 
@@ -37,17 +37,15 @@ class QueryResult(Result):
 
         return [dict(zip(self.columns, map(json_value, row), strict=True)) for row in self.values]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Columns, and rows as dictionaries."""
-        return {"columns": list(self.columns), "rows": self.rows()}
+    def _data(self) -> dict[str, Any]:
+        return {"columns": self.columns, "rows": self.rows()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TraceAnalysis(Result, Analysis):
     """Where the time of a job went: by rank, step, collective and kernel."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``knee trace --json`` prints it."""
+    def _data(self) -> dict[str, Any]:
         return as_json(self)
 
     def rows(self) -> list[dict[str, Any]]:
@@ -106,15 +104,14 @@ class TraceAnalysis(Result, Analysis):
             return ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TraceDiff(Result, Diff):
     """What changed per step from one job to another: the fields of ``knee.measure.traces.diff.Diff``, and both jobs."""
 
     a: TraceAnalysis
     b: TraceAnalysis
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``knee trace diff --json`` prints it."""
+    def _data(self) -> dict[str, Any]:
         return self.as_json()
 
     def rows(self) -> list[dict[str, Any]]:
@@ -163,7 +160,7 @@ def read_traces(
         skip=skip,
         steps=steps,
         classes=classes_of(
-            patterns=_listed(comm_pattern), file=None if classes is None else Path(classes), comm=_listed(comm)
+            patterns=_as_list(comm_pattern), file=None if classes is None else Path(classes), comm=_as_list(comm)
         ),
         cache=cache,
         progress=progress,
@@ -197,7 +194,7 @@ def two_jobs(paths: Sequence[str]) -> tuple[str, str]:
     return paths[0], paths[1]
 
 
-def _listed(words: str | Iterable[str]) -> list[str]:
+def _as_list(words: str | Iterable[str]) -> list[str]:
     return [words] if isinstance(words, str) else list(words)
 
 

@@ -19,7 +19,7 @@ from knee.training.parallelism.trainer_job import AUTO, TrainJob
 from knee.training.run.run_record import RECORD
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TrainedRun(Result):
     """A real run: its record, where it lies, and how it ended."""
 
@@ -35,8 +35,7 @@ class TrainedRun(Result):
     def __repr__(self) -> str:
         return f"TrainedRun({str(self.out)!r}, status={self.record.get('status')!r})"
 
-    def to_dict(self) -> dict[str, Any]:
-        """The record, as ``knee train --json`` prints it."""
+    def _data(self) -> dict[str, Any]:
         return dict(self.record)
 
     def check_written(self) -> None:
@@ -62,7 +61,7 @@ class TrainedRun(Result):
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TrainJobFile(Result):
     """A job in a file, for a machine that has torch and NumPy alone."""
 
@@ -75,9 +74,8 @@ class TrainJobFile(Result):
         start = "python" if self.job.gpus == 1 else f"torchrun --nproc-per-node {self.job.gpus}"
         return f"{start} -m knee.training.run.worker {self.path}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """The file, and where its record will go, as ``knee train --job FILE --json`` prints them."""
-        return {"job": str(self.path), "record": self.job.out}
+    def _data(self) -> dict[str, Any]:
+        return {"job": self.path, "record": self.job.out}
 
 
 def train(

@@ -21,7 +21,7 @@ from knee.commands.job_request import (
     named_cluster,
     pairs_of,
 )
-from knee.commands.plan.request import searched_parts
+from knee.commands.plan.request import searched_parts, takes_search_arguments
 from knee.commands.tune.loop import Limits, Why
 from knee.commands.tune.replay_api import check_within
 from knee.commands.tune.result import BEST, Tuned
@@ -35,11 +35,8 @@ from knee.specs import Cluster, Job, Profile
 from knee.specs.argument_types import checked_arguments
 from knee.specs.choices import Device, Launcher
 from knee.specs.defaults import TIMEOUT_S, TRACE_STEPS, WITHIN_FRAC
-from knee.specs.hardware import Precision
 from knee.specs.kept_files import forget_files
 from knee.specs.load import load_profile
-from knee.specs.plan import Recompute, ReduceDtype, Sharding, StateDtype
-from knee.specs.schedules import Schedule
 from knee.training.launch.environment import without_secrets
 from knee.training.launch.run_status import Status
 from knee.training.launch.site import Site
@@ -64,6 +61,7 @@ OnRun = Callable[[SweepRun, Status], None]
 
 
 @checked_arguments
+@takes_search_arguments("precision", "reduce_dtype", "state_dtype")
 def tune(
     model: ModelLike,
     *,
@@ -75,17 +73,6 @@ def tune(
     seq_len: int | None = None,
     profile: ProfileLike | None = None,
     overrides: Overrides = (),
-    precision: Precision | None = None,
-    reduce_dtype: ReduceDtype | None = None,
-    state_dtype: StateDtype | None = None,
-    max_tp: int | None = None,
-    max_pp: int | None = None,
-    max_cp: int | None = None,
-    max_ep: int | None = None,
-    sharding: Sequence[Sharding] = (),
-    schedule: Sequence[Schedule] = (),
-    recompute: Sequence[Recompute] = (),
-    micro_batch: Sequence[int] = (),
     only: str | None = None,
     launcher: Launcher = "local",
     site: Site | None = None,
@@ -107,12 +94,13 @@ def tune(
     on_step: OnStep | None = None,
     say: Callable[[str], None] | None = None,
     progress: Progress | None = None,
+    **limits: Any,
 ) -> Tuned:
     """Find the fastest plan of a job on the real cluster with a few short runs.
 
-    The job and the limits of the search are those of ``knee.plan``; the default ``profile`` is that of knee's trainer
-    if the trainer runs on GPUs; ``out``, ``launcher``, ``site``, ``steps`` and
-    ``program`` are those of ``knee.prepare_sweep``. The loop runs the plan with the largest expected gain per GPU-hour,
+    The job and the limits of the search (``limits``) are those of ``knee.plan``; the default ``profile`` is that of
+    knee's trainer if the trainer runs on GPUs; ``out``, ``launcher``, ``site``, ``steps`` and ``program`` are
+    those of ``knee.prepare_sweep``. The loop runs the plan with the largest expected gain per GPU-hour,
     learns from its throughput, its memory or its failure, and stops when no untried plan is expected to be faster by
     more than the share ``within``. ``max_gpu_hours`` and ``max_runs`` end it earlier. ``at_once`` runs several plans
     side by side. ``smaller_gpus`` and ``smaller_layers`` run each plan with fewer replicas or layers; the answer is
@@ -139,17 +127,7 @@ def tune(
     parts = searched_parts(model, cluster, stack, sizes, pairs_of(overrides))
     smaller = Smaller(gpus=smaller_gpus, layers=smaller_layers)
     smaller.check(gpus=parts.gpus, layers=parts.model.layers)
-    space = parts.space(
-        {"precision": precision, "reduce_dtype": reduce_dtype, "state_dtype": state_dtype},
-        max_tp=max_tp,
-        max_pp=max_pp,
-        max_cp=max_cp,
-        max_ep=max_ep,
-        sharding=sharding,
-        schedule=schedule,
-        recompute=recompute,
-        micro_batch=micro_batch,
-    )
+    space = parts.space(limits)
     settings = RunSettings(steps=steps, warmup=warmup, trace_steps=trace_steps, device=device, timeout_s=timeout_s)
     require_launcher(launcher, site, program)
     by_launcher = refusal_by(launcher, site, own_program=bool(program), ask_slurm=True)

@@ -14,13 +14,11 @@ from click.core import ParameterSource
 from knee.base.errors import InputError
 from knee.base.signals import BY_SIGNAL
 from knee.commands.options import job_options
-from knee.commands.options.plan_options import option
+from knee.commands.options.plan_options import knob_options, option, space_limits
 from knee.commands.options.sections import Sectioned, Word
-from knee.commands.options.space_options import space_limits
 from knee.commands.options.sweep_options import program_words, run_options, site_options, take_site
 from knee.show.terminal.progress_bar import Patience
 from knee.specs.choices import LAUNCHERS
-from knee.specs.plan import PRECISIONS, REDUCE_DTYPES, STATE_DTYPES
 
 if TYPE_CHECKING:
     from knee.commands.tune.result import Tuned
@@ -73,19 +71,7 @@ def command(ctx: click.Context) -> None:
     "on GPUs, else `eager`."
 )
 @job_options.sets("Override one value of the model, cluster or profile. May be repeated.")
-@option("--precision", section="Job", type=Word(PRECISIONS), help="Data type of the matrix products; default: bf16.")
-@option(
-    "--reduce-dtype",
-    section="Job",
-    type=Word(REDUCE_DTYPES),
-    help="Data type of the gradient reduction; default: fp32.",
-)
-@option(
-    "--state-dtype",
-    section="Job",
-    type=Word(STATE_DTYPES),
-    help="Data type of the parameters and moments in the optimizer; default: fp32.",
-)
+@knob_options(("precision", "reduce_dtype", "state_dtype"), section="Job")
 @space_limits
 @option(
     "--out",

@@ -76,7 +76,7 @@ class Mechanisms:
             pp=np.log2(table.pp)[:, None],
             micro_batch=np.log2(table.micro_batch)[:, None],
             schedule=table.schedule * 1000 + table.virtual_stages,
-            recompute=_codes(table.recompute, np.round(table.recompute_frac, 2), table.modules),
+            recompute=_codes(table.recompute, np.round(table.recompute_frac, 2), table.recompute_modules),
             sharding=table.sharding,
             sequence_parallel=(table.sequence_parallel & (table.tp > 1)).astype(np.int64),
         )

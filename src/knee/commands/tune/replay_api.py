@@ -43,7 +43,7 @@ FEW_TRIALS = 6
 """Runs within which the loop should stop by itself."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TuneReplay(Result):
     """How the loop does on jobs that were published, each predicted as if nothing of its source were known."""
 
@@ -74,23 +74,22 @@ class TuneReplay(Result):
         """GPU-hours of the loop over those of running every plan, all jobs together."""
         return sum(job.gpu_h for job in self.jobs) / sum(job.sweep_gpu_h for job in self.jobs)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``knee tune --replay --json`` prints it."""
+    def _data(self) -> dict[str, Any]:
         stops = [job.trials_to_stop for job in self.jobs]
         return {
             "file": self.file,
             "within_frac": self.within_frac,
-            "jobs": [asdict(job) for job in self.jobs],
+            "jobs": self.jobs,
             "small_jobs": self.small_jobs,
-            "methods": [asdict(method) for method in self.methods],
+            "methods": self.methods,
             "median_trials_to_stop": float(np.median(stops)),
             "p90_trials_to_stop": float(np.quantile(stops, 0.9)),
             "few_trials": FEW_TRIALS,
             "few_trials_frac": self.few_trials_frac,
             "bound_holds_frac": self.bound_holds_frac,
             "gpu_h_frac": self.gpu_h_frac,
-            "transfers": [asdict(one) for one in self.transfers],
-            "skipped": dict(self.skipped),
+            "transfers": self.transfers,
+            "skipped": self.skipped,
         }
 
     def rows(self) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ BEST = "best.toml"
 """Of the folder: the job with the best plan."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Tuned(Result):
     """The best measured plan of a job, and how sure it is that no other is better."""
 
@@ -79,15 +79,13 @@ class Tuned(Result):
 
         write_text(Path(path), tune_page(self.to_dict(), command=command))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``knee tune --json`` prints it."""
+    def _data(self) -> dict[str, Any]:
         plain = asdict(self.state)
         for run in plain["runs"]:
             now = self.statuses.get(run["id"])
             if now is not None:
                 run |= {"state": now.state, "cause": now.cause, "words": now.words, "attempts": now.attempts}
-        job_file = self.job_file
-        return {"folder": str(self.folder), "job_file": None if job_file is None else str(job_file), **plain}
+        return {"folder": self.folder, "job_file": self.job_file, **plain}
 
     def rows(self) -> list[dict[str, Any]]:
         """The runs, one per row."""

@@ -230,10 +230,7 @@ class Variant:
     @property
     def words(self) -> str:
         """The plan and its settings."""
-        plan = self.job.plan
-        words = [plan_words(plan)]
-        words += [f"prefetch {plan.prefetch}"] if plan.prefetch != 1 else []
-        words += [f"reduce {plan.reduce_dtype}"] if plan.reduce_dtype != "fp32" else []
+        words = [plan_words(self.job.plan)]
         words += ["compile"] if self.compile else []
         return ", ".join([*words, *(f"{name}={value}" for name, value in self.environment.items())])
 

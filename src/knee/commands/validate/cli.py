@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from knee.commands.options.output import say
+from knee.trust.validation.published_runs import DENSE, SPARSE, column_words
 
 if TYPE_CHECKING:
     from knee.commands.validate.result import Validation
@@ -17,7 +18,35 @@ MANY = 2_000
 """Rows and runs above which a bar is shown."""
 
 
-@click.command("validate")
+HELP = """Predict measured runs, and show the error of the predictions. FILE is a CSV file (- is standard input), the
+folder of a `knee sweep` or `knee train`, or JSON records of knee. Without FILE, knee predicts the published runs
+and bandwidths that it ships, and checks the claims of the paper.
+
+A CSV file of training runs has one run per row. Required columns: layers, hidden, heads, gpu, n_gpus, seq_len,
+global_batch (in sequences), and at least one of tokens_per_s_per_gpu, step_time_s, memory_gib and status (ok, oom
+or failed). Optional columns: {columns}. Rows of mixtures of experts have experts, top_k and expert_ffn;
+optional columns are {expert_columns}.
+
+The answer lists the defaults that were used. They are: tp, pp, cp and virtual_pp 1; dp all remaining GPUs;
+micro_batch all sequences of a rank; sharding fsdp; hsdp shards within a node; recompute none; precision bf16 (fp16
+on GPUs without bf16); no torch.compile; flash attention; mlp swiglu; ffn 4 x hidden (8/3 x hidden for swiglu);
+vocab 32,000; node size and network rate of the GPU's usual server. The column stack names the software stack. If
+it is empty or unknown, knee uses a generic profile: Transformer Engine if the column kernel names it, else
+compiled or eager PyTorch. The columns kernel and attention select kernels (flash-1, flash-2, RMS kernel, unfused).
+
+A CSV file of collective bandwidths, as nccl-tests prints them, has one message size per row. knee recognizes it by
+the column collective (all_reduce, all_gather, reduce_scatter, sendrecv). Required columns: gpu, n_gpus,
+collective, bytes, and one of busbw_GBps, algbw_GBps and time_us. Optional columns: nodes, gpus_per_node,
+node_gbit_per_s, fabric (efa, roce, slingshot, tcpxo; default: InfiniBand), algorithm (ring, tree, nvls; default:
+the fastest), source and note. The links are assumed to be otherwise idle.
+
+Repeated measurements of one setting count once, with their median. Regret is the
+measured slowdown of the plan that knee ranks first, relative to the fastest plan, among runs that differ only in
+the plan.
+"""
+
+
+@click.command("validate", help=HELP.format(columns=column_words(DENSE), expert_columns=column_words(SPARSE)))
 @click.argument("file", required=False, type=click.Path(path_type=Path, allow_dash=True))
 @click.option(
     "--profile",
@@ -48,37 +77,7 @@ MANY = 2_000
 def command(
     file: Path | None, profile: str | None, cluster: str | None, unseen: bool, as_json: bool, rows_path: Path | None
 ) -> None:
-    """Predict measured runs, and show the error of the predictions. FILE is a CSV file (- is standard input), the
-    folder of a `knee sweep` or `knee train`, or JSON records of knee. Without FILE, knee predicts the published runs
-    and bandwidths that it ships, and checks the claims of the paper.
-
-    A CSV file of training runs has one run per row. Required columns: layers, hidden, heads, gpu, n_gpus, seq_len,
-    global_batch (in sequences), and at least one of tokens_per_s_per_gpu, step_time_s, memory_gib and status (ok, oom
-    or failed). Optional columns: ffn, kv_heads, vocab, mlp, tied_embeddings, gpus_per_node, node_gbit_per_s,
-    micro_batch (in sequences), tp, pp, cp, dp, virtual_pp, shard_group, sharding, sequence_parallel, recompute,
-    precision, compile, attention, kernel, async_tp, stack, software, fabric, reduce_dtype, tp_overlap, dp_overlap,
-    cuda_graphs, sharp, fp8_recipe, source, model, note. Rows of mixtures of experts have experts, top_k and expert_ffn;
-    optional columns are shared_experts, dense_layers, moe_every, ep, etp, dispatcher, ep_overlap, routing
-    (forced_balance, dropless, drop), router_fusion, rope_fusion, and for latent attention q_lora_rank, kv_lora_rank,
-    qk_nope_head_dim, qk_rope_head_dim, v_head_dim.
-
-    The answer lists the defaults that were used. They are: tp, pp, cp and virtual_pp 1; dp all remaining GPUs;
-    micro_batch all sequences of a rank; sharding fsdp; hsdp shards within a node; recompute none; precision bf16 (fp16
-    on GPUs without bf16); no torch.compile; flash attention; mlp swiglu; ffn 4 x hidden (8/3 x hidden for swiglu);
-    vocab 32,000; node size and network rate of the GPU's usual server. The column stack names the software stack. If
-    it is empty or unknown, knee uses a generic profile: Transformer Engine if the column kernel names it, else
-    compiled or eager PyTorch. The columns kernel and attention select kernels (flash-1, flash-2, RMS kernel, unfused).
-
-    A CSV file of collective bandwidths, as nccl-tests prints them, has one message size per row. knee recognizes it by
-    the column collective (all_reduce, all_gather, reduce_scatter, sendrecv). Required columns: gpu, n_gpus,
-    collective, bytes, and one of busbw_GBps, algbw_GBps and time_us. Optional columns: nodes, gpus_per_node,
-    node_gbit_per_s, fabric (efa, roce, slingshot, tcpxo; default: InfiniBand), algorithm (ring, tree, nvls; default:
-    the fastest), source and note. The links are assumed to be otherwise idle.
-
-    Repeated measurements of one setting count once, with their median. Regret is the
-    measured slowdown of the plan that knee ranks first, relative to the fastest plan, among runs that differ only in
-    the plan.
-    """
+    """Predict measured runs, and show the error of the predictions."""
     from knee.commands.validate.api import validate
     from knee.commands.validate.result import refuse_overwriting
     from knee.show.terminal.progress_bar import Bars

@@ -78,17 +78,16 @@ class RunsValidation(FileValidation):
     moe_runs: RunsValidation | None = None
     """The published runs of mixtures of experts, beside those of dense models."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``knee validate --json`` prints it."""
+    def _data(self) -> dict[str, Any]:
         found = self.found
         return {
             "median_of_sources_frac": found.headline_frac,
-            "all": asdict(found.all),
-            "sources": {name: asdict(score) for name, score in found.sources.items()},
+            "all": found.all,
+            "sources": found.sources,
             "stacks": found.stacks,
             "assumptions": found.notes,
-            "ignored_columns": list(self.file.ignored),
-        } | ({} if self.moe_runs is None else {"mixtures_of_experts": self.moe_runs.to_dict()})
+            "ignored_columns": self.file.ignored,
+        } | ({} if self.moe_runs is None else {"mixtures_of_experts": self.moe_runs})
 
     @checked_arguments
     def write_rows(self, path: str | Path) -> list[Path]:
@@ -128,11 +127,10 @@ class BandwidthsValidation(FileValidation):
     found: BandwidthValidation
     """Errors by source, operation, nodes and message size, and of each row."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``knee validate --json`` prints it."""
+    def _data(self) -> dict[str, Any]:
         data = asdict(replace(self.found, predictions={}, reasons={}))
         del data["predictions"], data["reasons"]
-        return {"large_bytes": LARGE_BYTES, **data, "ignored_columns": list(self.file.ignored)}
+        return {"large_bytes": LARGE_BYTES, **data, "ignored_columns": self.file.ignored}
 
     def _each(self) -> Iterator[dict[str, Any]]:
         for row in self.file.rows:
@@ -153,7 +151,7 @@ class BandwidthsValidation(FileValidation):
             }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CarriedValidation(Result):
     """The validation set that knee ships: published runs, bandwidths, and the claims of the paper."""
 
@@ -181,14 +179,13 @@ class CarriedValidation(Result):
         """How many of the claims are reproduced."""
         return Tally.of(list(self.verdicts))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``knee validate --json`` prints it."""
+    def _data(self) -> dict[str, Any]:
         return {
             **asdict(self.fidelity),
-            "claims": {"tally": asdict(self.tally), "verdicts": [asdict(v) for v in self.verdicts]},
-            "mixtures_of_experts": asdict(self.moe_fidelity) | {"carried_runs": self.moe_runs.to_dict()},
-            "carried_runs": self.runs.to_dict(),
-            "carried_bandwidths": self.bandwidths.to_dict(),
+            "claims": {"tally": self.tally, "verdicts": self.verdicts},
+            "mixtures_of_experts": asdict(self.moe_fidelity) | {"carried_runs": self.moe_runs},
+            "carried_runs": self.runs,
+            "carried_bandwidths": self.bandwidths,
         }
 
     def rows(self) -> list[dict[str, Any]]:

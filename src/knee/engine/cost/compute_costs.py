@@ -234,7 +234,7 @@ def step_clock(
     expert_ranks = np.where(ddp, table.ep * table.etp, table.dp_shard * table.cp * table.tp)
     owned = owned + routed_parameter_count(model) / (table.pp * expert_ranks)
     none = 0.0 * owned
-    steps = op.optimizer(owned, table.state_bytes, none, none, none, profile.kernels)
+    steps = op.optimizer(owned, table, none, none, none, profile.kernels)
     updated = cost_of(cluster.gpu, profile, product_column(table), steps)
     work = StepWork(
         clocked_s=total("clocked_s"),
@@ -285,7 +285,7 @@ def _fastest_costs(model: Model, cluster: Cluster, profile: Profile, table: Plan
         "attention": [o for o in layer["layer_forward"] if isinstance(o, op.Attention)],
         "ops_again": again,
     }
-    modules = RECOMPUTE_MODULES if table.modules.any() else ()
+    modules = RECOMPUTE_MODULES if table.recompute_modules.any() else ()
     others |= {module: [o for o in layer["layer_forward"] if o.name in operations_of(module)] for module in modules}
     # the output projection stays in 16 bit; where the layers' products do too, all are of one type
     if np.array_equal(products, half):

@@ -32,7 +32,7 @@ def optimizer_cost(model: Model, gpu: Gpu, profile: Profile, table: PlanTable, m
     summed = kept_bytes * whole * (table.microbatches - 1.0)
     fullest = traffic if traffic.kinds is None else traffic.at(fullest_share(model, table))
     copies = _narrow_copies_bytes(model, profile, table, modes, fullest, whole)
-    operations = op.optimizer(owned, table.state_bytes, cast, summed, copies, profile.kernels)
+    operations = op.optimizer(owned, table, cast, summed, copies, profile.kernels)
     operations += fp8_weight_casts(model, profile, table, fullest)
     return cost_of(gpu, profile, product_column(table), operations)
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from knee.base import units
+from knee.base.arrays import normal_deviations
 from knee.specs.catalog import ROOT, Source, read_toml
 from knee.specs.fields import unit_of
 from knee.specs.hardware import Cluster
@@ -20,8 +21,6 @@ NO_DEFAULT = ("initialisation_s", "checkpoint_interval_s", "spare_nodes")
 """Fields whose absence means something else than a number."""
 RATE_ENDS = ("rate_low_frac", "rate_high_frac")
 """Failure rates of clusters over the default: the 10th and the 90th percentile."""
-Z_90 = 1.2816
-"""Standard normal deviate of the 90th percentile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +54,7 @@ class Conditions:
         if any(field not in self.defaults for field in CAUSES.values()):
             return 0.0
         low, high = (default_of("run", name)[0] for name in RATE_ENDS)
-        return math.log(high / low) / (2.0 * Z_90)
+        return math.log(high / low) / (2.0 * normal_deviations(0.8))
 
 
 @cache

@@ -299,7 +299,7 @@ def _kept(model: Model, profile: Profile, table: PlanTable, s: Shapes) -> _Kept:
     """What forward keeps, computed once for each shape of kernels."""
     columns = [value for name in names_of(Shapes) if isinstance(value := getattr(s, name), np.ndarray)]
     columns += [] if s.fp8 is None else s.fp8.columns
-    again = (table.recompute, table.recompute_frac, table.modules)
+    again = (table.recompute, table.recompute_frac, table.recompute_modules)
     first, kind = equal_rows(*columns, *again, *columns_of(model, profile), few=MANY)
     if len(first) == len(table):
         return _kept_of_each(model, profile, table, s)
@@ -315,7 +315,7 @@ def _kept_of_each(model: Model, profile: Profile, table: PlanTable, s: Shapes) -
     recompute = table.recompute.astype(np.float64)
     full = table.recompute >= RECOMPUTES.index("blocks")
     kept = layer_saved_bytes(model, s, profile, 0.0 * recompute)
-    named = {m: table.recomputes_module(m) for m in RECOMPUTE_MODULES} if table.modules.any() else {}
+    named = {m: table.recomputes_module(m) for m in RECOMPUTE_MODULES} if table.recompute_modules.any() else {}
     saved = layer_saved_bytes(model, s, profile, recompute, named) if recompute.any() else kept
     saved = np.where(full, table.recompute_frac * saved + (1.0 - table.recompute_frac) * kept, saved)
     working = np.where(full, kept, (table.recomputes("ops") + table.recomputes("modules")) * (kept - saved))
@@ -387,7 +387,7 @@ def _stage_memory(
     gradients = np.where(keeps, kept_bytes * np.where(zero2, sharded, own), 0.0)
     gradients = gradients + np.where(modes.gathers, table.state_bytes * sharded, 0.0)
     outer_bytes = np.where(table.sync_every > 1, OUTER_STATES * OUTER_STATE_BYTES, 0.0)
-    optimizer = (MOMENTS * table.state_bytes + copied_bytes + outer_bytes) * sharded
+    optimizer = (MOMENTS * table.moment_bytes + copied_bytes + outer_bytes) * sharded
 
     activations = stage.in_flight * stage.chunk * kept.saved + kept.working
     logits = stage.last * kept.logits

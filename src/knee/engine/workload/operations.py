@@ -18,6 +18,7 @@ from knee.specs.constants import constant
 from knee.specs.hardware import GemmType
 from knee.specs.kernel_traffic import passes_of
 from knee.specs.model import Experts, Model
+from knee.specs.plan_table import PlanTable
 from knee.specs.profile import MEGATRON_KERNELS, Kernels
 
 # The memory-bound kernels of a layer with experts: the router, the order of tokens, activations.
@@ -400,15 +401,25 @@ def head_backward(model: Model, s: Shapes, kernels: Kernels, *, loss_parallel: b
 NVFP4_COPY_BYTES = 2 * BYTES + 2 * NVFP4_BYTES  # read for its largest element and again, written twice
 
 
+MOMENT_PASSES = 4.0  # of both moments: read and written
+
+
 def optimizer(
-    parameters: Floats, state_bytes: Floats, cast: Floats, summed_bytes: Floats, copies_bytes: Floats, kernels: Kernels
+    parameters: Floats,
+    table: PlanTable,
+    cast: Floats,
+    summed_bytes: Floats,
+    copies_bytes: Floats,
+    kernels: Kernels,
 ) -> list[Operation]:
     """The gradient norm, clipping and AdamW over the parameters a rank owns. ``cast`` of them have a 16-bit copy that
     is written after the step; ``summed_bytes`` are gradients added to those of earlier microbatches; ``copies_bytes``
     are moved to make fp8 or NVFP4 copies that are kept for all microbatches of the step."""
     clip, adamw, casts, sums = (passes_of(kernels, name) for name in ("clip", "adamw", "cast", "accumulate"))
-    states = parameters * state_bytes
+    states = parameters * table.state_bytes
     moved = (clip.forward + adamw.forward) * states + adamw.backward * BYTES * parameters
+    # passes are counted in the type of the parameters; moments may have another one
+    moved = moved + MOMENT_PASSES * (table.moment_bytes - table.state_bytes) * parameters
     moved = moved + casts.forward * BYTES * cast + sums.forward * summed_bytes + copies_bytes
     return [MemoryBound(name="adamw", moved_bytes=moved, kernels=clip.forward_kernels + adamw.forward_kernels)]
 

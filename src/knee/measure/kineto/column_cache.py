@@ -456,7 +456,7 @@ def _load(entry: Path, seal: dict[str, Any], path: Path) -> RankTrace | None:
         others["names"], others["notes"] = tuple(others["names"]), tuple(others["notes"])
         os.utime(entry)
         return RankTrace(path=path, **arrays, **others)
-    except Exception:  # a damaged entry fails in as many ways as NumPy and JSON know
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):  # a damaged entry
         return None
 
 

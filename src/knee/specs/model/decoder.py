@@ -177,10 +177,10 @@ def departures(model: Model, seq_len: int) -> dict[str, str]:
     """Field -> its name and value, of every field in which the model differs from Llama."""
     fields = [name for name, value in PLAIN.items() if getattr(model, name) != value]
     fields += ["window"] if model.slides(seq_len) else []
-    return {name: _shown(name, getattr(model, name)) for name in fields}
+    return {name: _describe_field(name, getattr(model, name)) for name in fields}
 
 
-def _shown(name: str, value: object) -> str:
+def _describe_field(name: str, value: object) -> str:
     if is_dataclass(value):
         return name.replace("_", " ")
     shown = str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

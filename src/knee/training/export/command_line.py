@@ -16,7 +16,7 @@ from knee.specs.catalog import ROOT, read_toml
 from knee.specs.job import Job
 from knee.specs.legality import PlanRule, first_broken
 from knee.specs.plan import Plan
-from knee.specs.plan_words import plan_words
+from knee.specs.plan_words import only_simulated, plan_words
 
 LARGEST_HOST = 16
 """More GPUs than this in what knee calls a node are a rack of hosts."""
@@ -134,21 +134,10 @@ PREFETCHES = PlanRule(
     f"{NEAREST} --prefetch 1",
 )
 """Neither program has an option for how far FSDP gathers ahead."""
-EXCHANGES_RARELY = (
-    PlanRule(
-        "plan.sync_every",
-        lambda job: job.plan.sync_every > 1,
-        "it has no known option to synchronize replicas only every {plan.sync_every:,} steps",
-        f"{NEAREST} no --sync-every; an export to knee can be simulated",
-    ),
-    PlanRule(
-        "plan.collectives",
-        lambda job: job.plan.collectives != "flat",
-        "it has no option for hierarchical collectives",
-        f"{NEAREST} no --collectives; an export to knee can be simulated",
-    ),
+ONLY_SIMULATED = only_simulated(
+    "it has no known option for: {words}", f"{NEAREST} no {{option}}; an export to knee can be simulated"
 )
-"""No recorded option of either program lets replicas run apart for a while."""
+"""What no recorded option of either program does."""
 
 
 def placed(plan: Plan, order: tuple[str, ...]) -> bool:

@@ -11,8 +11,8 @@ from knee.specs.model.decoder import SLIDING, Experts, departures
 from knee.specs.plan import AXES
 from knee.specs.schedules import PIPELINE_SCHEDULES
 from knee.training.export.command_line import (
-    EXCHANGES_RARELY,
     NEAREST,
+    ONLY_SIMULATED,
     PREFETCHES,
     LaunchCommand,
     add_torchrun,
@@ -304,7 +304,7 @@ def _environment(launch: LaunchCommand, job: Job) -> str:
 ITS_SCHEDULES = [schedule.name for schedule in PIPELINE_SCHEDULES if schedule.megatron]
 ITS_ORDERS = f"{'-'.join(AXES)} or {'-'.join(PP_BEFORE_DP)}"
 RULES = (
-    *EXCHANGES_RARELY,
+    *ONLY_SIMULATED,
     PlanRule(
         "plan.sharding",
         lambda job: job.plan.sharding == "zero2",

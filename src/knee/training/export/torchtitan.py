@@ -10,8 +10,8 @@ from knee.specs.model.decoder import departures
 from knee.specs.plan import AXES, RESHARDING
 from knee.specs.schedules import schedule_of
 from knee.training.export.command_line import (
-    EXCHANGES_RARELY,
     NEAREST,
+    ONLY_SIMULATED,
     PREFETCHES,
     LaunchCommand,
     add_torchrun,
@@ -242,7 +242,7 @@ def _recomputed(job: Job) -> str:
 
 ITS_MESH = "-".join(AXES)
 RULES = (
-    *EXCHANGES_RARELY,
+    *ONLY_SIMULATED,
     PlanRule(
         "plan.sharding",
         lambda job: job.plan.sharding in ("zero1", "zero2"),

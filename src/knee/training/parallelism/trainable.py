@@ -10,6 +10,7 @@ from typing import Any
 from knee.specs.legality import PlanRule, check
 from knee.specs.model.decoder import departures
 from knee.specs.plan import Plan
+from knee.specs.plan_words import only_simulated
 from knee.specs.schedules import schedule_of
 
 SPLITS_EXPERTS = (2, 12)
@@ -111,18 +112,7 @@ RULES = (
         "recompute ops can be simulated but not trained",
         "use {--recompute} blocks or full",
     ),
-    not_trained(
-        "plan.sync_every",
-        lambda job: job.plan.sync_every > 1,
-        "replicas that synchronize every {plan.sync_every:,} steps can be simulated but not trained",
-        "leave {--sync-every} out; the replicas then reduce gradients in every step",
-    ),
-    not_trained(
-        "plan.collectives",
-        lambda job: job.plan.collectives != "flat",
-        "hierarchical collectives can be simulated but not trained",
-        "leave {--collectives} out",
-    ),
+    *only_simulated("{words} can be simulated but not trained", "leave {argument} out", code="not-trained"),
     not_trained(
         "plan.cp_method",
         lambda job: job.plan.cp > 1 and job.plan.cp_method == "ring",

@@ -73,6 +73,9 @@ class Setting:
     """Kind of network: infiniband, roce, efa, ..."""
     reduce_dtype: str | None = None
     """Type in which gradients are reduced."""
+    state_dtype: str | None = None
+    """Type of the parameters that the optimizer updates; moment_dtype: of its moments."""
+    moment_dtype: str | None = None
     tp_overlap: bool | None = None
     """Whether tensor-parallel communication runs beside products; dp_overlap: that of gradients and parameters beside
     compute."""
@@ -332,3 +335,15 @@ _COLUMNS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
 } | {"node_gbit_per_s": ("node_bytes_per_s", _gbit_per_s)}
 """Column -> field of ``Setting``, and how it is read."""
 _KNOWN = {*_COLUMNS, *MEASURED, "id", "fabric_stated"}
+_EXPERTS = ("experts", "top_k", "expert_ffn")
+_OPTIONAL = [name for name in _COLUMNS if name not in REQUIRED]
+DENSE = (*_OPTIONAL[: _OPTIONAL.index("experts")], "note", "node_gbit_per_s")
+"""Optional columns of every run."""
+SPARSE = tuple(name for name in _OPTIONAL if name not in (*DENSE, *_EXPERTS))
+"""Optional columns of mixtures of experts."""
+
+
+def column_words(names: Sequence[str]) -> str:
+    """Columns for the help, with the unit or the words that some have."""
+    said = {"micro_batch": "in sequences", "routing": "forced_balance, dropless, drop"}
+    return ", ".join(f"{name} ({said[name]})" if name in said else name for name in names)

@@ -10,8 +10,7 @@ from knee.trust.validation.csv_cells import text_of
 from knee.trust.validation.published_runs import CsvRow, RunFile, Setting
 from knee.trust.validation.run_to_job import RunJob
 from knee.trust.validation.simulated_runs import Ask
-from knee.trust.validation.user_records import RecordedRun, read_records
-from knee.trust.validation.user_runs import records_in
+from knee.trust.validation.user_records import RecordedRun, read_records, records_in
 
 
 def records_of(path: Path, text: str | None, profile: Profile | None, cluster: Cluster | None) -> tuple[RunFile, Ask]:

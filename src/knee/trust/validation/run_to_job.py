@@ -160,6 +160,8 @@ def job_of(setting: Setting, *, profile: Profile | None = None, cluster: Cluster
         **_precision(setting),
         "cp_method": stack.cp_method,
         "reduce_dtype": setting.reduce_dtype or ("fp32" if setting.precision == "fp16" else stack.reduce_dtype),
+        "state_dtype": setting.state_dtype,
+        "moment_dtype": setting.moment_dtype,
         "tp_overlap_frac": _tp_overlap(setting, software),
         **_data_parallel(setting, where.node.gpus, notes),
         **(expert_options(setting, notes) if setting.experts else {}),

@@ -1,4 +1,4 @@
-"""knee's own records as runs: measurements with their job, as ``knee simulate --json`` prints them; a probe's steps."""
+"""The one reader of knee's own records: where they lie, what a record is, its job, and the run that it measured."""
 
 from __future__ import annotations
 
@@ -27,6 +27,14 @@ from knee.trust.validation.skipped_rows import reason_of
 from knee.trust.validation.stacks import catalog_profile
 
 Pair = tuple[PublishedRun, RunJob]
+RECORD, ATTEMPTS = "record.json", "attempts"
+FORM = "give a record of `knee simulate --json`, `knee trace --json` or `knee train`, or the folder of a run"
+JOB = ("model", "gpus", "global_batch", "seq_len", "plan")
+"""What a record says of its job, beside the cluster and the profile."""
+IMPOSSIBLE = "impossible"
+"""Key of a study's record that says why a point cannot be."""
+LARGEST = 1e30
+"""Numbers beyond it are not measurements: JSON holds numbers of any size."""
 RATES = ("step_s", "tokens_per_s", "tokens_per_s_per_gpu")
 AGREE = 0.01
 """Rates of one record that differ by more contradict each other."""
@@ -46,6 +54,44 @@ class RecordedRun:
     reason: str | None = None
     simulated: bool = False
     probed: bool = False
+
+
+def records_in(paths: Sequence[Path]) -> list[Path]:
+    """Files as they are; of the folder of a run or a sweep the records in it, without those of earlier attempts."""
+    found: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            found.append(path)
+            continue
+        inside = sorted(p for p in path.rglob(RECORD) if ATTEMPTS not in p.relative_to(path).parts)
+        if not inside:
+            hint = "`knee sweep` and `knee train --out DIR` write such records"
+            raise InputError(f"{path} contains no {RECORD}", hint=hint, code="nothing-usable")
+        found += inside
+    return found
+
+
+def number_of(value: Any) -> float | int | None:
+    """A value of a record as a number; None for what is no number, or beyond ``LARGEST``."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -LARGEST < value < LARGEST:
+        return None
+    return value
+
+
+def check_record(value: object) -> dict[str, Any]:
+    """A JSON value as a record, that of its step where it is a trace's; SpecError where it is no record."""
+    if isinstance(value, dict) and value.get("kind") == "trace":
+        value = value.get("record")
+    if not isinstance(value, dict):
+        raise SpecError("it is not a JSON object", code="not-a-record")
+    if IMPOSSIBLE in value:
+        raise SpecError(f"it is a point that is not possible: {value[IMPOSSIBLE]}", code="not-a-record")
+    if value.get("kind", "measured") not in get_args(Kind):
+        kinds = ", ".join(get_args(Kind))
+        raise SpecError(f"its kind is {str(value.get('kind'))[:40]!r}, not one of {kinds}", code="not-a-record")
+    if not isinstance(value.get("flop_convention"), (str, type(None))):  # of a trace it is not known
+        raise SpecError("flop_convention is not a name", code="not-a-record", field="flop_convention")
+    return value
 
 
 def is_json(text: str) -> bool:
@@ -116,7 +162,7 @@ def _recorded(number: int, path: Path, value: Any, profile: Profile | None, clus
         kind = value.get("kind", "measured")
         if kind not in get_args(Kind):
             raise unknown_choice("kind", kind, get_args(Kind))
-        job = _job(value, profile, cluster)
+        job = job_of_record(value, profile, cluster)
         status, rate, memory_bytes = _measured(value, job)
     except InputError as error:
         return RecordedRun(number=number, reason=reason_of(error))
@@ -132,9 +178,10 @@ def _recorded(number: int, path: Path, value: Any, profile: Profile | None, clus
     )
 
 
-def _job(record: Mapping[str, Any], profile: Profile | None, cluster: Cluster | None) -> Job:
-    missing = [name for name in ("model", "gpus", "global_batch", "seq_len", "plan") if name not in record]
-    missing += [name for name, given in (("cluster", cluster), ("profile", profile)) if not (given or name in record)]
+def job_of_record(record: Mapping[str, Any], profile: Profile | None = None, cluster: Cluster | None = None) -> Job:
+    """The job that a record is of, or SpecError; a profile or cluster that is given replaces the record's own."""
+    missing = [name for name in JOB if record.get(name) is None]
+    missing += [k for k, given in (("cluster", cluster), ("profile", profile)) if not given and record.get(k) is None]
     if missing:
         raise SpecError(f"the record has no {', '.join(missing)}", code="missing-field", field=missing[0])
     if not isinstance(record["plan"], dict):

@@ -20,11 +20,10 @@ from knee.trust.validation.run_errors import NO_ANSWER
 from knee.trust.validation.run_to_job import check_memory, job_of
 from knee.trust.validation.simulated_runs import grouped, predicted
 from knee.trust.validation.skipped_rows import reason_of
-from knee.trust.validation.user_records import Pair, RecordedRun, is_json, merged, read_records
+from knee.trust.validation.user_records import Pair, RecordedRun, is_json, merged, read_records, records_in
 
 NOT_RUN = "the run ended early (oom or failed), so no time was measured"
 STATUS_ONLY = "the run finished, but neither its throughput nor its memory is given"
-RECORD, ATTEMPTS = "record.json", "attempts"
 DIFFER = 1.25
 """Repeats of one setting whose slowest and fastest are further apart contradict each other."""
 
@@ -109,21 +108,6 @@ def read_user_runs(paths: Sequence[Path], profile: Profile | None, cluster: Clus
         probed=any(record.probed and record.pair is not None for record in records),
         differ=_differ(rows),
     )
-
-
-def records_in(paths: Sequence[Path]) -> list[Path]:
-    """Files as they are; of the folder of a run or a sweep the records in it, without those of earlier attempts."""
-    found: list[Path] = []
-    for path in paths:
-        if not path.is_dir():
-            found.append(path)
-            continue
-        inside = sorted(p for p in path.rglob(RECORD) if ATTEMPTS not in p.relative_to(path).parts)
-        if not inside:
-            hint = "`knee sweep` and `knee train --out DIR` write such records"
-            raise InputError(f"{path} contains no {RECORD}", hint=hint, code="nothing-usable")
-        found += inside
-    return found
 
 
 def _measured(pairs: Sequence[Pair], skipped: Counter[str]) -> list[Pair]:

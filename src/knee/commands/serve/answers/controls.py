@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 import knee
 from knee.commands.budget.model_family import family_names
@@ -17,10 +17,11 @@ from knee.engine.energy import grid_names
 from knee.engine.workload.parameters import active_parameter_count, parameter_count
 from knee.specs.catalog import entry_names
 from knee.specs.defaults import DEFAULT_GRID, DEFAULT_PROFILE, DEFAULT_SEQ_LEN
-from knee.specs.field_words import default_of, descriptions
+from knee.specs.field_words import descriptions
+from knee.specs.knobs import Knob
 from knee.specs.load import load_cluster, load_model, load_profile
 from knee.specs.metrics import METRICS, VIEWS
-from knee.specs.plan import AXES, KEPT_BY_SEARCH, MOST, MOST_IMBALANCE, Plan
+from knee.specs.plan import KNOBS, MOST, Plan
 
 # States of the page for the paper's experiments, from the studies' own files.
 
@@ -116,8 +117,6 @@ def _many(value: Any) -> tuple[Any, ...]:
 
 
 ControlKind = Literal["choice", "integer", "number", "logarithmic", "switch", "words"]
-POWERS = ("gpus", "local_batch", "global_batch", "seq_len", "tp", "pp", "cp", "ep", "etp", "dp_shard", "dp_replicate")
-"""Counts that are moved by doublings."""
 LABELS = {
     "model": "Model",
     "cluster": "Cluster",
@@ -129,16 +128,7 @@ LABELS = {
     "tokens": "Training tokens",
     "grid": "Electricity grid",
     "pue": "PUE of the site",
-    "tp": "Tensor parallelism (tp)",
-    "pp": "Pipeline stages (pp)",
-    "cp": "Context parallelism (cp)",
-    "ep": "Expert parallelism (ep)",
-    "etp": "Tensor parallelism of experts (etp)",
-    "dp_shard": "Sharded data parallelism (dp_shard)",
-    "dp_replicate": "Replicas (dp_replicate)",
 }
-DEGREES_MOST = {"tp": 64, "pp": 64, "cp": 64, "ep": 512, "etp": 64, "virtual_stages": 16, "micro_batch": 64}
-"""How far a slider goes; the API takes up to the plan's own limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +149,8 @@ class Control:
     help: str = ""
     kept: bool = False
     """Whether a search for a plan takes it as given; it chooses the other fields of the plan."""
+    needs: str | None = None
+    """Degree of the plan without which it means nothing."""
 
 
 def catalog_view(body: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - as other answers
@@ -248,34 +240,27 @@ def _doubled(name: str, group: str, unit: str, least: float, most: float, defaul
 
 
 def _plan_controls() -> list[Control]:
-    hints, words = get_type_hints(Plan), descriptions(Plan)
-    found = []
-    for field in fields(Plan):
-        name, hint = field.name, hints[field.name]
-        options = get_args(hint)
-        literal = get_args(next((one for one in (hint, *options) if get_origin(one) is Literal), None))
-        base: dict[str, Any] = {
-            "name": name,
-            "label": LABELS.get(name, name.replace("_", " ").capitalize()),
-            "group": "plan",
-            "default": default_of(field),
-            "help": words.get(name, ""),
-            "kept": name in KEPT_BY_SEARCH,
-        }
-        if hint is bool:
-            found.append(Control(kind="switch", **base))
-        elif get_origin(hint) is tuple:
-            every = AXES if name == "placement" else get_args(options[0])
-            found.append(Control(kind="words", choices=every, **base | {"default": list(base["default"])}))
-        elif literal:
-            found.append(Control(kind="choice", choices=literal, **base))
-        elif hint is int:
-            farthest = DEGREES_MOST.get(name, MOST)
-            kind: ControlKind = "logarithmic" if name in POWERS or name == "micro_batch" else "integer"
-            first = 0 if name == "prefetch" else 1
-            found.append(Control(kind=kind, least=first, most=farthest, step=2 if kind == "logarithmic" else 1, **base))
-        else:
-            ratio = name in ("imbalance", "capacity_factor")
-            least, most = (1.0, float(MOST_IMBALANCE)) if ratio else (0.0, 1.0)
-            found.append(Control(kind="number", least=least, most=most, step=0.05, **base))
-    return found
+    words = descriptions(Plan)
+    return [_plan_control(knob, words.get(knob.name, "")) for knob in KNOBS.values()]
+
+
+def _plan_control(knob: Knob, text: str) -> Control:
+    """The control of a plan's field."""
+    base: dict[str, Any] = {
+        "name": knob.name,
+        "label": knob.label or knob.name.replace("_", " ").capitalize(),
+        "group": "plan",
+        "default": list(knob.default) if knob.many else knob.default,
+        "help": text,
+        "kept": knob.search == "kept",
+        "needs": knob.needs,
+    }
+    if knob.kind is bool:
+        return Control(kind="switch", **base)
+    if knob.choices:
+        return Control(kind="words" if knob.many else "choice", choices=knob.choices, **base)
+    most = knob.slider or knob.most or MOST
+    if knob.kind is int:
+        kind: ControlKind = "logarithmic" if knob.doubles else "integer"
+        return Control(kind=kind, least=knob.least, most=most, step=2 if knob.doubles else 1, **base)
+    return Control(kind="number", least=float(knob.least), most=float(most), step=0.05, **base)

@@ -59,6 +59,7 @@ def answer_questions(pipe: Connection, role: str, space_bytes: int) -> None:
 
     An event is JSON in bytes. ``role`` is answer or search; the process gets no more than ``space_bytes``.
     """
+    os.setsid()  # signals of the terminal are for the server, and Linux gives each session its share of a busy machine
     # a process in the middle of a search ends with the server too
     threading.Thread(target=_exit_with_server, daemon=True).start()
     with suppress(ValueError, OSError):  # where the system has no such limit

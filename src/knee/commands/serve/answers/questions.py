@@ -9,7 +9,6 @@ import inspect
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import fields
 from functools import cache
 from typing import Any
 from urllib.parse import urlencode
@@ -17,7 +16,8 @@ from urllib.parse import urlencode
 import knee
 from knee.base.errors import InputError, argument, as_flags
 from knee.specs.catalog import Kind, did_you_mean, entry_names
-from knee.specs.plan import Plan
+from knee.specs.knobs import names_of
+from knee.specs.plan import KNOBS
 
 KINDS: tuple[Kind, ...] = ("model", "cluster", "profile")
 LONGEST_TEXT = 200
@@ -29,7 +29,7 @@ MOST_OVERRIDES = 32
 
 OF_PAGE = ("view", "compare", "counts", "curves", "number", "kind")
 """What a state has beside the arguments of functions."""
-CHOSEN = ("sharding", "schedule", "recompute", "micro_batch")
+CHOSEN = names_of(KNOBS, "listed")
 """Fields of a plan that a search takes as lists of what it may choose; a state has one of each."""
 
 
@@ -37,7 +37,7 @@ CHOSEN = ("sharding", "schedule", "recompute", "micro_batch")
 def parameters(function: str) -> frozenset[str]:
     """Names that a function of ``import knee`` takes, those of the plan included; without what only Python can give."""
     found = inspect.signature(getattr(knee, function)).parameters
-    plan = {field.name for field in fields(Plan)} if "plan" in found else set()
+    plan = set(KNOBS) if "plan" in found else set()
     return frozenset((set(found) - {"plan", "progress", "on_better"}) | plan)
 
 
@@ -161,9 +161,8 @@ def _option(name: str, value: Any) -> list[str]:
     if isinstance(value, Mapping):
         return [word for key, one in value.items() for word in (flag, f"{key}={one}")]
     if isinstance(value, (list, tuple)):
-        joined = {"gpus": ",", "placement": "-", "recompute_modules": "+"}.get(name)
-        if joined:
-            return [flag, joined.join(map(str, value))]
+        if name == "gpus" or (name in KNOBS and KNOBS[name].many):
+            return [flag, ("," if name == "gpus" else KNOBS[name].joint).join(map(str, value))]
         return [word for one in value for word in (flag, str(one))]
     return [flag, f"{value:g}" if isinstance(value, float) and value == int(value) else str(value)]
 

@@ -21,7 +21,7 @@ from knee.engine.training_cost import checked_pue
 from knee.search.plan_search import CellBest, cell_bests, cell_pairs
 from knee.specs.defaults import DEFAULT_LAW
 from knee.specs.load import load_cluster
-from knee.specs.plan import Plan
+from knee.specs.plan import KNOBS, Plan
 from knee.specs.plan_words import plan_words
 
 # What the Budget view needs: curves of equal loss, what each limit affords, and the choice of plain FLOP counting.
@@ -202,7 +202,7 @@ def _cell(cell: CellBest, answer: PlanSearch) -> dict[str, Any]:
 
 
 _DEFAULTS = knee.Plan()
-CHOSEN = ("dp_shard", "dp_replicate", "micro_batch", "sharding")
+CHOSEN = ("sharding", *(name for name, knob in KNOBS.items() if knob.filled))
 
 
 def _scale_best(body: Mapping[str, Any], tell: Tell) -> dict[str, Any]:

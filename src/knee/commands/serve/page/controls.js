@@ -6,8 +6,6 @@ import { changed } from "./timing.js";
 
 /** Fields of a plan that are always in sight; the others are behind "More of the plan". */
 const FIRST = ["tp", "pp", "cp", "ep", "sharding", "micro_batch", "schedule", "recompute", "precision"];
-const EXPERTS = ["ep", "etp", "dispatcher", "ep_overlap", "routing", "imbalance", "capacity_factor"];
-const PIPELINE = ["schedule", "virtual_stages"];
 const LARGEST_SLIDER = {
   gpus: 2 ** 17,
   global_batch: 2 ** 17,
@@ -355,11 +353,12 @@ export class Question {
     this.controls.get("local_batch").element.hidden = strong;
     this.controls.get("global_batch").element.hidden = !strong;
     const experts = this.catalog.models.find((one) => one.name === this.state.get("model"))?.experts ?? true;
-    for (const name of EXPERTS)
-      if (this.controls.has(name)) this.controls.get(name).element.hidden = !experts && !this.state.isSet(name);
+    for (const { name, needs } of this.state.controls.values())
+      if (needs === "ep" || ["ep", "etp"].includes(name))
+        this.controls.get(name).element.hidden = !experts && !this.state.isSet(name);
     const staged = Number(this.state.get("pp") || plan?.pp || 1) > 1;
-    for (const name of PIPELINE)
-      if (this.controls.has(name)) this.controls.get(name).element.hidden = !staged && !this.state.isSet(name);
+    for (const { name, needs } of this.state.controls.values())
+      if (needs === "pp") this.controls.get(name).element.hidden = !staged && !this.state.isSet(name);
     const box = this.overrides.querySelector("input");
     const set = Object.entries(values)
       .filter(([name]) => name.startsWith("set."))
