@@ -67,7 +67,7 @@ class FileValidation(Result):
             raise InputError(none_used(what, self.skipped), code="nothing-usable", field="file")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RunsValidation(FileValidation):
     """Measured training runs and their predictions."""
 
@@ -118,7 +118,7 @@ class RunsValidation(FileValidation):
             }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class BandwidthsValidation(FileValidation):
     """Measured bandwidths of collectives and their predictions on idle links."""
 
