@@ -28,13 +28,8 @@ from knee.specs.fields import WrongKey, fields_of, split_overrides
 
 # What a study file says once for several grids, and where the files lie that it names.
 
-NAMED, TABLES = (
-    ("model", "cluster", "profile", "hardware"),
-    (
-        *("grid", "common", "bandwidths", "budget"),
-        *("long_run", "wall"),
-    ),
-)
+NAMED = ("model", "cluster", "profile", "hardware")
+TABLES = ("grid", "common", "bandwidths", "budget", "long_run", "wall")
 """Keys whose words name specs, and the tables that have them."""
 
 
