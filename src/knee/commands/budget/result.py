@@ -122,7 +122,6 @@ def sentences(answer: Budget) -> list[str]:
 
 
 def _rare_words(answer: Budget) -> str:
-    """What an exchange every few steps would bring."""
     rare, every = answer.rare_exchange, f"With an exchange of replicas every {answer.sync_every:,} steps"
     if rare is None:
         return f"{every}, no plan within the limits has replicas."
@@ -136,7 +135,6 @@ def _rare_words(answer: Budget) -> str:
 
 
 def _band_words(answer: Budget) -> str:
-    """The band of the loss, and of what it is where it is not of everything."""
     bands = answer.bands
     if bands.both is not None:
         return f"expected range {_ends(bands.both, 2)}"
@@ -149,7 +147,6 @@ def _band_words(answer: Budget) -> str:
 
 
 def _counting(answer: Budget) -> str:
-    """What a FLOP-only estimate chooses, and what becomes of it."""
     flop, run = answer.flop, answer.flop.run
     chose = (
         f"A FLOP-only estimate at {100 * flop.mfu_frac:.3g}% MFU would choose {short(answer.counted_params)} "
@@ -318,7 +315,6 @@ def _batch_lines(answer: Budget) -> list[str]:
 
 
 def _flop_line(answer: Budget) -> str:
-    """Which FLOP are counted."""
     flop, seq_len = answer.flop, answer.problem.rates.seq_len
     also = "" if answer.problem.law.counts == "all" else ", and those of the output layer"
     source = argument("mfu") if answer.mfu_given else assumed_mfu()[1]

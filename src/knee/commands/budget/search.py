@@ -325,7 +325,6 @@ class Problem:
         self.rates.look_ahead(asked for one in candidates for asked in self._asked(limits, *one, below))
 
     def _asked(self, limits: BudgetLimits, gpus: int, model: Model, below: float) -> list[Asked]:
-        """What ``best_at`` asks for first."""
         if self.least_loss(limits, model, gpus) >= below:
             return []
         speed = self._least_tokens_per_s(limits, model, gpus, below)
@@ -694,7 +693,6 @@ def rare_exchange(
 
 
 def _with_replicas(problem: Problem, fixed: Plan, sync_every: int, replicas: int) -> Problem:
-    """The same question of models that so many replicas train."""
     law = problem.law
     values = {name: getattr(law, name) for name in Law.__dataclass_fields__}
     return replace(

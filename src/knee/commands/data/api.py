@@ -137,5 +137,4 @@ def _shard_folder(folder: Path, index: Index, **more: Any) -> ShardFolder:
 
 
 def _cpus() -> int:
-    """That this process may use; not every system says."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -44,7 +44,6 @@ def _print(heading: str, rows: Sequence[Sequence[str]], *, dim: Sequence[int] = 
 
 
 def _facts(facts: dict[str, str | None]) -> str:
-    """What is known in a row, and the names of what is not."""
     known = ", ".join(fact for fact in facts.values() if fact is not None)
     unknown = ", ".join(name for name, fact in facts.items() if fact is None)
     return "; ".join(part for part in (known, f"unknown: {unknown}" if unknown else "") if part)
@@ -73,7 +72,6 @@ def _nccl(software: Software) -> str:
 
 
 def _gpus(gpus: Sequence[LocalGpu]) -> list[list[str]]:
-    """A line for GPUs that are alike, not one for each."""
     alike: dict[LocalGpu, list[int]] = {}
     for gpu in gpus:
         alike.setdefault(replace(gpu, index=0), []).append(gpu.index)

@@ -273,7 +273,6 @@ def _print_machine(readings: Readings) -> None:
 
 
 def _print_values(written: MachineFile) -> None:
-    """What was measured beside what the catalogue says of the base."""
     before = load_cluster(written.base).spec
     rows = [[path, str(value.value), _show_value(before, path), value.kind] for path, value in written.values.items()]
     title = f"{written.path} (measured by {', '.join(written.probes)}; other values come from {written.base})"

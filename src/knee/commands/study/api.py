@@ -74,7 +74,6 @@ class StudyDescription(Result):
 
 
 def _plan_words(question: Question) -> str:
-    """A plan as the grid names it, or how it is picked."""
     if len(question.plans) > 1:
         return f"{question.pick} of {len(question.plans)} that fits"
     words = [f"{name} {value}" for name, value in question.plans[0] if name != "placement"]
@@ -317,7 +316,6 @@ def _check_launcher(launcher: str, steps: int | None, out: str | Path | None) ->
 
 
 def _recorded(points: Sequence[StudyPoint], store: Store, progress: Progress | None) -> Iterator[Row]:
-    """Point by point, study by study."""
     for name, group in groupby(points, key=lambda point: point.study):
         some = list(group)
         yield from watched(recorded(some, store.record), name, len(some), progress)
@@ -331,7 +329,6 @@ def _trained(
     tell: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> list[Measured]:
-    """Real runs of the points that this machine can train; how many it cannot is said, and why."""
     from knee.commands.study.trained_points import refused as refused_by
     from knee.commands.study.trained_points import trained
     from knee.measure.machine.machine_facts import need_torch
@@ -357,7 +354,6 @@ def _trained(
 
 
 def _measured(path: Path) -> Iterator[Mapping[str, Any]]:
-    """Measured records of a file, a run's folder, or the folders below one."""
     for file in records_in([path]):
         record = read_record(file)
         if record.get("kind", "measured") != "measured":

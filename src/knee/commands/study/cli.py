@@ -181,7 +181,6 @@ def _run(
 
 
 def _given(names: Sequence[str], out: Path, launcher: str, records: Sequence[Path], sets: Sequence[str]) -> str:
-    """The command that makes the same page."""
     from knee.commands.study.study_file import study_names
 
     words = ["knee", "study"]

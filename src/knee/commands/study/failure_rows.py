@@ -135,7 +135,6 @@ def largest_flop(cluster: Cluster, utilisation_frac: float, **given: float) -> f
 
 
 def _powers(layers: float, batch: float) -> list[Floats]:
-    """Degrees and microbatches that are tried."""
 
     def up_to(most: float) -> Floats:
         return np.asarray(2.0 ** np.arange(int(math.log2(max(most, 1.0))) + 1))

@@ -278,7 +278,6 @@ def loaded(question: Question) -> tuple[Loaded[Any], Loaded[Any], Loaded[Any]]:
 
 
 def _given(question: Question) -> list[str]:
-    """Paths of values that the question changes."""
     parts = zip(("model", "cluster", "profile"), loaded(question), strict=True)
     return [f"{kind}.{path}" for kind, part in parts for path, source in part.sources.items() if source.kind == "user"]
 

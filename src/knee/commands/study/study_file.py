@@ -417,7 +417,6 @@ class Study:
 
 
 def _columns_named(study: Study) -> Iterator[tuple[str, str]]:
-    """Every column that a study names, with its place."""
     parts: list[tuple[str, object]] = [(f"value.{name}", quantity) for name, quantity in study.value.items()]
     parts += [(f"draw.{i}", draw) for i, draw in enumerate(study.draw)]
     parts += [(f"published.{i}", one) for i, one in enumerate(study.published)]

@@ -80,7 +80,6 @@ def print_answer(answer: Studies) -> None:
 
 
 def _print_runs(one: Ran) -> None:
-    """The runs of a study that says nothing of them itself."""
     names = ("tokens_per_s_per_gpu", "tokens_per_s", "mfu_frac", "exposed_frac", "memory_bytes")
     labels = ("trust", "model", "cluster")
     rows = [

@@ -261,7 +261,6 @@ def _check_numbers(pack: int, max_gpu_hours: float | None) -> None:
 
 
 def _check_states(states: Sequence[str]) -> None:
-    """Refuse states of runs that cannot be started again."""
     for state in states:
         if state in STATES and state not in ENDED:
             raise InputError(

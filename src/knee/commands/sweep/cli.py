@@ -283,7 +283,6 @@ def _print_answer(answer: SweepStatus, *, as_json: bool) -> None:
 
 
 def _finish(answer: SweepStatus, *, as_json: bool) -> None:
-    """Print how the sweep stands, and end with the code for it."""
     _print_answer(answer, as_json=as_json)
     if answer.signal is not None:
         say("interrupted: the same command continues the sweep")

@@ -129,7 +129,6 @@ def _times(t: Times) -> tuple[float | None, ...]:
 
 
 def _capped(caption: str, kinds: dict[str, str], rows: Sequence[Sequence[Any]], most: int = MOST_ROWS) -> Table:
-    """A table that says where it ends."""
     more = "" if len(rows) <= most else f"; the first {most:,} of {len(rows):,} rows, --json has all"
     return kind_table(caption + more, kinds, rows[:most])
 

@@ -505,7 +505,6 @@ class Beliefs:
         )
 
     def _rate_errors(self, outcomes: Sequence[Outcome]) -> tuple[list[int], Floats]:
-        """Rows and errors of log throughput."""
         seen = [(o.plan, log(o.tokens_per_s_per_gpu)) for o in outcomes if o.tokens_per_s_per_gpu is not None]
         at = [plan for plan, _ in seen]
         return at, np.array([value for _, value in seen]) - self.log_rate[at]
