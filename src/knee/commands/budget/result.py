@@ -260,14 +260,8 @@ def _used_up(limits: BudgetLimits, run: BudgetRun | None, axis: str) -> list[str
         return []
     own = "mwh" if axis == "co2e_kg" else axis
     used = {"days": run.days, "usd": run.cost_usd, "mwh": run.mwh, "tokens_max": run.tokens}
-    return [
-        name
-        for name, taken in used.items()
-        if name != own
-        and taken is not None
-        and (most := getattr(limits, name)) is not None
-        and taken >= USED_UP_FRAC * most
-    ]
+    limited = {name: getattr(limits, name) for name in used if name != own and getattr(limits, name) is not None}
+    return [name for name, most in limited.items() if (used[name] or 0.0) >= USED_UP_FRAC * most]
 
 
 def assumptions(answer: Budget) -> list[str]:
@@ -282,9 +276,9 @@ def assumptions(answer: Budget) -> list[str]:
         *_batch_lines(answer),
         _flop_line(answer),
         *(
-            []
+            ()
             if all_counted
-            else ["the FLOP-only size is shown with the embeddings of the nearest model that was tried"]
+            else ("the FLOP-only size is shown with the embeddings of the nearest model that was tried",)
         ),
         f"the models are of the family {problem.family.name}{_ladder_words(answer)}: {problem.family.source}",
         f"the search tried a reduced set of {problem.rates.plans:,} plans; `knee plan` searches all plans of one "
@@ -340,11 +334,9 @@ def _ladder_words(answer: Budget) -> str:
 
 def _site_lines(answer: Budget) -> list[str]:
     price, pue, grid = answer.problem.rates.cluster.usd_per_gpu_h, answer.pue, answer.grid
-    rent = (
-        "the rent per GPU is unknown"
-        if price is None or answer.price is None
-        else f"the rent per GPU is {price:g} USD/h ({answer.price.kind}): {answer.price.text}"
-    )
+    rent = "the rent per GPU is unknown"
+    if price is not None and answer.price is not None:
+        rent = f"the rent per GPU is {price:g} USD/h ({answer.price.kind}): {answer.price.text}"
     return [
         rent,
         "energy and CO2e cover the GPUs and the site's overhead (PUE), but not hosts, switches and storage",
