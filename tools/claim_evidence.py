@@ -42,7 +42,7 @@ from knee.specs.hardware import Cluster
 from knee.specs.job import Job
 from knee.specs.profile import Profile
 from knee.specs.profile_parameters import PARAMETERS, Parameter, applied
-from knee.trust.answer_record import asked_of
+from knee.trust.trust import asked_of
 
 # Studies under many profiles: the plans of all questions in a few tables, made once and simulated anew each time.
 

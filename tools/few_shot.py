@@ -24,15 +24,12 @@ from knee.base.arrays import Floats
 from knee.specs.profile import Profile
 from knee.specs.profile_parameters import PARAMETERS
 from knee.trust.profile_fit.calibration import OwnProfile, fit_profile
-from knee.trust.profile_fit.stack_spread import stack_priors
+from knee.trust.profile_fit.stack_fit import stack_priors
 from knee.trust.validation.bundled_runs import carried_runs
-from knee.trust.validation.left_out import left_out_profiles, unseen_job_of
 from knee.trust.validation.published_runs import PublishedRun
-from knee.trust.validation.run_to_job import job_of
+from knee.trust.validation.run_to_job import catalog_profile, job_of, left_out_profiles, unseen_job_of
 from knee.trust.validation.simulated_runs import Ask, cases_of, predicted
-from knee.trust.validation.stacks import catalog_profile
-from knee.trust.validation.user_records import Pair
-from knee.trust.validation.user_runs import UserRuns
+from knee.trust.validation.user_records import Pair, UserRuns
 
 RUNS = 8
 FEWEST = 30

@@ -33,10 +33,15 @@ from knee.specs.profile import Profile
 from knee.specs.profile_parameters import PARAMETERS
 from knee.trust.error_table import EXPERTS
 from knee.trust.validation.bundled_runs import carried_moe_runs
-from knee.trust.validation.left_out import MOE_LEFT_OUT, left_out_profiles
 from knee.trust.validation.published_runs import PublishedRun, Setting
-from knee.trust.validation.run_to_job import RunJob, job_of
-from knee.trust.validation.stacks import catalog_profile, profile_name
+from knee.trust.validation.run_to_job import (
+    MOE_LEFT_OUT,
+    RunJob,
+    catalog_profile,
+    job_of,
+    left_out_profiles,
+    profile_name,
+)
 
 CATALOG = Path(__file__).parent.parent / "src/knee/catalog"
 SOURCE, RELEASE = "nvidia_megatron_bridge_perf_summary", "26.04.01"

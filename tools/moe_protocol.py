@@ -17,8 +17,7 @@ from pathlib import Path
 from knee.trust.validation.bundled_runs import carried_moe_runs, moe_fidelity
 from knee.trust.validation.published_runs import PublishedRun, Setting
 from knee.trust.validation.run_errors import Prediction, predict
-from knee.trust.validation.run_to_job import RunJob, job_of
-from knee.trust.validation.stacks import catalog_profile, profile_name
+from knee.trust.validation.run_to_job import RunJob, catalog_profile, job_of, profile_name
 
 OUT = Path(__file__).parent.parent / "data/moe/protocol.csv"
 ROUTED, TUNED, MEMORY = "megatron_moe_modelzoo", "megatron_lm_dsv3_gb200_guide", "simumax_b200_v1.2"

@@ -86,7 +86,7 @@ def test_a_pipe_with_a_writer_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_too_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("knee.trust.validation.csv_cells.MOST_ROWS", 2)
-    monkeypatch.setattr("knee.trust.validation.user_runs.MOST_FITTED_ROWS", 1)
+    monkeypatch.setattr("knee.trust.validation.user_records.MOST_FITTED_ROWS", 1)
     Path("two.csv").write_text(RUNS + ROW * 2 + "\n\n")
     Path("three.csv").write_text(RUNS + ROW * 3)
     Path("links.csv").write_text(BANDWIDTHS + "h100,8,all_reduce,1048576,100\n" * 3)

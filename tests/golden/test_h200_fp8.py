@@ -13,7 +13,7 @@ import pytest
 
 from knee.engine.cost.compute_costs import half_column, product_column, shapes_of
 from knee.engine.cost.kernel_cost import operation_s, stream_s
-from knee.engine.cost.optimizer import fp8_weight_casts
+from knee.engine.cost.outer_sync import fp8_weight_casts
 from knee.engine.simulator import EvaluatedStep, evaluate
 from knee.engine.workload import operations as op
 from knee.specs.load import load_cluster, load_model, load_profile, make_job

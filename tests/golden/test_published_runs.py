@@ -9,9 +9,9 @@ import pytest
 
 from knee.trust.error_table import read_errors
 from knee.trust.validation.bundled_runs import carried_runs
-from knee.trust.validation.left_out import unseen_job_of
 from knee.trust.validation.published_runs import RunFile
 from knee.trust.validation.run_errors import Validation, validate
+from knee.trust.validation.run_to_job import unseen_job_of
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import numpy as np
 
 from knee.base.arrays import extreme_values
 from knee.engine.simulator import Results, simulate_table
-from knee.search import best_first
+from knee.search import plan_search
 from knee.search.memory_fit import fitting
 from knee.search.pareto_front import Merits, pareto
 from knee.search.plan_search import results_rows, score, search
@@ -76,8 +76,8 @@ def everything(space: Space, cluster: Cluster, profile: Profile) -> Results:
 def differences(seed: int) -> list[str]:
     """What the search of a random job has otherwise than simulating everything. Every second search is made in the
     steps of a large one."""
-    few = 0 if seed % 2 else best_first.FEW_SHAPES
-    with patch.multiple(best_first, FEW_SHAPES=few, SHAPES_FIRST=4):
+    few = 0 if seed % 2 else plan_search.FEW_SHAPES
+    with patch.multiple(plan_search, FEW_SHAPES=few, SHAPES_FIRST=4):
         return [f"seed {seed}: {text}" for text in differences_of(*random_job(seed))]
 
 

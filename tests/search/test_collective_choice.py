@@ -10,7 +10,7 @@ import pytest
 import knee
 from knee.engine.simulator import simulate_table
 from knee.search.bound import least_unsharded_step
-from knee.search.plan_robustness import robust
+from knee.search.follow_ups import robust
 from knee.search.plan_search import search
 from knee.search.space import Space
 from knee.search.space_tables import (

@@ -9,13 +9,11 @@ import pytest
 
 import knee
 from knee.engine.one_job import simulate
-from knee.search.follow_ups import baseline, why
+from knee.search.follow_ups import baseline, robust, sensitivity, why
 from knee.search.memory_fit import memory_table
 from knee.search.nearest_plan import no_plan, nothing_fits
 from knee.search.pareto_front import pareto
-from knee.search.plan_robustness import robust
 from knee.search.plan_search import RANKED, SearchResult, search
-from knee.search.sensitivity import sensitivity
 from knee.search.space import Space
 from knee.search.space_tables import whole_table
 from knee.specs.load import load_cluster, load_model, load_profile
@@ -154,7 +152,7 @@ def test_what_would_help_is_certain(found: SearchResult, monkeypatch: pytest.Mon
     """However few plans are simulated together, the result is that of all: the one with the least bound may not be the
     fastest."""
     bars = sensitivity(found)
-    monkeypatch.setattr("knee.search.sensitivity.SIMULATED", 1)
+    monkeypatch.setattr("knee.search.follow_ups.SIMULATED", 1)
     assert sensitivity(found) == bars
 
 

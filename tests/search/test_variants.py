@@ -10,7 +10,7 @@ import pytest
 from knee import load_cluster, load_model, load_profile
 from knee.engine.simulator import simulate_table, simulate_variants
 from knee.search.bound import least_step
-from knee.search.sensitivity import PARTS
+from knee.search.follow_ups import PARTS
 from knee.search.space import Space
 from knee.search.space_tables import whole_table
 from knee.specs.plan import Plan

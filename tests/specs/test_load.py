@@ -11,7 +11,8 @@ import pytest
 from knee.base.errors import SpecError
 from knee.specs import Job
 from knee.specs.check import SeveralMistakes
-from knee.specs.load import load_cluster, load_job, load_model, load_profile, make_job, split_overrides
+from knee.specs.fields import split_overrides
+from knee.specs.load import load_cluster, load_job, load_model, load_profile, make_job
 from knee.specs.notes import code_of
 from refusals import caught, kind
 

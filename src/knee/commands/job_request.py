@@ -10,18 +10,17 @@ from typing import Any, TypeVar, cast
 from knee.base.errors import InputError, argument, example
 from knee.specs import Cluster, Job, Model, Profile
 from knee.specs.arguments import SIZES, checked_plan, require
-from knee.specs.catalog import read_layers, read_toml
+from knee.specs.catalog import Source, read_layers, read_toml
 from knee.specs.defaults import DEFAULT_PROFILE
+from knee.specs.fields import split_overrides
 from knee.specs.load import (
     Loaded,
-    Source,
     catalog_entries,
     default_profile_note,
     load_cluster,
     load_job,
     load_model,
     load_profile,
-    split_overrides,
 )
 from knee.specs.load import make_job as _make_job
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from knee.base.arrays import Bools, ByValue, Floats, blended
-from knee.engine.cost.comm_costs import CommCosts, comm_costs
+from knee.engine.cost.comm_costs import CommCosts, comm_costs, contention
 from knee.engine.cost.compute_costs import (
     ComputeCosts,
     compute_costs,
@@ -18,16 +19,16 @@ from knee.engine.cost.compute_costs import (
     shapes_of,
     step_total,
 )
-from knee.engine.cost.contention import contention
 from knee.engine.cost.group_placements import GroupPlacements, groups_of
 from knee.engine.cost.kernel_cost import Cost
-from knee.engine.cost.optimizer import optimizer_cost
-from knee.engine.cost.outer_sync import OuterSync, outer_sync_cost
+from knee.engine.cost.outer_sync import OuterSync, optimizer_cost, outer_sync_cost
 from knee.engine.cost.placement import expected_maximum
 from knee.engine.energy import power_w, usd_per_mtoken
+from knee.engine.timeline.chunk_queues import per_rank, times_of
+from knee.engine.timeline.passes import SUM_NAMES
+from knee.engine.timeline.pipelines.spans import fill_spans, transfers
 from knee.engine.timeline.step_actions import Actions, run_actions
 from knee.engine.timeline.step_parts import LayerParts, StepParts, blended_comm, comms_of_kinds, local_comms
-from knee.engine.timeline.step_time import StepColumns, run_step
 from knee.engine.workload.flop import model_flop_per_token
 from knee.engine.workload.fp8_layers import fp8_shapes
 from knee.engine.workload.layers_per_stage import cuts_of
@@ -38,9 +39,76 @@ from knee.engine.workload.traffic import Modes, Traffic, fullest_share, traffic_
 from knee.specs.defaults import DEFAULT_CONVENTION
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
-from knee.specs.plan_table import PlanTable
+from knee.specs.plan_table import PlanTable, stage_copies
 from knee.specs.profile import Profile
 from knee.specs.variants import side_by_side, variant_rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepColumns:
+    """A step of every plan, means over its GPUs: what the metrics are read from."""
+
+    pipeline_s: Floats
+    """Until the last stage has finished its last backward."""
+    compute_s: Floats
+    exposed_s: Floats
+    overlapped_s: Floats
+    idle_s: Floats
+    bubble_s: Floats
+    gather_load_s: Floats
+    reduce_load_s: Floats
+    replicate_load_s: Floats
+    local_load_s: Floats
+    p2p_load_s: Floats
+
+
+def run_step(parts: StepParts, a: Actions, *, fold: bool = True) -> StepColumns:
+    """Compose the actions over microbatches and stages."""
+    table = parts.table
+    m = table.microbatches.astype(np.float64)
+    sums = _step_sums(parts, a)
+    # every chunk boundary is crossed once forward and once backward by each microbatch
+    chunks = table.pp * table.virtual_stages
+    waits = 2.0 * (chunks - 1.0) * m / table.pp
+    p2p = transfers(parts) * waits
+    filling = stage_copies(table) * per_rank(a.rows, a.ranks, a.filling_gather_s * ~a.rows.early) + a.late_gather_s
+    span = np.where(table.pp > 1, 0.0, sums["duration_s"])
+    fill_spans(parts, a, span, fold)
+    return StepColumns(
+        pipeline_s=span,
+        compute_s=sums["compute_s"],
+        exposed_s=sums["exposed_s"] + p2p + filling,
+        overlapped_s=sums["overlapped_s"],
+        idle_s=sums["idle_s"],
+        bubble_s=span - sums["duration_s"] - p2p - filling,
+        gather_load_s=sums["gather_load_s"] + filling,
+        reduce_load_s=sums["reduce_load_s"],
+        replicate_load_s=sums["replicate_load_s"],
+        local_load_s=sums["local_load_s"],
+        p2p_load_s=p2p,
+    )
+
+
+STEP_SUMS = tuple(name for name in SUM_NAMES if name not in ("drain_s", "left_reduce_s", "left_replicate_s"))
+
+
+def _step_sums(parts: StepParts, a: Actions) -> dict[str, Floats]:
+    """What all passes of a step add up to, mean over ranks."""
+    total = np.zeros((len(a.rows), len(STEP_SUMS)))
+    for action, times in times_of(parts, a.rows, a.walked).items():
+        w = a.walked[action]
+        # the sums of a kind lie side by side here, so that a row's are found together
+        sums = np.stack([getattr(w.sums, name) for name in STEP_SUMS], axis=1).take(w.kind, axis=0)
+        sums *= (times * a.rows.count)[:, None]
+        total += sums
+    # a plan has a row for each kind of its chunks, and rows stand kind by kind
+    per_plan = np.zeros((len(parts.table), len(STEP_SUMS)))
+    edges = [0, *(np.flatnonzero(np.diff(a.rows.plan) <= 0) + 1).tolist(), len(a.rows)]
+    for i, j in pairwise(edges):
+        per_plan[a.rows.plan[i:j]] += total[i:j]
+    per_plan /= parts.table.pp[:, None]
+    return {name: np.ascontiguousarray(per_plan[:, i]) for i, name in enumerate(STEP_SUMS)}
+
 
 CHUNK = 65536
 """Plans evaluated together: enough that many share their passes and pipelines, few enough to bound memory."""

@@ -13,7 +13,7 @@ from knee.engine.events import COLLECTIVES, Events
 from knee.engine.intervals import covered, merge, outside
 from knee.engine.one_job import outline_of
 from knee.engine.simulator import EvaluatedStep
-from knee.engine.timeline.pipelines.placed_actions import actions_in
+from knee.engine.timeline.pipelines.spans import actions_in
 from knee.engine.timeline.step_outline import RepeatedAction, StageOutline
 
 MOST_ACTIONS = 50_000

@@ -15,8 +15,7 @@ import numpy as np
 
 from knee.base.arrays import Bools, Floats, Ints, blended, equal_rows, expanded
 from knee.engine.cost.kernel_cost import Cost
-from knee.engine.cost.optimizer import optimizer_cost
-from knee.engine.cost.outer_sync import outer_sync_cost
+from knee.engine.cost.outer_sync import optimizer_cost, outer_sync_cost
 from knee.engine.cost.placement import expected_maximum
 from knee.engine.energy import power_w
 from knee.engine.simulator import CHUNK, late_gather_s, priced, step_work

@@ -3,23 +3,222 @@ first asked for, because it can take as long as the search itself."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import exp, log
 
 import numpy as np
 
-from knee.base.arrays import extreme_values
+from knee.base.arrays import ByValue, Floats, extreme_values
 from knee.base.units import show
 from knee.engine.measurement import CommLoad, Measurement
 from knee.engine.one_job import simulate
-from knee.search.plan_search import SearchResult, search
-from knee.search.sensitivity import Bar, sensitivity
+from knee.engine.simulator import evaluate, simulate_variants
+from knee.search.bound import least_step
+from knee.search.plan_search import SearchResult, score, search
 from knee.search.space import Space
+from knee.search.space_tables import FLAT
+from knee.specs.hardware import Cluster, Gpu
 from knee.specs.job import Job
 from knee.specs.metrics import METRICS, VIEWS
 from knee.specs.notes import Note
 from knee.specs.plan import SHARDINGS, Plan
 from knee.specs.plan_table import PlanTable
+from knee.specs.profile import Profile
+from knee.specs.profile_parameters import PARAMETERS, Parameter, applied, value_of
+from knee.specs.variants import side_by_side
+
+CHANGE = 0.25
+AGAIN, SIMULATED = 192, 32
+"""Plans from the front that may be the best on changed hardware, and those of them that are simulated together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One part of the hardware."""
+
+    name: str
+    title: str
+    better_frac: float
+    """Change in tokens/s where it is a quarter better, the best of the front's plans chosen anew."""
+    worse_frac: float
+    """Where it is a quarter worse."""
+
+
+def _compute(gpu: Gpu, factor: float) -> Gpu:
+    rates = {f"{word}_flop_per_s": getattr(gpu, f"{word}_flop_per_s") for word in ("fp16", "bf16", "fp8", "fp4")}
+    return replace(gpu, **{name: rate * factor for name, rate in rates.items() if rate is not None})
+
+
+PARTS: dict[str, tuple[str, Callable[[Cluster, float], Cluster]]] = {
+    "compute": ("tensor cores", lambda c, f: replace(c, gpu=_compute(c.gpu, f))),
+    "hbm": ("memory bandwidth", lambda c, f: replace(c, gpu=replace(c.gpu, hbm_bytes_per_s=c.gpu.hbm_bytes_per_s * f))),
+    "nvlink": (
+        "links within a node",
+        lambda c, f: replace(
+            c,
+            node=replace(
+                c.node, link_bytes_per_s=c.node.link_bytes_per_s * f, pair_bytes_per_s=c.node.pair_bytes_per_s * f
+            ),
+        ),
+    ),
+    "nic": (
+        "network rate",
+        lambda c, f: replace(c, fabric=replace(c.fabric, nic_bytes_per_s=c.fabric.nic_bytes_per_s * f)),
+    ),
+    "latency": (
+        "1 / latency per hop",
+        lambda c, f: replace(
+            c,
+            node=replace(c.node, hop_s=c.node.hop_s / f),
+            fabric=replace(
+                c.fabric,
+                hop_s=c.fabric.hop_s / f,
+                tree_level_s=c.fabric.tree_level_s / f,
+                tiers=tuple(replace(tier, hop_s=tier.hop_s / f) for tier in c.fabric.tiers),
+            ),
+        ),
+    ),
+}
+"""What is changed, its name for people, and how; more is always better, so that latency is divided."""
+
+
+def sensitivity(found: SearchResult) -> list[Bar]:
+    """The effect of more and less of each resource on the best plan, the largest gain first."""
+    best = float(found.results.tokens_per_s.max())
+    fastest = np.argsort(-found.results.tokens_per_s, kind="stable")[:AGAIN]
+    table = found.table.rows(fastest)
+    changed = [change(found.cluster, factor) for _, change in PARTS.values() for factor in (1 + CHANGE, 1 - CHANGE)]
+    speeds = iter((_fastest(found, changed, table) / best - 1).tolist())
+    bars = [
+        Bar(name=name, title=title, better_frac=next(speeds), worse_frac=next(speeds))
+        for name, (title, _) in PARTS.items()
+    ]
+    bars.append(_memory(found, best))
+    return sorted(bars, key=lambda bar: -bar.better_frac)
+
+
+def _fastest(found: SearchResult, clusters: Sequence[Cluster], table: PlanTable) -> Floats:
+    """Tokens/s of the fastest of these plans on each cluster: the next plans by their bounds are simulated, until no
+    other can be faster."""
+    model, profile = found.space.model, found.profile
+    which, plan = np.indices((len(clusters), len(table)))
+    every = side_by_side(clusters, which.ravel())
+    least = least_step(model, every, profile, table.rows(plan.ravel())).step_s.reshape(which.shape)
+    order, fastest = np.argsort(least, axis=1, kind="stable"), np.full(len(clusters), np.inf)
+    for first in range(0, len(table), SIMULATED):
+        next_least = least[np.arange(len(clusters)), order[:, first]]
+        unsure = np.flatnonzero(next_least < fastest)
+        if not len(unsure):
+            break
+        near = order[unsure, first : first + SIMULATED]
+        some = side_by_side([clusters[i] for i in unsure.tolist()], np.repeat(np.arange(len(unsure)), near.shape[1]))
+        step_s = evaluate(model, some, profile, table.rows(near.ravel())).results.step_s
+        fastest[unsure] = np.minimum(fastest[unsure], step_s.reshape(near.shape).min(axis=1))
+    return np.asarray(found.space.global_batch * found.space.seq_len / fastest, dtype=np.float64)
+
+
+def _memory(found: SearchResult, best: float) -> Bar:
+    """More memory lets in plans that did not fit; less shuts some out."""
+    hbm = found.cluster.gpu.hbm_bytes
+    more, less = (found.fastest_with_memory(factor * hbm) for factor in (1 + CHANGE, 1 - CHANGE))
+    return Bar(name="memory", title="memory per GPU", better_frac=more / best - 1, worse_frac=less / best - 1)
+
+
+NEAR = 0.9
+"""Plans that come within a tenth of the best are drawn."""
+MOST = 32
+DRAWS = 20
+CLOSE = 0.98
+"""Within 2% of a draw's best is as good as the best."""
+CLEARLY = 0.05
+"""The plan that is first by the fitted values gives way only to one that is good in so many more draws."""
+UNSURE = 0.2
+"""A plan that is ahead of the recommended one in at least so many draws cannot be told from it."""
+OF_MEMORY = ("profile.context_bytes", "profile.allocator_frac")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Robust(ByValue):
+    """Draws of the fitted parameters, and how the first plans of a search did in them."""
+
+    draws: int
+    parameters: tuple[Parameter, ...]
+    good_frac: Floats
+    """Of each plan: share of draws in which it was within 2% of that draw's best."""
+    fits_frac: Floats
+    """Of each plan: share of draws in which it fits in memory."""
+    worst_frac: Floats
+    """Of each plan: its score over the best one's in the draw in which it did worst."""
+    ahead_frac: Floats
+    """Of each plan: share of draws in which it was ahead of the recommended one."""
+    recommended: int
+    """Row of the first plan, or of the one that is good clearly more often, or as good with collectives of NCCL."""
+
+    @property
+    def indistinguishable_rows(self) -> list[int]:
+        """Rows of plans that cannot be told from the recommended one."""
+        near = self.ahead_frac >= UNSURE
+        return [int(row) for row in np.flatnonzero(near) if row != self.recommended]
+
+
+def robust(found: SearchResult, *, draws: int = DRAWS, seed: int = 0) -> Robust:
+    """Draw what is fitted from its spread between stacks, and rank the plans near the front anew each time."""
+    scores = found.scores
+    best = float(scores[0])
+    near = scores >= (best * NEAR if best > 0 else best / NEAR)
+    count = int(min(MOST, near.sum()))
+    table = found.table.rows(slice(0, count))
+    parameters = drawn(found.cluster, found.profile)
+    random = np.random.default_rng(seed)
+    fitted = {p: value_of(found.cluster, found.profile, p.path) for p in parameters}
+    drawn_values = [{p.path: _draw(p, value, random) for p, value in fitted.items()} for _ in range(draws)]
+    variants = [applied(found.cluster, found.profile, values) for values in drawn_values]
+    results = simulate_variants(found.space.model, variants, table)
+    got, fit = score(results, found.objective).reshape(draws, count), results.fits.reshape(draws, count)
+    # a plan that does not fit is worth nothing in that draw
+    usable = np.where(fit, got, -np.inf)
+    top = usable.max(axis=1, keepdims=True)
+    with np.errstate(invalid="ignore"):  # where nothing fits, -inf / -inf is not taken
+        share = np.where(fit & np.isfinite(top), np.where(top > 0, usable / top, top / usable), 0.0)
+    good = (share >= CLOSE).mean(axis=0)
+    recommended = int(np.argmax(good))
+    if good[recommended] < good[0] + CLEARLY:
+        recommended = 0
+    recommended = _runnable(table, scores, good, recommended)
+    return Robust(
+        draws=draws,
+        parameters=parameters,
+        good_frac=good,
+        fits_frac=fit.mean(axis=0),
+        worst_frac=share.min(axis=0),
+        ahead_frac=(usable > usable[:, [recommended]]).mean(axis=0),
+        recommended=recommended,
+    )
+
+
+def _runnable(table: PlanTable, scores: Floats, good: Floats, row: int) -> int:
+    """The row of a plan, or of the first with flat collectives that is as good: NCCL has no others."""
+    if table.collectives[row] == FLAT:
+        return row
+    best = float(scores[row])
+    close = scores[: len(table)] >= (best * CLOSE if best > 0 else best / CLOSE)
+    flat = np.flatnonzero((table.collectives == FLAT) & close & (good >= good[row] - CLEARLY))
+    return int(flat[0]) if len(flat) else row
+
+
+def drawn(cluster: Cluster, profile: Profile) -> tuple[Parameter, ...]:
+    """Parameters that this stack has: one that is 0 is no part of it."""
+    return tuple(p for p in PARAMETERS if value_of(cluster, profile, p.path) > 0)
+
+
+def _draw(parameter: Parameter, value: float, random: np.random.Generator) -> float:
+    step = float(random.standard_normal()) * parameter.spread
+    if parameter.path in OF_MEMORY:
+        step *= 0.5  # a stack's own memory is known better than that of another
+    return parameter.inside(value + step if parameter.is_share else exp(log(value) + step))
+
 
 SHOWN_FRAC = 0.1
 """Share of all that a plan saves, from which a part is named."""
@@ -67,15 +266,12 @@ def _rows_like(table: PlanTable, plan: Plan) -> list[int]:
     return [int(row) for row in np.flatnonzero(alike)]
 
 
-PARTS = VIEWS["parts of a step"]
-
-
 def why(job: Job, base: Baseline) -> str:
     """One sentence: what the winner's step saves against plain FSDP's, and through which group."""
     if job.plan == base.job.plan:
         return "plain FSDP is the best plan: no other split of the model saves more than it costs"
     result = simulate(job)
-    saved = {name: getattr(base.result, name) - getattr(result, name) for name in PARTS}
+    saved = {name: getattr(base.result, name) - getattr(result, name) for name in VIEWS["parts of a step"]}
     total = base.result.step_s - result.step_s
     gains = [(name, s) for name, s in sorted(saved.items(), key=lambda one: -one[1]) if s > SHOWN_FRAC * abs(total)]
     losses = [(name, s) for name, s in sorted(saved.items(), key=lambda one: one[1]) if s < -SHOWN_FRAC * abs(total)]

@@ -1,8 +1,15 @@
-"""The plans of a space, best first. See ``search.best_first`` for how few of them are simulated."""
+"""The plans of a space in the order of what they can be at best, until no other can be among the best.
+
+Four prices, each for fewer plans than the one before: of kernel shapes, whatever the stages and the sharding
+(``bound.least_shape_step``), of all plans that differ in more than their sharding (``bound.least_unsharded_step``), of
+every sharding of the best of those that fits in memory (``bound.least_step``), and the simulator's. What is left out is
+certain to be worse, so that the first plans are those of simulating everything.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -11,19 +18,239 @@ import numpy as np
 from knee.base.arrays import Bools, ByValue, Floats, Ints
 from knee.base.errors import InputError, argument
 from knee.base.progress import Progress, silent
-from knee.engine.simulator import Results
-from knee.search.best_first import BestFirst, Unsharded
-from knee.search.memory_fit import memory_bytes
-from knee.search.pareto_front import FRONT_STEP
+from knee.engine.simulator import Results, joined_results, simulate_table
+from knee.search.bound import LeastStep, by_chunk, least_shape_step, least_step, least_unsharded_step
+from knee.search.memory_fit import fitting, memory_bytes, shardings_that_may_fit
+from knee.search.pareto_front import FRONT_STEP, Merits, pareto
 from knee.search.plan_filter import matching
 from knee.search.space import Space
-from knee.search.space_tables import count_plans, whole_tables, without_twins
+from knee.search.space_tables import count_plans, joined, kernel_shapes, unsharded_table, whole_tables, without_twins
 from knee.specs.choices import Objective
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
-from knee.specs.plan import Plan
+from knee.specs.plan import AXES, Plan
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
+from knee.specs.schedules import schedule_of
+
+FEW_SHAPES, SHAPES_FIRST = 2048, 1024
+"""Kernel shapes of a space that is priced at once, and those of another whose plans are priced together at first."""
+OPENED_FIRST, OPENED = 128, 8192
+"""Unsharded plans whose shardings are priced together, at first and at most."""
+FIRST, MOST = 64, 1024
+"""Plans simulated together at first, and at most: each call costs, and so does a plan that need not have been."""
+
+
+def cost_of(step_s: Floats, energy_j: Floats, objective: Objective) -> Floats:
+    """What an objective wants least of: energy, or time."""
+    return energy_j if objective == "tokens_per_j" else step_s
+
+
+class Unsharded:
+    """The plans of a space before their sharding is chosen, with their bounds: at any time, those of the shapes that
+    were asked for so far. More come at the end of the columns."""
+
+    def __init__(self, space: Space, cluster: Cluster, profile: Profile, objective: Objective) -> None:
+        self.space, self.cluster, self.profile, self.objective = space, cluster, profile, objective
+        self._shapes = kernel_shapes(space)
+        least = LeastStep(step_s=np.zeros(len(self._shapes)), energy_j=np.zeros(len(self._shapes)))
+        # messages of other placements depend on the stages; and few shapes are not worth two bounds
+        self._together = SHAPES_FIRST
+        if len(self._shapes) > FEW_SHAPES and space.fixed.placement == AXES:
+            least = by_chunk(least_shape_step, space.model, cluster, profile, hides_most(space, self._shapes))
+        else:
+            self._together = len(self._shapes)
+        cost = cost_of(least.step_s, least.energy_j, objective)
+        order = np.argsort(cost, kind="stable")
+        self._shapes, self._shape_s, self._shape_cost = self._shapes.rows(order), least.step_s[order], cost[order]
+        self._left = np.ones(len(order), dtype=np.bool_)
+        self.table = unsharded_table(space, self._shapes.rows(slice(0, 0)))
+        self.step_s, self.cost = np.zeros(0), np.zeros(0)
+        """Bounds, and what plans are ordered by."""
+
+    @property
+    def complete_cost(self) -> float:
+        """Plans that may cost less are all in the table."""
+        return float(self._shape_cost[self._left].min(initial=np.inf))
+
+    def extend(self, cost: float) -> bool:
+        """Add plans that may cost no more than this, of the shapes that may cost least; whether there were some."""
+        shapes = np.flatnonzero(self._left & (self._shape_cost <= cost))[: self._together]
+        self._together *= 4
+        self._price(shapes)
+        return len(shapes) > 0
+
+    def extend_to(self, step_s: float) -> None:
+        """Add all plans that may take no longer than this."""
+        self._price(np.flatnonzero(self._left & (self._shape_s <= step_s)))
+
+    def part(self, rows: Ints) -> Unsharded:
+        """Some of the plans of the table, and no others."""
+        some = copy(self)
+        some.table, some.step_s, some.cost = self.table.rows(rows), self.step_s[rows], self.cost[rows]
+        some._left = np.zeros(len(self._left), dtype=np.bool_)
+        return some
+
+    def _price(self, shapes: Ints) -> None:
+        if not len(shapes):
+            return
+        self._left[shapes] = False
+        table = unsharded_table(self.space, self._shapes.rows(shapes))
+        least = by_chunk(least_unsharded_step, self.space.model, self.cluster, self.profile, table)
+        self.table = joined(self.table, table)
+        self.step_s = np.concatenate((self.step_s, least.step_s))
+        self.cost = np.concatenate((self.cost, cost_of(least.step_s, least.energy_j, self.objective)))
+
+
+def hides_most(space: Space, shapes: PlanTable) -> PlanTable:
+    """The shapes as in plans that hide most tokens: pipelines that run both ways hide them in all plans."""
+    both_ways = any(schedule_of(name).directions > 1 for name in space.schedules)
+    return replace(shapes, ep_overlap=shapes.ep_overlap | both_ways)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Waiting:
+    """Plans that fit and are not simulated yet."""
+
+    table: PlanTable
+    step_s: Floats
+    """Bounds."""
+    energy_j: Floats
+    memory_bytes: Floats
+
+    def rows(self, index: Ints) -> _Waiting:
+        """The plans at these places."""
+        columns = (self.step_s, self.energy_j, self.memory_bytes)
+        step, energy, memory = (column[index] for column in columns)
+        return _Waiting(table=self.table.rows(index), step_s=step, energy_j=energy, memory_bytes=memory)
+
+    def plus(self, other: _Waiting) -> _Waiting:
+        """These plans and the others."""
+        return _Waiting(
+            table=joined(self.table, other.table),
+            step_s=np.concatenate((self.step_s, other.step_s)),
+            energy_j=np.concatenate((self.energy_j, other.energy_j)),
+            memory_bytes=np.concatenate((self.memory_bytes, other.memory_bytes)),
+        )
+
+
+class BestFirst:
+    """A search under way."""
+
+    def __init__(
+        self,
+        start: Unsharded,
+        *,
+        hbm_bytes: float,
+        below: float = np.inf,
+        above_bytes: float = 0.0,
+        wanted: Callable[[PlanTable], Bools] | None = None,
+        watch: Callable[[PlanTable, Results], None] | None = None,
+    ) -> None:
+        """``watch`` sees all that is simulated, each time that more is. ``below`` is a cost that is known to be
+        reached: plans that cannot be under it are not looked at, nor those that need no more memory than
+        ``above_bytes``."""
+        self.start, self.hbm_bytes, self.below, self.wanted, self.watch = start, hbm_bytes, below, wanted, watch
+        self.above_bytes = above_bytes
+        none, nothing = start.table.rows(slice(0, 0)), np.zeros(0)
+        self.table = none
+        self.results = simulate_table(start.space.model, start.cluster, start.profile, none)
+        self._waiting = _Waiting(table=none, step_s=nothing, energy_j=nothing, memory_bytes=nothing)
+        self._is_open = np.zeros(0, dtype=np.bool_)
+        self._opened = OPENED_FIRST
+        self._together = FIRST
+
+    def rank(self, keep: int) -> None:
+        """Simulate until the best ``keep`` plans are certain."""
+        while True:
+            # a plan is simulated once no closed one has a smaller bound than so many
+            while len(unsharded := self._openable(self._last(keep, waiting=True))):
+                self._open(unsharded)
+            left = np.flatnonzero(self._bounds() <= self._last(keep))
+            if not len(left):
+                return
+            self._simulate(left)
+
+    def _openable(self, cost: float) -> Ints:
+        """The next closed plans that may be as good as this cost: few at first, as most searches end with them."""
+        start, count = self.start, self._opened
+        self._opened = min(4 * self._opened, OPENED)
+        while True:
+            closed = self._closed(start.cost <= min(cost, start.complete_cost))
+            if len(closed) >= count or not start.extend(cost):
+                return closed[np.argsort(start.cost[closed], kind="stable")[:count]]
+
+    def _closed(self, where: Bools) -> Ints:
+        """Of some of the plans, those whose shardings have not been priced."""
+        more = np.zeros(len(where) - len(self._is_open), dtype=np.bool_)
+        self._is_open = np.concatenate((self._is_open, more))
+        return np.flatnonzero(where & ~self._is_open)
+
+    def find_front(self) -> None:
+        """Simulate until the plans that no other beats in speed, energy and memory are certain."""
+        if not len(self.table):
+            return
+        slowest = FRONT_STEP * float(self.results.step_s.min())
+        self.start.extend_to(slowest)
+        closed = self._closed(self.start.step_s <= slowest)
+        for i in range(0, len(closed), OPENED):
+            self._open(closed[i : i + OPENED])
+        while True:
+            slowest = FRONT_STEP * self.results.step_s.min()
+            self._waiting = self._waiting.rows(np.flatnonzero(self._waiting.step_s <= slowest))
+            left = np.flatnonzero(~self._matched())
+            if not len(left):
+                return
+            self._simulate(left)
+
+    def _bounds(self) -> Floats:
+        return cost_of(self._waiting.step_s, self._waiting.energy_j, self.start.objective)
+
+    def _last(self, keep: int, *, waiting: bool = False) -> float:
+        """The cost of the last of so many simulated plans; with ``waiting``, as the others' bounds would have it."""
+        energy = self.results.power_w_per_gpu * self.results.step_s
+        known = cost_of(self.results.step_s, energy, self.start.objective)
+        if waiting:
+            known = np.concatenate((known, self._bounds()))
+        return min(self.below, float(np.partition(known, keep - 1)[keep - 1]) if len(known) >= keep else np.inf)
+
+    def _matched(self) -> Bools:
+        """Whether a simulated plan is as good as what waits can be at best."""
+        w = self._waiting
+        best = Merits.of(step_s=w.step_s, energy_j=w.energy_j, memory_bytes=w.memory_bytes, hbm_bytes=self.hbm_bytes)
+        done = Merits.of_results(self.results, self.hbm_bytes)
+        return best.matched_by(done.rows(pareto(self.results, self.hbm_bytes)))
+
+    def _open(self, unsharded: Ints) -> None:
+        """Price every sharding of these that fits in memory, with the least share of layers recomputed where it does
+        not without."""
+        start = self.start
+        self._is_open[unsharded] = True
+        some = start.table.rows(unsharded)
+        table = shardings_that_may_fit(start.space, start.profile, some, self.hbm_bytes)
+        fit = fitting(start.space, start.profile, table, self.hbm_bytes)
+        if self.above_bytes:
+            fit = fit.rows(np.flatnonzero(fit.memory_bytes > self.above_bytes))
+        if self.wanted is not None:
+            fit = fit.rows(np.flatnonzero(self.wanted(fit.table)))
+        table = fit.table
+        bounds = by_chunk(least_step, start.space.model, start.cluster, start.profile, table)
+        more = _Waiting(table=table, step_s=bounds.step_s, energy_j=bounds.energy_j, memory_bytes=fit.memory_bytes)
+        self._waiting = self._waiting.plus(more)
+
+    def _simulate(self, left: Ints) -> None:
+        """Of what is left, the plans with the least bounds."""
+        start, count = self.start, min(self._together, len(left))
+        self._together = min(2 * self._together, MOST)
+        first = np.sort(left[np.argpartition(self._bounds()[left], count - 1)[:count]])
+        now = self._waiting.rows(first)
+        results = simulate_table(start.space.model, start.cluster, start.profile, now.table)
+        self.table = joined(self.table, now.table)
+        self.results = joined_results([self.results, results])
+        self._waiting = self._waiting.rows(np.delete(np.arange(len(self._waiting.step_s)), first))
+        if self.watch is not None:
+            self.watch(self.table, self.results)
+
 
 RANKED = 64
 """Plans whose order is that of simulating everything."""

@@ -19,8 +19,7 @@ from knee.trust.error_table import EXPERTS, Errors, error_rows, read_errors
 from knee.trust.similarity import likeness_of
 from knee.trust.trust import label_of
 from knee.trust.validation.bundled_runs import carried_moe_runs, carried_runs
-from knee.trust.validation.left_out import unseen_job_of
-from knee.trust.validation.run_to_job import job_of
+from knee.trust.validation.run_to_job import job_of, unseen_job_of
 
 PROMISED = (0.8, 0.9)
 SAME_WORDS = ("source", "gpu", "sharding", "schedule", "precision", "recompute")

@@ -11,8 +11,7 @@ from knee.engine.one_job import simulate
 from knee.specs.load import load_profile
 from knee.specs.profile_parameters import PARAMETERS
 from knee.trust.profile_fit.calibration import surely_better
-from knee.trust.profile_fit.stack_fit import problem_of
-from knee.trust.profile_fit.stack_spread import MOST, stack_priors
+from knee.trust.profile_fit.stack_fit import MOST, problem_of, stack_priors
 from knee.trust.validation.published_runs import PublishedRun, Setting
 from knee.trust.validation.run_to_job import job_of
 from knee.trust.validation.simulated_runs import grouped

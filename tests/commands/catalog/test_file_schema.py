@@ -18,7 +18,7 @@ from knee.commands.catalog.result import file_entry
 from knee.commands.main import main
 from knee.specs.catalog import ALIASES, KINDS, ROOT, Kind, entry_names
 from knee.specs.field_words import descriptions, field_rows
-from knee.specs.named_specs import _read
+from knee.specs.load import _read
 
 ENTRIES = [(kind, name) for kind in KINDS for name in entry_names(kind)]
 DOCS = Path(__file__).parents[3] / "docs"

@@ -11,7 +11,7 @@ from schedule_actions import actions
 from knee.base import arrays
 from knee.base.arrays import equal_rows
 from knee.engine.simulator import Results, evaluate
-from knee.engine.timeline.closed_forms import run, run_reductions
+from knee.engine.timeline.chunk_queues import run, run_reductions
 from knee.engine.timeline.passes import Pass, Sums
 from knee.engine.timeline.pipelines import recurrence as pipeline
 from knee.engine.timeline.walk import run_passes

@@ -1,7 +1,7 @@
 """The simulator's workload is the trainer's: collectives and FLOP of every rank, one by one, on fake ranks.
 
 The trainer runs on fake ranks; what it issued is held against the simulator's own passes, under the rules of
-``validation.trainer_rules``. Layouts of test_parity.py on two real processes show that fake ranks log the same.
+``validation.program_messages``. Layouts of test_parity.py on two real processes show that fake ranks log the same.
 Most of it runs on small tensors that have values, because ``knee dryrun``'s, which have none, are slow; some plans run
 on both and log the same.
 """
@@ -25,8 +25,15 @@ from knee.specs.load import load_cluster, load_profile
 from knee.specs.model import Experts, Model
 from knee.specs.plan import Plan
 from knee.training.parallelism.trainer_job import TrainJob
-from knee.trust.validation.program_messages import Difference, differences, simulated_work
-from knee.trust.validation.trainer_rules import RULES, _named_type, _router_weights, as_trained
+from knee.trust.validation.program_messages import (
+    RULES,
+    Difference,
+    _named_type,
+    _router_weights,
+    as_trained,
+    differences,
+    simulated_work,
+)
 from lanes import NIGHTLY, of_lane
 from refusals import refused
 

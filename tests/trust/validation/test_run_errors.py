@@ -11,11 +11,10 @@ import pytest
 from knee.base.errors import SpecError
 from knee.engine.one_job import simulate
 from knee.trust.validation import run_errors as validation
+from knee.trust.validation.csv_cells import by_kind, reason_of
 from knee.trust.validation.published_runs import PublishedRun, RunFile, read_runs
-from knee.trust.validation.ranking import Ranking, rank_group, spearman
-from knee.trust.validation.run_errors import Fitting, Prediction, predict, validate
+from knee.trust.validation.run_errors import Fitting, Prediction, Ranking, predict, rank_group, spearman, validate
 from knee.trust.validation.run_to_job import job_of, unknown_gpu
-from knee.trust.validation.skipped_rows import by_kind, reason_of
 from runs_files import ROW, runs_file
 
 

@@ -12,8 +12,7 @@ from knee.specs.catalog import gpu_aliases
 from knee.specs.load import catalog_entries
 from knee.specs.notes import Note
 from knee.trust.validation.published_runs import MEASURED, REQUIRED, RunFile, Setting, read_runs
-from knee.trust.validation.run_to_job import RECOMPUTE, RunJob, gpu_key, job_of
-from knee.trust.validation.stacks import STACKS, stack_of
+from knee.trust.validation.run_to_job import RECOMPUTE, STACKS, RunJob, gpu_key, job_of, stack_of
 from refusals import caught, kind, numbers
 from runs_files import ROW, runs_file
 

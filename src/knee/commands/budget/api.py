@@ -42,7 +42,8 @@ from knee.specs.arguments import both_given, not_in_range, require
 from knee.specs.catalog import Source
 from knee.specs.constants import constant_source
 from knee.specs.defaults import DEFAULT_BATCH_LAW, DEFAULT_FAMILY, DEFAULT_GRID, DEFAULT_LAW, DEFAULT_SEQ_LEN
-from knee.specs.load import Loaded, make_job, split_overrides
+from knee.specs.fields import split_overrides
+from knee.specs.load import Loaded, make_job
 from knee.specs.model.split_rules import check_searched_exchanges
 from knee.specs.plan import SyncDtype
 from knee.trust.trust import Trust, trust_of

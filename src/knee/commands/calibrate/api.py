@@ -20,10 +20,9 @@ from knee.specs.kept_files import forget_files
 from knee.specs.load import load_profile
 from knee.trust.profile_fit.calibration import chosen, fit_profile
 from knee.trust.profile_fit.next_runs import suggest_runs
-from knee.trust.profile_fit.stack_fit import need_scipy
-from knee.trust.profile_fit.stack_spread import stack_priors
-from knee.trust.validation.skipped_rows import none_used
-from knee.trust.validation.user_runs import UserRuns, read_user_runs
+from knee.trust.profile_fit.stack_fit import need_scipy, stack_priors
+from knee.trust.validation.csv_cells import none_used
+from knee.trust.validation.user_records import UserRuns, read_user_runs
 
 MOST_HELD_FRAC = 0.5
 """Most that may be held back."""

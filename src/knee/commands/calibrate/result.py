@@ -18,7 +18,7 @@ from knee.specs.profile_parameters import PARAMETERS
 from knee.trust.profile_fit.calibration import OwnProfile
 from knee.trust.profile_fit.next_runs import SuggestedRun
 from knee.trust.profile_fit.profile_file import profile_text
-from knee.trust.validation.user_runs import UserRuns
+from knee.trust.validation.user_records import UserRuns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

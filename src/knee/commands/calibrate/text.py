@@ -8,7 +8,7 @@ import click
 
 from knee.commands.validate.text import print_counts, print_scores
 from knee.show.terminal.table import print_heading, print_rows
-from knee.trust.validation.skipped_rows import by_kind
+from knee.trust.validation.csv_cells import by_kind
 
 if TYPE_CHECKING:
     from knee.commands.calibrate.result import Calibration

@@ -17,8 +17,7 @@ from knee.specs.argument_types import checked_arguments
 from knee.specs.arguments import checked_plan
 from knee.specs.load import load_profile
 from knee.training.parallelism.trainer_job import TrainJob, activation_dtype
-from knee.trust.validation.program_messages import Difference, differences, simulated_work
-from knee.trust.validation.trainer_rules import as_trained
+from knee.trust.validation.program_messages import Difference, as_trained, differences, simulated_work
 
 # A simulated job as the trainer runs it on fake ranks.
 

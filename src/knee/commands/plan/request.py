@@ -22,9 +22,9 @@ from knee.search.space import Space
 from knee.specs import Cluster, Model, Plan, Profile
 from knee.specs.arguments import require
 from knee.specs.defaults import DEFAULT_SEQ_LEN
+from knee.specs.fields import split_overrides
 from knee.specs.knobs import Knob, names_of
-from knee.specs.load import split_overrides
-from knee.specs.make import global_batch_of
+from knee.specs.load import global_batch_of
 from knee.specs.plan import GIVEN, KNOBS
 
 P = ParamSpec("P")

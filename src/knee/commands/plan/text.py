@@ -9,7 +9,7 @@ import click
 
 from knee.commands.plan.result import PlanSearch, RankedPlan
 from knee.commands.simulate.text import print_training, trust_words
-from knee.search.sensitivity import Bar
+from knee.search.follow_ups import Bar
 from knee.show.terminal.table import print_columns, print_heading, print_rows
 from knee.specs.metrics import METRICS, VIEWS, values_of
 from knee.specs.plan_words import plan_words

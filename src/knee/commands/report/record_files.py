@@ -18,8 +18,7 @@ from knee.specs.notes import Note
 from knee.specs.plan import COUNTS as PLAN_COUNTS
 from knee.specs.plan import SHARDING_FAMILIES
 from knee.training.launch.sweep_folder import SWEEP
-from knee.trust.answer_record import record_of
-from knee.trust.trust import trust_of
+from knee.trust.trust import record_of, trust_of
 from knee.trust.validation.user_records import FORM, RECORD, check_record, job_of_record, number_of, records_in
 
 WORDS = ("flop_convention", "fits")

@@ -24,9 +24,9 @@ from knee.specs import Job
 from knee.specs.argument_types import checked_arguments
 from knee.specs.arguments import require
 from knee.specs.choices import OBJECTIVES, Objective
+from knee.specs.fields import split_overrides
 from knee.specs.knobs import Knob, names_of
-from knee.specs.load import make_job, split_overrides
-from knee.specs.make import NOT_WHOLE, global_batch_of
+from knee.specs.load import NOT_WHOLE, global_batch_of, make_job
 from knee.specs.model.split_rules import check_searched_exchanges
 from knee.specs.notes import code_of
 from knee.specs.plan import COUNTS, FIXED, GIVEN, KNOBS, Plan

@@ -21,8 +21,9 @@ from knee.engine.reliability.whole_run import whole_run
 from knee.engine.training_cost import bill_of, parse_tokens
 from knee.engine.workload.parameters import parameter_count
 from knee.specs.constants import constant
+from knee.specs.fields import split_overrides
 from knee.specs.hardware import Cluster
-from knee.specs.load import load_cluster, load_model, load_profile, make_job, split_overrides
+from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.trust.trust import trust_of
 
 # Replicas on links so slow that their bandwidth decides: the share of the time in which they compute. It is the

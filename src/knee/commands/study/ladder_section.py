@@ -13,8 +13,8 @@ from knee.show.figures.vega import Figure, Spec
 from knee.show.page.page import Section, chart_of
 from knee.show.page.tables import Table, kind_table, record_table
 from knee.trust.validation.bundled_runs import carried_runs
-from knee.trust.validation.left_out import unseen_job_of
 from knee.trust.validation.run_errors import Prediction, predict
+from knee.trust.validation.run_to_job import unseen_job_of
 
 LADDERS = {
     "mlperf_training_v3.0": "GPT-3, H100, v3.0",

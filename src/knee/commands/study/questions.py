@@ -14,17 +14,16 @@ from knee.base.limits import MOST_POINTS
 from knee.commands.study.study_file import Pick, Study, StudyGrid
 from knee.engine.one_job import measurement_of
 from knee.engine.simulator import EvaluatedStep, Results, evaluate
+from knee.specs.fields import split_overrides
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
 from knee.specs.kept_files import kept_for_a_question
-from knee.specs.load import Loaded, load_cluster, load_model, load_profile, make_job, split_overrides
-from knee.specs.make import global_batch_of
+from knee.specs.load import Loaded, global_batch_of, load_cluster, load_model, load_profile, make_job
 from knee.specs.model import Model
 from knee.specs.plan_table import PlanTable, table_of
 from knee.specs.profile import Profile
 from knee.specs.schedules import INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
-from knee.trust.answer_record import record_of
-from knee.trust.trust import trust_of
+from knee.trust.trust import record_of, trust_of
 
 SPECS = ("model", "cluster", "profile")
 Options = tuple[tuple[str, Any], ...]

@@ -15,10 +15,11 @@ from knee.commands.study.study_file import Bandwidths
 from knee.engine.cost.nccl_tests import idle_s
 from knee.engine.cost.placement import GroupPlacement
 from knee.measure.hardware_fit.links import bus_factor
+from knee.specs.fields import split_overrides
 from knee.specs.hardware import Cluster
 from knee.specs.kept_files import kept_for_a_question
 from knee.specs.knobs import Knob
-from knee.specs.load import load_cluster, load_model, split_overrides
+from knee.specs.load import load_cluster, load_model
 from knee.specs.metrics import DERIVED, STEP
 from knee.specs.plan import KNOBS, Plan
 from knee.specs.plan_words import plan_words

@@ -27,7 +27,7 @@ from knee.specs.model import Model
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
 from knee.specs.profile_parameters import PARAMETERS, Parameter, applied, value_of
-from knee.trust.profile_fit.stack_spread import stack_priors
+from knee.trust.profile_fit.stack_fit import stack_priors
 
 # How errors of predictions go together: plans that share a mechanism err alike, so one run tells about all of them.
 

@@ -21,10 +21,9 @@ from knee.specs.job import Job
 from knee.specs.plan import Plan
 from knee.specs.plan_table import PlanTable, table_of
 from knee.specs.plan_words import plan_words
-from knee.trust.validation.left_out import left_out_profiles, unseen_job_of
 from knee.trust.validation.published_runs import PublishedRun, Setting
-from knee.trust.validation.ranking import job_key
-from knee.trust.validation.run_to_job import RunJob
+from knee.trust.validation.run_errors import job_key
+from knee.trust.validation.run_to_job import RunJob, left_out_profiles, unseen_job_of
 from knee.trust.validation.simulated_runs import unread_bytes
 
 # Sweeps that were published: jobs that were measured under several plans, each plan as if it were a run to be made.

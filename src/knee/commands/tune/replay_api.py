@@ -35,9 +35,9 @@ from knee.specs.arguments import not_in_range
 from knee.specs.defaults import WITHIN_FRAC
 from knee.specs.kept_files import forget_files
 from knee.trust.validation.bundled_runs import carried_runs
+from knee.trust.validation.csv_cells import by_kind
 from knee.trust.validation.published_runs import read_runs
-from knee.trust.validation.ranking import job_key
-from knee.trust.validation.skipped_rows import by_kind
+from knee.trust.validation.run_errors import job_key
 
 FEW_TRIALS = 6
 """Runs within which the loop should stop by itself."""

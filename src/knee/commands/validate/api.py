@@ -17,13 +17,11 @@ from knee.specs.kept_files import forget_files
 from knee.trust.validation.bandwidth_errors import validate_bandwidths
 from knee.trust.validation.bundled_runs import carried_fidelity, carried_moe_runs, carried_runs, moe_fidelity
 from knee.trust.validation.csv_cells import Lines, read_table, text_of
-from knee.trust.validation.left_out import unseen_job_of
 from knee.trust.validation.published_bandwidths import carried_bandwidths, is_bandwidths, read_bandwidths
 from knee.trust.validation.published_runs import REQUIRED, read_runs
-from knee.trust.validation.record_rows import records_of
 from knee.trust.validation.run_errors import validate as validate_runs
-from knee.trust.validation.run_to_job import job_of
-from knee.trust.validation.user_records import is_json
+from knee.trust.validation.run_to_job import job_of, unseen_job_of
+from knee.trust.validation.user_records import is_json, records_of
 
 CARRIED = "knee's own validation set"
 

@@ -15,10 +15,10 @@ from knee.show.result import Result
 from knee.specs.argument_types import checked_arguments
 from knee.trust.validation.bandwidth_errors import LARGE_BYTES, BandwidthValidation
 from knee.trust.validation.bundled_runs import CarriedFidelity
+from knee.trust.validation.csv_cells import none_used
 from knee.trust.validation.published_bandwidths import BandwidthFile
 from knee.trust.validation.published_runs import RunFile
 from knee.trust.validation.run_errors import Validation as RunErrors
-from knee.trust.validation.skipped_rows import none_used
 
 
 class FileValidation(Result):

@@ -51,7 +51,7 @@ def print_errors(title: str, residuals: Mapping[str, Residuals | None], *, of: s
 
 def print_skipped(skipped: Mapping[str, Mapping[str, int]]) -> None:
     """Of each source; reasons of one kind are one."""
-    from knee.trust.validation.skipped_rows import by_kind
+    from knee.trust.validation.csv_cells import by_kind
 
     print_counts(
         "skipped",

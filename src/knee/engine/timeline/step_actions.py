@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from knee.base.arrays import Bools, Floats, Ints
-from knee.engine.timeline.chunk_queues import carrying, per_rank, spread
-from knee.engine.timeline.closed_forms import run_together
+from knee.engine.timeline.chunk_queues import carrying, per_rank, run_together, spread
 from knee.engine.timeline.passes import SUM_NAMES, Sums, WalkedPass
 from knee.engine.timeline.pipelines.chunks import ChunkRows, Layout, chunk_rows, layout_of
 from knee.engine.timeline.plan_passes import (

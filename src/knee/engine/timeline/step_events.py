@@ -13,7 +13,7 @@ from functools import cache, partial
 from knee.engine.events import COMM_STREAM, EventLog, Events, RankGroup
 from knee.engine.timeline.passes import Phase
 from knee.engine.timeline.pipelines import recurrence as pipeline
-from knee.engine.timeline.pipelines.placed_actions import placed_actions
+from knee.engine.timeline.pipelines.spans import placed_actions
 from knee.engine.timeline.rank_groups import expert_shard_group, group, neighbours, shard_group, stage_rank
 from knee.engine.timeline.step_actions import Actions
 from knee.engine.timeline.step_parts import StepParts, world_name

@@ -15,7 +15,7 @@ import numpy as np
 from knee.base.arrays import Floats
 from knee.engine.events import EventLog, Events
 from knee.engine.timeline.pipelines import recurrence as pipeline
-from knee.engine.timeline.pipelines.placed_actions import placed_actions
+from knee.engine.timeline.pipelines.spans import placed_actions
 from knee.engine.timeline.rank_groups import group, neighbours
 from knee.engine.timeline.step_actions import Actions
 from knee.engine.timeline.step_events import (

@@ -8,8 +8,7 @@ from typing import Any
 
 from knee.base.errors import InputError
 from knee.base.files import is_deep
-from knee.specs.huggingface.families import FAMILIES, SPARSE_FAMILIES, TEXT_PARTS
-from knee.specs.huggingface.keys import Keys
+from knee.specs.huggingface.families import FAMILIES, SPARSE_FAMILIES, TEXT_PARTS, Keys
 
 # What a config may say that knee does not model: refused by name, never ignored.
 

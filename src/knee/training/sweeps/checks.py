@@ -172,13 +172,11 @@ def refusal_by(launcher: Launcher, site: Site, *, own_program: bool, ask_slurm: 
     if launcher == "local":
         machine = None if own_program else LocalDevices.here()
         return lambda job: None if machine is None else machine.refuses(job.cluster, job.gpus)
-    if launcher == "torchrun":
-        hosts = len(site.hosts)
-        return lambda job: _too_many_nodes(job, site, hosts, f"hosts, but {hosts} are given")
-    nodes = node_count(site) if ask_slurm else None
-    return lambda job: None if nodes is None else _too_many_nodes(job, site, nodes, f"nodes, but Slurm has {nodes}")
+    most = len(site.hosts) if launcher == "torchrun" else node_count(site) if ask_slurm else None
+    words = f"hosts, but {most} are given" if launcher == "torchrun" else f"nodes, but Slurm has {most}"
 
+    def too_many_nodes(job: Job) -> str | None:
+        nodes = -(-job.gpus // (site.gpus_per_node or job.cluster.node.gpus))
+        return None if most is None or nodes <= most else f"it needs {nodes} {words}"
 
-def _too_many_nodes(job: Job, site: Site, most: int, words: str) -> str | None:
-    nodes = -(-job.gpus // (site.gpus_per_node or job.cluster.node.gpus))
-    return None if nodes <= most else f"it needs {nodes} {words}"
+    return too_many_nodes

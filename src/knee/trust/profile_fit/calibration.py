@@ -16,8 +16,7 @@ from knee.specs.catalog import did_you_mean
 from knee.specs.profile_parameters import PARAMETERS, Parameter, Values
 from knee.trust.profile_fit.stack_fit import NO_EVIDENCE, UNTOLD, Estimate, StackFit, calibrate, problem_of
 from knee.trust.validation.simulated_runs import grouped, predicted
-from knee.trust.validation.user_records import Pair
-from knee.trust.validation.user_runs import DIFFER, UserRuns
+from knee.trust.validation.user_records import DIFFER, Pair, UserRuns
 
 # Runs that a fit did not see: few are left out one by one, many in one group. They say whether the fit is taken.
 

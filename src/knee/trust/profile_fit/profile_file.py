@@ -11,7 +11,7 @@ from knee.specs.load import Loaded
 from knee.specs.profile import Profile
 from knee.specs.write import Value, profile_toml
 from knee.trust.profile_fit.calibration import OwnProfile
-from knee.trust.validation.user_runs import UserRuns
+from knee.trust.validation.user_records import UserRuns
 
 NAMED = 3
 """Files that a source names."""

@@ -18,10 +18,10 @@ from knee.measure.hardware_fit.residuals import Residuals
 from knee.specs.catalog import fabric_aliases, gpu_aliases
 from knee.specs.hardware import Cluster
 from knee.specs.load import load_cluster
+from knee.trust.validation.csv_cells import reason_of
 from knee.trust.validation.published_bandwidths import BandwidthFile, BandwidthRow, BandwidthSetting, Reading
 from knee.trust.validation.run_errors import by_name
 from knee.trust.validation.run_to_job import gpu_key, too_many_in_node, unknown_gpu
-from knee.trust.validation.skipped_rows import reason_of
 
 MIB = 2.0**20
 LARGE_BYTES = 16 * MIB

@@ -7,13 +7,14 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from knee.base.errors import InputError, SpecError
 from knee.base.files import TooLarge, read_all, read_bytes
 from knee.base.limits import MOST_CSV_BYTES, MOST_JSON_BYTES, MOST_ROWS
 from knee.specs.catalog import did_you_mean
+from knee.specs.notes import Note
 
 Lines = Iterable[tuple[int, list[str]]]
 """Lines of a table by their number."""
@@ -180,3 +181,39 @@ def positive(column: str, text: str) -> float:
     if not LEAST < value < 1 / LEAST:
         raise InputError(f"{column} is {text}, which is not realistic", code="out-of-range", field=column)
     return value
+
+
+MOST_REASONS = 12
+"""Reasons that an error lists."""
+
+
+def reason_of(error: InputError) -> Note:
+    """Why a row is skipped: the error's sentence, with its code and field."""
+    return Note(error.code, error.message, field=error.field)
+
+
+def by_kind(skipped: Mapping[str, int]) -> dict[str, int]:
+    """An example of each kind of reason -> rows, most first."""
+    alike: dict[Hashable, list[str]] = {}
+    for reason in skipped:
+        alike.setdefault(_kind(reason), []).append(reason)
+    found = {
+        reasons[0] + (f" (and {len(reasons) - 1:,} more of this kind)" if len(reasons) > 1 else ""): sum(
+            skipped[reason] for reason in reasons
+        )
+        for reasons in alike.values()
+    }
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def _kind(reason: str) -> Hashable:
+    """Code and field; a reason about no field, or that no error gave, is of a kind of its own."""
+    return (reason.code, reason.field) if isinstance(reason, Note) and reason.field else reason
+
+
+def none_used(what: str, skipped: Mapping[str, int]) -> str:
+    """The message where no row can be used: an example of each kind of reason."""
+    reasons = list(by_kind(skipped).items())
+    lines = [f"  - {rows:,} row{'s' if rows > 1 else ''}: {reason}" for reason, rows in reasons[:MOST_REASONS]]
+    more = [f"  - and {len(reasons) - MOST_REASONS:,} more reasons"] if len(reasons) > MOST_REASONS else []
+    return "\n".join([f"{what}:", *lines, *more])

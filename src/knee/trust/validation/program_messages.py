@@ -1,17 +1,21 @@
 """What the simulator has a rank of each stage issue in one step, held against the trainer's own trace.
 
 Read from the passes and scripts that the timeline walks, not from formulas of its own. Where the trainer is known to
-differ, a rule says how exactly and why (``validation.trainer_rules``); beyond the rules the two are equal or one of
+differ, a rule says how exactly and why (``RULES``); beyond the rules the two are equal or one of
 them is wrong.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import numpy as np
 
 from knee.engine.cost.compute_costs import shapes_of
+from knee.engine.events import DTYPE_BYTES
 from knee.engine.issued_messages import Collective, StageWork
 from knee.engine.simulator import EvaluatedStep, evaluate
 from knee.engine.timeline.rank_groups import stage_rank
@@ -19,7 +23,10 @@ from knee.engine.timeline.segment_events import scripts_of
 from knee.engine.timeline.step_events import Message, Script, record_action
 from knee.engine.timeline.step_parts import StepParts
 from knee.engine.workload import operations as op
+from knee.engine.workload.layer_weights import layer_tensors
+from knee.engine.workload.layers_per_stage import blocks_recomputed, chunk_layers, stage_layers
 from knee.engine.workload.projections import layer_kinds
+from knee.engine.workload.traffic import input_of, wide_weights
 from knee.specs.job import Job
 from knee.specs.model import Model
 from knee.specs.plan_table import table_of
@@ -184,3 +191,228 @@ def differences(program: StageWork, trained: StageWork) -> list[Difference]:
         words = f"{key.collective} {key.group}({key.group_size}) {key.message_bytes} {key.dtype}"
         pairs.append((words, program.collectives.get(key, 0), trained.collectives.get(key, 0)))
     return [Difference(stage=program.stage, what=what, program=a, simulated=b) for what, a, b in pairs if a != b]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """How the trainer differs from the simulator on purpose."""
+
+    why: str
+    change: Callable[[Job, StageWork], StageWork]
+    """What the simulator says of a stage -> what the trainer then does."""
+
+
+def as_trained(job: Job, simulated: StageWork) -> tuple[StageWork, list[str]]:
+    """The simulator's work under all rules, and the reasons of those that changed it."""
+    work, reasons = simulated, []
+    for rule in RULES:
+        changed = rule.change(job, work)
+        if changed != work:
+            reasons.append(rule.why)
+        work = changed
+    return work, reasons
+
+
+def _with(work: StageWork, changes: dict[Collective, int]) -> StageWork:
+    """Some calls more or fewer."""
+    calls = Counter(work.collectives)
+    calls.update(changes)
+    return replace(work, collectives={c: n for c, n in calls.items() if n})
+
+
+def _sends(job: Job, work: StageWork) -> StageWork:
+    received = {c: n for c, n in work.collectives.items() if c.collective == "recv"}
+    del job
+    # every chunk that receives an activation sends its gradient back, and the other way round
+    return _with(work, {c._replace(collective="send"): n for c, n in received.items()})
+
+
+def _norm_with_loss(job: Job, work: StageWork) -> StageWork:
+    del job
+    norm = {c: n for c, n in work.collectives.items() if c.group == "world"}
+    return _with(work, {c: -n for c, n in norm.items()} | {c._replace(message_bytes=8): n for c, n in norm.items()})
+
+
+def _loss_in_two(job: Job, work: StageWork) -> StageWork:
+    if job.plan.tp == 1 or work.stage != job.plan.pp - 1:
+        return work
+    m, tokens = job.microbatches, job.plan.micro_batch * job.seq_len // job.plan.cp
+    one = Collective("all_reduce", "tp", job.plan.tp, 4 * tokens, "fp32")
+    return _with(work, {one: -2 * m, one._replace(message_bytes=8 * tokens): m})
+
+
+def _in_fp8(job: Job) -> list[str]:
+    """Names of a layer's weights with fp8 products."""
+    if job.plan.precision != "fp8":
+        return []
+    tensors = [t for t in layer_tensors(job.model) if t.cols > 1]
+    wide = wide_weights(tensors, np.array([job.plan.tp]), job.profile.fp8_smallest)
+    return [t.name for t in tensors if not wide[input_of(t)][0]]
+
+
+def _fp8_scales(job: Job, work: StageWork) -> StageWork:
+    plan, shards = job.plan, job.plan.dp_shard * job.plan.cp
+    weights = _in_fp8(job) if plan.fp8_recipe == "tensorwise" and plan.sharding != "ddp" and shards > 1 else []
+    if not weights:
+        return work
+    layers = stage_layers(job.model.layers, plan.pp, plan.virtual_stages)[work.stage]
+    return _with(work, {Collective("all_reduce", "dp_shard", shards, 4 * round(layers) * len(weights), "fp32"): 1})
+
+
+def _norm_gradients(job: Job, work: StageWork) -> StageWork:
+    plan = job.plan
+    of_heads = 2 if job.model.qk_norm == "head" else 0
+    if plan.tp == 1 or not (plan.sequence_parallel or of_heads):
+        return work
+    layers = stage_layers(job.model.layers, plan.pp, plan.virtual_stages)[work.stage]
+    norms = 2 * layers + (work.stage == plan.pp - 1) if plan.sequence_parallel else 0
+    shards = 1 if plan.sharding == "ddp" else plan.dp_shard * plan.cp
+    # of the stage's first rank
+    own = norms * -(-job.model.hidden // shards) + of_heads * layers * -(-job.model.head_dim // shards)
+    if job.model.experts is not None and plan.sequence_parallel:
+        routers = _expert_layers(job, work.stage)  # each rank routes its own tokens
+        own += routers * -(-job.model.experts.count // shards) * job.model.hidden
+    width = DTYPE_BYTES[plan.state_dtype]
+    return _with(work, {Collective("all_reduce", "tp", plan.tp, own * width, plan.state_dtype): 1})
+
+
+def _router_weights(job: Job, work: StageWork) -> StageWork:
+    """Of each microbatch and layer with experts, there and back again."""
+    found = {c: n for c, n in work.collectives.items() if c.group in ("ep", "etp")}
+    width = job.model.hidden * DTYPE_BYTES["bf16"]
+    backward = _expert_layers(job, work.stage) * job.microbatches
+    # tokens go there and back in each pass, weights there alone; their gradients are reduced, never gathered
+    weights = {}
+    for c, n in found.items():
+        count = {"all_to_all": n // 2, "all_gather": n - backward, "reduce_scatter": backward}[c.collective]
+        weights[c._replace(message_bytes=4 * c.message_bytes // width, dtype="fp32")] = count
+    return _with(work, weights)
+
+
+def _layers_here(job: Job, stage: int) -> list[range]:
+    """The layers of each chunk of a stage."""
+    plan = job.plan
+    dealt = chunk_layers(job.model.layers, plan.pp * plan.virtual_stages)
+    ends = list(accumulate(dealt))
+    return [range(ends[n] - dealt[n], ends[n]) for n in range(stage, len(dealt), plan.pp)]
+
+
+def _expert_layers(job: Job, stage: int) -> int:
+    """Layers of a stage that have experts."""
+    return sum(_has_experts(job, layer) for chunk in _layers_here(job, stage) for layer in chunk)
+
+
+def _has_experts(job: Job, layer: int) -> bool:
+    return job.model.experts is not None and job.model.experts.has_experts(layer)
+
+
+def _recomputed_here(job: Job, stage: int) -> list[tuple[list[int], list[int]]]:
+    """(layers, how many of them the trainer recomputes) of each chunk of a stage, without experts and with them; only
+    one number of each where layers are alike."""
+    again = blocks_recomputed(job.plan.recompute_frac, job.model.layers)
+    alike = layer_kinds(job.model) is None
+    kinds = (None,) if alike else (False, True)
+    found = []
+    for chunk in _layers_here(job, stage):
+        own = [[n for n in chunk if kind is None or _has_experts(job, n) == kind] for kind in kinds]
+        found.append(([len(layers) for layers in own], [sum(again[n] for n in layers) for layers in own]))
+    return found
+
+
+def _whole_blocks(job: Job, work: StageWork) -> StageWork:
+    plan = job.plan
+    if plan.recompute_frac == 1:
+        return work
+    chunks = _recomputed_here(job, work.stage)
+    layers, again = ([sum(kind) for kind in zip(*columns, strict=True)] for columns in zip(*chunks, strict=True))
+    w = evaluate(job.model, job.cluster, job.profile, table_of([job]), fold=False)
+    products, attention = flop_of(w, layers, work.stage == plan.pp - 1, again)
+    changed = replace(work, product_flop=products, attention_flop=attention)
+    scripts = [scripts_of(model, w.cluster, parts, w.actions, work.stage) for model, parts in kinds_of_layers(w)]
+    kinds = w.actions.layout(0).kinds
+    calls: Counter[Collective] = Counter()
+    for (counts, repeats), chunk in zip(chunks, range(work.stage, len(kinds), plan.pp), strict=True):
+        row = int(w.actions.row_of[kinds[chunk], 0])
+        for count, repeated, script in zip(counts, repeats, scripts, strict=True):
+            simulated = count - round((1 - plan.recompute_frac) * count)
+            for message, _ in script["F", row].local["layer"]:
+                if message.group.name != "pp":
+                    calls[collective_of(message)] += (repeated - simulated) * job.microbatches
+    return _with(changed, dict(calls))
+
+
+def _stops_early(job: Job, work: StageWork) -> StageWork:
+    plan = job.plan
+    if plan.recompute not in ("blocks", "full") or "w2" in _in_fp8(job):
+        return work
+    repeats = [repeated for _, repeated in _recomputed_here(job, work.stage)]
+    again, *sparse = (sum(kind) * job.microbatches for kind in zip(*repeats, strict=True))
+    tokens = plan.micro_batch * job.seq_len // plan.cp
+    if job.model.experts is not None and not sparse:
+        return _stops_before_combine(job, work, again)
+    work = _stops_before_combine(job, work, sparse[0]) if sparse else work
+    down = 2 * tokens * job.model.hidden * job.model.ffn // plan.tp
+    less = replace(work, product_flop=work.product_flop - again * down)
+    if plan.tp == 1:
+        return less
+    last = "reduce_scatter" if plan.sequence_parallel else "all_reduce"
+    return _with(less, {Collective(last, "tp", plan.tp, 2 * tokens * job.model.hidden, "bf16"): -again})
+
+
+def _stops_before_combine(job: Job, work: StageWork, again: int) -> StageWork:
+    """The same of layers with experts: what they put out is not sent back again."""
+    plan, experts = job.plan, job.model.experts
+    assert experts is not None
+    size = plan.micro_batch * job.seq_len // (plan.cp * plan.tp) * experts.top_k * job.model.hidden * 2
+    calls = {Collective("all_to_all", "ep", plan.ep, size, "bf16"): -again} if plan.ep > 1 else {}
+    if plan.etp > 1:
+        calls[Collective("reduce_scatter", "etp", plan.etp, size * plan.etp, "bf16")] = -again
+    return _with(work, calls)
+
+
+def _named_type(job: Job, work: StageWork) -> StageWork:
+    if job.plan.precision != "fp16":
+        return work
+    calls = {c._replace(dtype="fp16") if c.dtype == "bf16" else c: n for c, n in work.collectives.items()}
+    return replace(work, collectives=calls)
+
+
+RULES = (
+    Rule(
+        why="the simulator counts a transfer between stages once, at the receiver; the trainer also counts the send",
+        change=_sends,
+    ),
+    Rule(
+        why="the all-reduce of the gradient norm also carries the loss: 8 bytes instead of 4",
+        change=_norm_with_loss,
+    ),
+    Rule(
+        why="the parallel loss sends its two sums in one message: all-reduces of 4 and 8 bytes per token "
+        "instead of three of 4 bytes",
+        change=_loss_in_two,
+    ),
+    Rule(
+        why="with sequence parallelism, the trainer also reduces the gradients of the norms over the tp "
+        "group, in one small message per step, and those of the router with them; those of norms of heads always",
+        change=_norm_gradients,
+    ),
+    Rule(
+        why="once per step, the ranks that shard fp8 weights reduce the largest element of each: 4 bytes per weight",
+        change=_fp8_scales,
+    ),
+    Rule(
+        why="the router's weights travel with the tokens, in all-to-alls of 4 bytes for each token and expert",
+        change=_router_weights,
+    ),
+    Rule(
+        why="the simulator recomputes the given share of layers on every stage; the trainer recomputes whole blocks",
+        change=_whole_blocks,
+    ),
+    Rule(
+        why="torch stops recomputing a block once the backward pass has all its inputs, so it skips the down "
+        "projection and what follows it, unless that is in fp8",
+        change=_stops_early,
+    ),
+    Rule(why="the simulator labels every 16-bit type as bf16", change=_named_type),
+)
+"""Every justified difference, in the order in which they are applied."""

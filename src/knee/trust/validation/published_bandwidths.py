@@ -14,8 +14,7 @@ from knee.base.errors import InputError
 from knee.engine.cost.nccl_tests import Operation, ReduceAlgorithm
 from knee.measure.hardware_fit.links import bus_factor
 from knee.specs.catalog import did_you_mean, fabric_aliases
-from knee.trust.validation.csv_cells import Lines, check_columns, check_width, count, positive, read_table
-from knee.trust.validation.skipped_rows import reason_of
+from knee.trust.validation.csv_cells import Lines, check_columns, check_width, count, positive, read_table, reason_of
 
 REQUIRED = ("gpu", "n_gpus", "collective", "bytes")
 """Columns without which a row means nothing."""

@@ -17,9 +17,9 @@ from knee.trust.validation.csv_cells import (
     count,
     positive,
     read_table,
+    reason_of,
     unknown_choice,
 )
-from knee.trust.validation.skipped_rows import reason_of
 
 Status = Literal["ok", "oom", "failed"]
 """``failed``: out of memory or a crash, not told apart."""

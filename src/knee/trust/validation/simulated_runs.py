@@ -15,9 +15,9 @@ from knee.specs.model import Model
 from knee.specs.plan_table import PlanTable, table_of
 from knee.specs.profile import Profile
 from knee.specs.profile_parameters import Values, applied
+from knee.trust.validation.csv_cells import reason_of
 from knee.trust.validation.published_runs import PublishedRun, Setting
 from knee.trust.validation.run_to_job import RunJob, check_memory, job_of
-from knee.trust.validation.skipped_rows import reason_of
 
 Ask = Callable[[Setting], RunJob]
 Refused = tuple[PublishedRun, str]
