@@ -69,8 +69,10 @@ def print_checked(check: BudgetCheck) -> None:
     print_heading("interruptions that were published, and those that the default failure rates predict")
     print_columns(list(rows[0]), rows, left=("run", "agrees"))
     print_heading("assumptions:")
-    for published in (*check.runs, *check.interrupted):
-        sys.stdout.write(f"  - {published.name}: {published.assumed}. {published.source}\n")
+    said = [(run.name, run.assumed, run.source) for run in check.runs]
+    said += [(run.name, run.assumed, run.source) for run in check.interrupted]
+    for name, assumed, source in said:
+        sys.stdout.write(f"  - {name}: {assumed}. {source}\n")
     print_heading(check.sentence)
 
 
