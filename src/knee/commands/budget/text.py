@@ -171,17 +171,22 @@ def _side(key: str, value: float | None) -> str:
     return texts.get(key) or amount(value)
 
 
-def _print_sides(answer: Budget) -> None:
+def side_rows(answer: Budget) -> list[list[str]]:
     """The best run, what FLOP counting promises, and what becomes of that; sizes with all parameters."""
-    best, shape, flop = answer.best, answer.best.model, flop_data(answer)
+    flop = flop_data(answer)
     flop |= {"params": flop["all_params"], "tokens_per_param": flop["tokens"] / flop["all_params"]}
     really = flop["really"]
-    sides = (run_data(answer, best), flop, really or {})
+    sides = (run_data(answer, answer.best), flop, really or {})
     rows = [[name, *(_side(key, side[key]) if side else "-" for side in sides)] for name, key in _SIDES.items()]
     if not really:
         rows[0][-1] = "no plan"
     estimate = f"FLOP-only estimate ({100 * answer.flop.mfu_frac:.3g}% MFU)"
-    print_rows([["", "best run", estimate, "that estimate's size on this cluster"], *rows], right=(1, 2, 3))
+    return [["", "best run", estimate, "that estimate's size on this cluster"], *rows]
+
+
+def _print_sides(answer: Budget) -> None:
+    best, shape = answer.best, answer.best.model
+    print_rows(side_rows(answer), right=(1, 2, 3))
     print_rows(
         [
             [
