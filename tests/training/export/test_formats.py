@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import knee
 from knee.base.errors import InputError
-from knee.specs.choices import TARGETS
+from knee.specs.defaults import TARGETS
 from knee.specs.job import Job
 from knee.specs.load import load_job
 from knee.specs.plan import AXES, CP_METHODS, RECOMPUTES, SHARDINGS

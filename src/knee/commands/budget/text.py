@@ -24,7 +24,7 @@ from knee.commands.budget.result import (
 )
 from knee.commands.budget.search import J_PER_MWH, BudgetLimits, BudgetRun
 from knee.commands.simulate.text import failure_words
-from knee.engine.reliability.published_interruptions import InterruptedRun
+from knee.engine.reliability.whole_run import InterruptedRun
 from knee.show.terminal.table import print_heading, print_rows
 from knee.specs.metrics import METRICS
 from knee.specs.plan_words import plan_words

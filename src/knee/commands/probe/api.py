@@ -19,8 +19,7 @@ from knee.measure.machine.kernel_grid import device_points, step_points
 from knee.measure.machine.listener import SILENT, ProbeListener, collect
 from knee.measure.machine.readings import HostPoint, Probe, Readings, Record, read_readings
 from knee.specs.argument_types import checked_arguments
-from knee.specs.choices import Backend, Device
-from knee.specs.defaults import CLUSTER_FILE
+from knee.specs.defaults import CLUSTER_FILE, Backend, Device
 from knee.specs.load import load_cluster, load_profile
 
 

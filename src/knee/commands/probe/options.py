@@ -9,8 +9,7 @@ from typing import Any
 import click
 
 from knee.commands.options.sections import Word
-from knee.specs.choices import DEVICES
-from knee.specs.defaults import CLUSTER_FILE
+from knee.specs.defaults import CLUSTER_FILE, DEVICES
 
 
 def options(function: Callable[..., Any]) -> Callable[..., Any]:

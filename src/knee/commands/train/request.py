@@ -16,8 +16,7 @@ from knee.commands.job_request import ClusterLike, ModelLike, Overrides, Profile
 from knee.measure.machine.inventory import read_inventory
 from knee.specs import Job
 from knee.specs.arguments import checked_plan
-from knee.specs.choices import Device
-from knee.specs.defaults import DEFAULT_CONVENTION, TIMEOUT_S, TRACE_STEPS
+from knee.specs.defaults import DEFAULT_CONVENTION, TIMEOUT_S, TRACE_STEPS, Device
 from knee.specs.load import load_model
 from knee.specs.notes import code_of
 from knee.specs.plan import Plan

@@ -20,7 +20,7 @@ from knee.measure.machine.readings import Machine, Probe, Readings, read_reading
 from knee.specs.catalog import gpu_aliases, is_path
 from knee.specs.hardware import Cluster
 from knee.specs.load import load_cluster, load_profile
-from knee.specs.write import Value, cluster_toml, four_digits
+from knee.specs.write import Value, four_digits, spec_toml
 
 MEMORY_FRAC = 0.05
 """Drivers keep some of the memory for themselves."""
@@ -106,7 +106,7 @@ def write_machine_file(out: Path, base: str | None, known: Mapping[Probe, Values
             left_out[probe] = error.message
 
     def text(ref: str) -> str:
-        return cluster_toml(
+        return spec_toml(
             ref,
             values,
             comments=(

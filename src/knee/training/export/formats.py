@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from knee.base.errors import InputError
-from knee.specs.choices import TARGETS
+from knee.specs.defaults import TARGETS
 from knee.specs.job import Job
 from knee.training.export.job_file import job_file
 from knee.training.export.megatron import megatron_command

@@ -14,7 +14,7 @@ from typing import Any
 
 from knee.base.errors import InputError
 from knee.base.files import cannot_read, make_folder, read_text, write_text
-from knee.specs.choices import LAUNCHERS
+from knee.specs.defaults import LAUNCHERS
 from knee.training.launch.run_status import Status, is_number, read_status
 from knee.training.run.run_record import HEARTBEATS, LOGS, PIECES, RECORD, TRACES
 

@@ -7,8 +7,7 @@ from functools import cache
 from typing import Any
 
 from knee.specs import Job, Model
-from knee.specs.choices import Device
-from knee.specs.defaults import DEFAULT_CONVENTION, TIMEOUT_S, TRACE_STEPS
+from knee.specs.defaults import DEFAULT_CONVENTION, TIMEOUT_S, TRACE_STEPS, Device
 from knee.training.parallelism.trainer_job import AUTO, TrainJob, activation_dtype
 
 STEPS: dict[Device, int] = {"cuda": 60, "cpu": 30}

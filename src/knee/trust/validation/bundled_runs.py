@@ -12,8 +12,7 @@ from importlib.resources import as_file, files
 import numpy as np
 
 from knee.measure.hardware_fit.residuals import Residuals
-from knee.trust.validation.bandwidth_errors import BandwidthValidation, validate_bandwidths
-from knee.trust.validation.published_bandwidths import carried_bandwidths
+from knee.trust.validation.bandwidth_errors import BandwidthValidation, carried_bandwidths, validate_bandwidths
 from knee.trust.validation.published_runs import RunFile, read_runs
 from knee.trust.validation.run_errors import Validation, validate
 
