@@ -51,7 +51,7 @@ study: $(VENV)/.report
 	$(BIN)/knee study --out $(OUT)
 
 # Tests that share what they make once stay in one process: those of a file, or of a group (tests/conftest.py).
-PYTEST := $(BIN)/pytest --dist loadgroup --no-loadscope-reorder
+PYTEST := $(BIN)/pytest --dist loadscope --no-loadscope-reorder
 
 check: $(VENV)/.dev
 	$(call beside_linters,$(PYTEST) -n $(CHECK_JOBS) -m "not slow")

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -79,8 +80,12 @@ LONGEST = (
     "golden/test_beyond_studies.py",
 )
 """Half a minute and more; work of a processor stands beside what waits for Slurm."""
-TOGETHER = ("show/web", "commands/serve/page")
-"""Folders whose files share a browser and what it shows."""
+TOGETHER = {
+    "the browser of pages": ("show/web",),
+    "the browser of the explorer": ("commands/serve/page",),
+    "torch": tuple(f"training/parallelism/test_{name}.py" for name in ("parity", "expert_parity", "fake_ranks")),
+}
+"""Files that share what takes long to make: one of pytest's processes runs them."""
 
 
 def pytest_configure() -> None:
@@ -108,17 +113,32 @@ def is_slow(path: Path) -> bool:
     return any(path.is_relative_to(slow) for slow in SLOW)
 
 
+@cache
+def group_of(path: Path) -> str:
+    """What stays in one of pytest's processes: a file's tests, or those of several files."""
+    groups = (name for name, paths in TOGETHER.items() if any(path.is_relative_to(TESTS / one) for one in paths))
+    return next(groups, str(path.relative_to(TESTS)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Return a scheduler that keeps groups together. A mark of xdist's own would change the names of tests."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(config.rootpath / nodeid.partition("::")[0])
+
+    return Groups(config, log)
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     if is_slow(item.path):
         item.add_marker("slow")
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files come first, then others with slow tests, so that no long one is left for the end.
-
-    A file's tests share what they make once, so that they stay in one of pytest's processes, as do those of a group.
-    """
+    """The longest files come first, then others with slow tests, so that no long one is left for the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
 
     @cache
@@ -127,10 +147,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next(found, len(LONGEST) + (path not in slow))
 
     items.sort(key=lambda item: place(item.path))
-    for item in items:
-        if not item.get_closest_marker("xdist_group"):
-            folder = next((name for name in TOGETHER if item.path.is_relative_to(TESTS / name)), None)
-            item.add_marker(pytest.mark.xdist_group(folder or str(item.path.relative_to(TESTS))))
 
 
 def pytest_collection_finish() -> None:

@@ -44,7 +44,9 @@ def _exact(kind: Any, value: Any) -> Any:
     origin, given = get_origin(kind), type(value)
     if kind is float and given in (int, float):
         return float(value)
-    if kind is str and given is str and value.isascii():  # half a letter is not, and is refused
+    if kind is Any:
+        return value
+    if kind is str and given is str and (value.isascii() or value.encode()):  # half a letter of UTF-16 is refused
         return value
     if kind in (bool, int) and given is kind:
         return value

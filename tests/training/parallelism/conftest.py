@@ -12,13 +12,6 @@ FILES = ("test_parity", "test_expert_parity", "test_fake_ranks")
 """Each has ``torch_work()``."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before that of the parent folder
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.stem in FILES:
-            item.add_marker(pytest.mark.xdist_group("torch"))
-
-
 @pytest.fixture(scope="session")
 def pool(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TorchPool:
     """The work of those files that were asked for."""

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -21,131 +21,95 @@ from knee.show.terminal.table import print_heading, print_rows
 from knee.specs.defaults import DEVICES, LEARNING_RATE, TIMEOUT_S, TRACE_STEPS
 from knee.specs.plan import KNOBS
 
-if TYPE_CHECKING:
-    from knee.commands.train.api import TrainJobFile
-
-
-# Options of ``knee train`` about the learning rate, validation, checkpoints, weights and metrics.
-
 RATE, STATE, VALID = "Learning rate", "Checkpoints and weights", "Validation and metrics"
 FOLDER = click.Path(path_type=Path)
-OPTIONS: tuple[Callable[..., Any], ...] = (
-    option(
-        "--lr-schedule",
-        section=RATE,
-        type=Word(("constant", "linear", "cosine", "wsd")),
-        help="How the learning rate falls after its warm-up. wsd (warm-up, stable, decay) falls linearly at the end; "
-        "default: constant.",
+FILE = click.Path(dir_okay=False, path_type=Path)
+OPTIONS: tuple[tuple[str, dict[tuple[Any, ...], str]], ...] = (
+    (
+        "Run",
+        {
+            ("--nproc", int, "N"): "Number of processes to start on this machine, one per GPU; default: as many as the "
+            "plan needs. Do not use it under torchrun, which starts the processes itself.",
+            ("--device", Word(DEVICES)): "Device to train on; default: the GPUs if there are any, else the CPU.",
+            ("--steps", int, "N"): "Total number of optimizer steps; default: 60 (as in the paper), or 30 on a CPU.",
+            ("--warmup", int, "N"): "Number of first steps that are not measured; default: 10, or one sixth of --steps "
+            "if that is below 60.",
+            ("--trace-steps", int, "N", TRACE_STEPS): "Number of steps to profile after the measured steps; 0 means "
+            "none.",
+            ("--dtype", Word(("fp32", "bf16", "fp16"))): "Data type of the matrix products; default: fp32 on a CPU, "
+            "the plan's precision on GPUs.",
+            ("--compile", bool): "Use torch.compile on every block and on the loss.",
+            ("--attention", Word(("auto", "flash", "cudnn", "math")), None, "auto"): "Attention kernels that PyTorch "
+            "may choose.",
+            ("--balance-loss", float, "COEF", 0.0): "Coefficient of the auxiliary loss for unequal use of the experts.",
+            ("--data", FOLDER, "DIR"): "Folder of token shards from `knee data prepare`; default: synthetic tokens.",
+            ("--seed", int): "Random seed of the weights and the data; default: 0.",
+            ("--lr", float): f"Highest learning rate; default: {LEARNING_RATE}.",
+            ("--timeout timeout_s", float, "SECONDS", TIMEOUT_S): "Stop a run that makes no progress for this long.",
+            ("--out", FOLDER, "DIR"): "Folder for the record, traces and logs; default: runs/MODEL-DATE.",
+            ("--force", bool): "Overwrite the record of an earlier run in that folder.",
+            ("--job job_file", FILE, "FILE"): "Write the job to this file instead of running it. Run it later with "
+            "`python -m knee.training.run.worker FILE` on a machine that has only torch and NumPy.",
+        },
     ),
-    option(
-        "--lr-warmup",
-        section=RATE,
-        type=int,
-        metavar="N",
-        help="Number of first steps in which the learning rate rises to --lr; default: 0.",
+    (
+        RATE,
+        {
+            ("--lr-schedule", Word(("constant", "linear", "cosine", "wsd"))): "How the learning rate falls after its "
+            "warm-up. wsd (warm-up, stable, decay) falls linearly at the end; default: constant.",
+            ("--lr-warmup", int, "N"): "Number of first steps in which the learning rate rises to --lr; default: 0.",
+            ("--lr-min-frac", float, "FRAC"): "Learning rate at the end of a schedule, as a share of --lr; default: 0.",
+            ("--lr-decay-frac", float, "FRAC"): "Share of the steps after the warm-up in which the schedule wsd falls; "
+            "default: 0.2.",
+        },
     ),
-    option(
-        "--lr-min-frac",
-        section=RATE,
-        type=float,
-        metavar="FRAC",
-        help="Learning rate at the end of a schedule, as a share of --lr; default: 0.",
+    (
+        STATE,
+        {
+            ("--checkpoint-every", int, "N"): "Save a checkpoint every N steps and after the last one, beside the "
+            "training; default: 0, which means none.",
+            ("--keep", int, "N"): "Number of newest checkpoints to keep; 0 keeps all; default: 2.",
+            ("--resume", str, "DIR|auto"): "Go on from the newest checkpoint of this run, or from this checkpoint, "
+            "also under another plan. Its batch, sequence length, seed, steps, learning rate and checkpoints are then "
+            "the defaults. auto: from the newest checkpoint in --out, or from the start if there is none.",
+            ("--weights", FOLDER, "DIR"): "First weights: a Hugging Face folder with safetensors, or a checkpoint; "
+            "default: drawn from the seed.",
+        },
     ),
-    option(
-        "--lr-decay-frac",
-        section=RATE,
-        type=float,
-        metavar="FRAC",
-        help="Share of the steps after the warm-up in which the schedule wsd falls; default: 0.2.",
+    (
+        VALID,
+        {
+            ("--valid-every", int, "N", 0): "Compute the loss on held-out data every N steps and after the last one; "
+            "0 means never.",
+            ("--valid-data", FOLDER, "DIR"): "Folder of held-out token shards; default: other synthetic tokens, if "
+            "--data is left out too.",
+            ("--valid-batches", int, "N", 10): "Number of held-out global batches for one validation loss.",
+            ("--log-to", (Word(("tensorboard", "wandb")),)): "Also send the metrics of steps there, if the package is "
+            "installed. May be repeated. OUT/metrics.jsonl always has them.",
+        },
     ),
-    option(
-        "--checkpoint-every",
-        section=STATE,
-        type=int,
-        metavar="N",
-        help="Save a checkpoint every N steps and after the last one, beside the training; default: 0, which means none"
-        ".",
-    ),
-    option(
-        "--keep",
-        section=STATE,
-        type=int,
-        metavar="N",
-        help="Number of newest checkpoints to keep; 0 keeps all; default: 2.",
-    ),
-    option(
-        "--resume",
-        section=STATE,
-        metavar="DIR|auto",
-        help="Go on from the newest checkpoint of this run, or from this checkpoint, also under another plan. Its "
-        "batch, sequence length, seed, steps, learning rate and checkpoints are then the defaults. auto: from the "
-        "newest checkpoint in --out, or from the start if there is none.",
-    ),
-    option(
-        "--weights",
-        section=STATE,
-        type=FOLDER,
-        metavar="DIR",
-        help="First weights: a Hugging Face folder with safetensors, or a checkpoint; default: drawn from the seed.",
-    ),
-    option(
-        "--valid-every",
-        section=VALID,
-        type=int,
-        default=0,
-        show_default=True,
-        metavar="N",
-        help="Compute the loss on held-out data every N steps and after the last one; 0 means never.",
-    ),
-    option(
-        "--valid-data",
-        section=VALID,
-        type=FOLDER,
-        metavar="DIR",
-        help="Folder of held-out token shards; default: other synthetic tokens, if --data is left out too.",
-    ),
-    option(
-        "--valid-batches",
-        section=VALID,
-        type=int,
-        default=10,
-        show_default=True,
-        metavar="N",
-        help="Number of held-out global batches for one validation loss.",
-    ),
-    option(
-        "--log-to",
-        section=VALID,
-        type=Word(("tensorboard", "wandb")),
-        multiple=True,
-        help="Also send the metrics of steps there, if the package is installed. May be repeated. OUT/metrics.jsonl "
-        "always has them.",
-    ),
-    option(
-        "--deterministic",
-        section="Run",
-        is_flag=True,
-        help="Use only kernels that give the same losses for the same seed, bit by bit. This is slower on GPUs.",
+    (
+        "Run",
+        {
+            ("--deterministic", bool): "Use only kernels that give the same losses for the same seed, bit by bit. This "
+            "is slower on GPUs.",
+        },
     ),
 )
+"""By section: name, type, metavar and default of each option -> its help. A type in a tuple may be repeated."""
 
 
 def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """All of them, in this order."""
-    for add in reversed(OPTIONS):
-        command = add(command)
+    """Add the options of the table to a command, in this order."""
+    for section, rows in reversed(OPTIONS):
+        for (names, kind, *more), text in reversed(rows.items()):
+            settings: dict[str, Any] = {"is_flag": True} if kind is bool else {"type": kind}
+            if isinstance(kind, tuple):
+                settings = {"type": kind[0], "multiple": True}
+            settings |= dict(zip(("metavar", "default"), more, strict=False))
+            settings |= {"show_default": True} if len(more) > 1 else {}
+            command = option(*names.split(), section=section, help=text, **settings)(command)
     return command
-
-
-# A real run on the screen.
-
-
-def say_job_file(answer: TrainJobFile) -> None:
-    """How a job that was written is run, on stderr."""
-    click.echo(
-        f"wrote {answer.path}: run it with `{answer.command}`; the record is written to {answer.job.out}",
-        err=True,
-    )
 
 
 def print_record(record: dict[str, Any]) -> None:
@@ -175,103 +139,6 @@ def print_record(record: dict[str, Any]) -> None:
 
 @click.command("train", cls=Sectioned)
 @click.argument("model")
-@option(
-    "--nproc",
-    section="Run",
-    type=int,
-    metavar="N",
-    help="Number of processes to start on this machine, one per GPU; default: as many as the plan needs. Do not use it "
-    "under torchrun, which starts the processes itself.",
-)
-@option(
-    "--device",
-    section="Run",
-    type=Word(DEVICES),
-    help="Device to train on; default: the GPUs if there are any, else the CPU.",
-)
-@option(
-    "--steps",
-    section="Run",
-    type=int,
-    metavar="N",
-    help="Total number of optimizer steps; default: 60 (as in the paper), or 30 on a CPU.",
-)
-@option(
-    "--warmup",
-    section="Run",
-    type=int,
-    metavar="N",
-    help="Number of first steps that are not measured; default: 10, or one sixth of --steps if that is below 60.",
-)
-@option(
-    "--trace-steps",
-    section="Run",
-    type=int,
-    default=TRACE_STEPS,
-    show_default=True,
-    metavar="N",
-    help="Number of steps to profile after the measured steps; 0 means none.",
-)
-@option(
-    "--dtype",
-    section="Run",
-    type=Word(("fp32", "bf16", "fp16")),
-    help="Data type of the matrix products; default: fp32 on a CPU, the plan's precision on GPUs.",
-)
-@option("--compile", section="Run", is_flag=True, help="Use torch.compile on every block and on the loss.")
-@option(
-    "--attention",
-    section="Run",
-    type=Word(("auto", "flash", "cudnn", "math")),
-    default="auto",
-    show_default=True,
-    help="Attention kernels that PyTorch may choose.",
-)
-@option(
-    "--balance-loss",
-    section="Run",
-    type=float,
-    default=0.0,
-    show_default=True,
-    metavar="COEF",
-    help="Coefficient of the auxiliary loss for unequal use of the experts.",
-)
-@option(
-    "--data",
-    section="Run",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Folder of token shards from `knee data prepare`; default: synthetic tokens.",
-)
-@option("--seed", section="Run", type=int, help="Random seed of the weights and the data; default: 0.")
-@option("--lr", section="Run", type=float, help=f"Highest learning rate; default: {LEARNING_RATE}.")
-@option(
-    "--timeout",
-    "timeout_s",
-    section="Run",
-    type=float,
-    default=TIMEOUT_S,
-    show_default=True,
-    metavar="SECONDS",
-    help="Stop a run that makes no progress for this long.",
-)
-@option(
-    "--out",
-    section="Run",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Folder for the record, traces and logs; default: runs/MODEL-DATE.",
-)
-@option("--force", section="Run", is_flag=True, help="Overwrite the record of an earlier run in that folder.")
-@option(
-    "--job",
-    "job_file",
-    section="Run",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Write the job to this file instead of running it. Run it later with `python -m knee.training.run.worker "
-    "FILE` on a machine that has only torch and NumPy.",
-)
 @train_options
 @job_options.local_batch("Sequences per step divided by the number of processes; default: 2.")
 @job_options.global_batch("Sequences per step over all processes.")
@@ -323,7 +190,7 @@ def command(
         written = write_train_job(model, job_file, out=out, say=say, **settings)
         if as_json:
             click.echo(json.dumps(written.to_dict(), indent=2))
-        say_job_file(written)
+        say(f"wrote {written.path}: run it with `{written.command}`; the record is written to {written.job.out}")
         return
     run = train(model, out=out, force=force, say=say, log=sys.stderr, **settings)
     if as_json and run.record:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
 from knee.base.errors import SpecError, argument, out_of_range
-from knee.specs.check import validate
+from knee.specs.check import build_exact, validate
 from knee.specs.defaults import FP8_SMALLEST, LEARNING_RATE, TIMEOUT_S, Device
 from knee.specs.legality import check
 from knee.specs.model import Model
@@ -147,8 +147,9 @@ class TrainJob:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> TrainJob:
-        """The job of plain data, or SpecError with all its mistakes."""
-        return validate(cls, plain, "job")
+        """The job of plain data, or SpecError with all its mistakes. Only mistakes need pydantic: workers have none."""
+        job: TrainJob | None = build_exact(cls, plain)
+        return validate(cls, plain, "job") if job is None else job
 
     def _check_numbers(self) -> None:
         for name, least in (("gpus", 1), ("global_batch", 1), ("seq_len", 1), ("steps", 1), ("warmup", 0)):
