@@ -2,8 +2,9 @@
 
 A mutant is the package with one expression changed: an operator swapped, a comparison negated or shifted, a condition
 inverted, a constant changed, a return value dropped. Only tests that reach the changed statement run, fastest first,
-until one fails. Which tests those are is recorded once (``out/mutants``), and again for test files that changed. Each
-mutant runs in a forked process on a copy of ``src``; the working tree is never written.
+until one fails. Which tests those are is recorded once (``out/mutants``), and again for test files that changed. All
+tests are collected once; each mutant is a forked process that takes over the changed code, so that it costs no more
+than its tests. Nothing is written into the working tree.
 
     python tools/mutants.py [--mutants 200] [--seed 0] [--jobs 2] [--only search/,trust/bands.py] [--again]
 
@@ -17,14 +18,11 @@ import ast
 import copy
 import gc
 import hashlib
-import importlib.util
+import importlib
 import json
-import multiprocessing
 import os
-import py_compile
 import random
 import resource
-import shutil
 import signal
 import sys
 import tempfile
@@ -35,8 +33,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import _lru_cache_wrapper
+from functools import _lru_cache_wrapper, cache, partial
+from itertools import accumulate
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -47,13 +47,10 @@ RECORD = ROOT / "out" / "mutants"
 EQUIVALENT = ROOT / "tools" / "mutants_equivalent.toml"
 PACKAGES = ("engine/cost", "engine/timeline", "engine/workload", "search", "trust", "measure/traces")
 """Packages of ``knee`` that mutants are drawn from."""
-WARM = ("numpy", "hypothesis.strategies", "pydantic", "click", "rich.console", "msgspec", "scipy.optimize", "altair")
-"""Imported before mutants are forked; ``knee`` is not, because each mutant has its own."""
-BATCHES = ((4.0, 8), (15.0, 30), (45.0, 200))
-"""Seconds and files of tests that run in one process. Most mutants do not survive the first."""
+TESTS_S = 60.0
+"""Of tests, as recorded, that run for one mutant."""
 MEMORY_BYTES = 6 << 30
-PYTEST = ("-q", "-m", "not slow", "-p", "no:cacheprovider", "--tb=short")
-PYTEST += ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # hypothesis is imported before pytest starts
+PYTEST = ("-q", "-s", "-m", "not slow", "-p", "no:cacheprovider", "--tb=short")
 
 SWAPS: dict[type, tuple[type, ...]] = {
     ast.Add: (ast.Sub,),
@@ -96,6 +93,8 @@ class Mutant:
     after: str
     span: tuple[int, int]
     """Bytes of the file that ``after`` takes the place of."""
+    names: tuple[str, ...]
+    """What the changed statement assigns, where it is one of the module."""
 
     def key(self) -> tuple[str, str, str]:
         return f"{self.file}:{self.function}", self.before, self.after
@@ -166,6 +165,13 @@ def changes_of(node: ast.AST, is_condition: bool) -> Iterator[ast.AST]:
         yield ast.UnaryOp(op=ast.Not(), operand=node)
 
 
+def assigned_names(statement: ast.stmt | None) -> tuple[str, ...]:
+    """Names that an assignment binds."""
+    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+    nodes = [node for target in targets if target is not None for node in ast.walk(target)]
+    return tuple(node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+
+
 class Source:
     """A file of the package. A statement's key (file, function, first line) survives edits elsewhere in the file."""
 
@@ -203,6 +209,7 @@ class Source:
                     before=ast.unparse(node),
                     after=text if isinstance(node, ast.stmt) else f"({text})",
                     span=(starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset),
+                    names=() if place.functions else assigned_names(place.statement),
                 )
 
 
@@ -221,8 +228,8 @@ class Reach:
     tests: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
     def of(self, mutant: Mutant) -> list[str]:
-        """Tests that reach a mutant, fastest first. What runs at import is reached by every test of the file. What was
-        changed after the record is looked for in other files, in its function, and in its file."""
+        """Tests that reach a mutant, fastest first, as many as there is time for. What runs at import is reached by all
+        tests of the file. What was changed after the record is looked for in other files, its function, its file."""
         elsewhere = mutant.statement.removeprefix(mutant.file)
         lookups = (
             lambda key: key == mutant.statement,
@@ -233,7 +240,9 @@ class Reach:
         for is_meant in lookups:
             tests = {test for key, found in self.tests.items() if is_meant(key) for test in found}
             if tests:
-                return sorted(tests, key=self.seconds.__getitem__)
+                ordered = sorted(tests, key=self.seconds.__getitem__)
+                until_s = accumulate(self.seconds[test] for test in ordered)
+                return [t for t, total_s in zip(ordered, until_s, strict=True) if total_s <= TESTS_S] or ordered[:1]
         return []
 
 
@@ -241,16 +250,11 @@ class Recorder:
     """A plugin of pytest that tells coverage which test runs."""
 
     def __init__(self, coverage: Any) -> None:
-        self.coverage, self.seconds, self.failed, self.caches = coverage, Counter[str](), set[str](), list[Any]()
-
-    def pytest_collection_finish(self) -> None:
-        caches = [o for o in gc.get_objects() if type(o) is _lru_cache_wrapper]
-        self.caches = [cache for cache in caches if str(cache.__module__).startswith("knee.")]
+        self.coverage, self.seconds, self.failed = coverage, Counter[str](), set[str]()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Any:
-        for cache in self.caches:  # what an earlier test left in a cache, this one would not reach
-            cache.cache_clear()
+        clear_caches()  # what an earlier test left in a cache, this one would not reach
         # Fixtures are often made once per file: what they reach counts for all tests of the file.
         self.coverage.switch_context(item.nodeid.partition("::")[0])
         return (yield)
@@ -260,24 +264,48 @@ class Recorder:
         self.coverage.switch_context(item.nodeid)
         return (yield)
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
+        start = time.process_time()  # a busy machine changes nothing
+        found = yield
+        self.seconds[item.nodeid] = time.process_time() - start
+        return found
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.seconds[report.nodeid] += report.duration
         if report.failed:
             self.failed.add(report.nodeid)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.failed.add(report.nodeid)
+
+
+def clear_caches() -> None:
+    """Forget what functions of the package have returned."""
+    for one in package_caches():
+        one.cache_clear()
+
+
+@cache
+def package_caches() -> list[Any]:
+    return [one for one in all_objects(_lru_cache_wrapper) if str(one.__module__).startswith("knee.")]
+
+
+def all_objects(kind: type) -> list[Any]:
+    """Every object of a type, also of those that the tests have frozen for the collector."""
+    gc.unfreeze()
+    return [o for o in gc.get_objects() if type(o) is kind]
 
 
 def record_tests(files: list[Path]) -> None:
     """Run test files under coverage, and write for each file what its tests reach. Tests that fail are left out."""
     from coverage import Coverage
 
-    use_source(SOURCE)
     coverage = Coverage(data_file=None, config_file=False, include=[str(path) for path in source_files()])
     recorder = Recorder(coverage)
     coverage.start()
-    status = pytest.main([*PYTEST, *map(str, files)], plugins=[recorder])
+    pytest.main([*PYTEST, "--continue-on-collection-errors", *map(str, files)], plugins=[recorder])
     coverage.stop()
-    if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
-        sys.exit(f"the tests could not be run: pytest ended with {status}")
     reached = defaultdict[str, set[str]](set)
     for path in source_files():
         keys = Source(path).keys_of_lines()
@@ -286,6 +314,8 @@ def record_tests(files: list[Path]) -> None:
                 reached[context].add(keys.get(line, ""))
     for file in files:
         name = file.relative_to(ROOT).as_posix()
+        if name in recorder.failed:
+            continue
         tests = [t for t in recorder.seconds if t.partition("::")[0] == name and t not in recorder.failed]
         places = {key: place for place, key in enumerate(sorted(set().union(*(reached[t] for t in (name, *tests)))))}
         of_tests = {
@@ -306,9 +336,13 @@ def starts_browser(file: Path) -> bool:
     return any("playwright" in path.read_text("utf-8") for path in (file, *shared) if path.exists())
 
 
+def test_files() -> list[Path]:
+    return [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if not starts_browser(file)]
+
+
 def recorded_reach(jobs: int, again: bool) -> Reach:
     """The record, made anew for test files that changed."""
-    files = [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if not starts_browser(file)]
+    files = test_files()
     RECORD.mkdir(parents=True, exist_ok=True)
     missing = [file for file in files if again or not record_of(file).exists()]
     if missing:
@@ -318,11 +352,13 @@ def recorded_reach(jobs: int, again: bool) -> Reach:
             forked(lambda group=group: record_tests(group), RECORD / f"record{i}.log")  # type: ignore[misc]
             for i, group in enumerate(groups)
         ]
-        statuses = [os.waitpid(pid, 0)[1] for pid in pids]
-        if any(statuses):
-            sys.exit(f"recording failed, see {RECORD}/*.log")
+        for pid in pids:
+            os.waitpid(pid, 0)
     reach = Reach()
     for file in files:
+        if not record_of(file).exists():
+            print(f"could not be recorded, see {RECORD}/*.log: {file}")
+            continue
         document = json.loads(record_of(file).read_text())
         for name, (seconds, places) in document["tests"].items():
             test = file.relative_to(ROOT).as_posix() + name
@@ -346,36 +382,127 @@ class Outcome:
     seconds: float = 0.0
 
 
-class Chosen:
-    """A plugin of pytest that runs chosen tests in order, limits the CPU time of each, and notes failures."""
+def take_over(mutant: Mutant) -> None:
+    """Change the imported module into the mutant: functions get the mutant's code and defaults, classes its plain
+    attributes, and every module that has imported what the changed statement assigns gets the new value."""
+    name = "knee." + mutant.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    path = SOURCE / "knee" / mutant.file
+    source, module, fresh = path.read_bytes(), importlib.import_module(name), ModuleType(name)
+    first, last = mutant.span
+    code = compile(source[:first] + mutant.after.encode() + source[last:], str(path), "exec")
+    vars(fresh).update({key: vars(module)[key] for key in ("__file__", "__package__", "__spec__", "__loader__")})
+    exec(code, vars(fresh))
+    functions = all_objects(FunctionType)
+    changed = {f.__qualname__: f for f in functions if f.__globals__ is vars(fresh)}
+    for function in functions:
+        if function.__globals__ is vars(module) and function.__qualname__ in changed:
+            copy_function(changed[function.__qualname__], function)
+    for key, value in list(vars(fresh).items()):
+        old = vars(module).get(key)
+        if isinstance(value, type) and isinstance(old, type) and value.__module__ == name:
+            copy_attributes(value, old)
+        elif key in mutant.names:
+            for other in list(sys.modules.values()):
+                if vars(other).get(key, fresh) is old if isinstance(other, ModuleType) else False:
+                    setattr(other, key, value)
 
-    def __init__(self, tests: list[str], seconds: dict[str, float], failures: Path) -> None:
-        self.places, self.seconds, self.failures = {t: i for i, t in enumerate(tests)}, seconds, failures
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items[:] = sorted((i for i in items if i.nodeid in self.places), key=lambda item: self.places[item.nodeid])
+def copy_function(new: FunctionType, old: FunctionType) -> None:
+    """Code is taken over where it is of the source, not made by a decorator with variables of its own."""
+    if len(new.__code__.co_freevars) == len(old.__code__.co_freevars):
+        old.__code__ = new.__code__
+    old.__defaults__, old.__kwdefaults__ = new.__defaults__, new.__kwdefaults__
 
-    def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        limit_s = used.ru_utime + used.ru_stime + 10 + 10 * self.seconds[item.nodeid]
-        resource.setrlimit(resource.RLIMIT_CPU, (int(limit_s), resource.RLIM_INFINITY))
+
+def copy_attributes(new: type, old: type) -> None:
+    """Defaults of fields, and what else a class body assigns."""
+    for key, value in vars(new).items():
+        before = vars(old).get(key)
+        if isinstance(value, bool | int | float | str | tuple) and not key.startswith("__"):
+            setattr(old, key, value)
+        elif key == "__init__" and isinstance(value, FunctionType) and isinstance(before, FunctionType):
+            before.__defaults__, before.__kwdefaults__ = value.__defaults__, value.__kwdefaults__
+
+
+class Mutants:
+    """A plugin of pytest that runs mutants instead of tests: each one's tests in a forked process, until one fails."""
+
+    def __init__(self, sample: list[Mutant], reach: Reach, jobs: int, folder: Path) -> None:
+        self.sample, self.reach, self.jobs, self.folder = sample, reach, jobs, folder
+        self.outcomes, self.failed = list[Outcome](), ""
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        items = {item.nodeid: item for item in session.items}
+        waiting, running = list(self.sample), dict[int, tuple[Outcome, float]]()
+        while waiting or running:
+            while waiting and len(running) < self.jobs:
+                mutant = waiting.pop(0)
+                chosen = [items[test] for test in self.reach.of(mutant) if test in items]
+                outcome = Outcome(mutant, "survived" if chosen else "unreached", tests=len(chosen))
+                pid = forked(partial(self.run, mutant, chosen), self.folder / f"{len(waiting)}.log")
+                running[pid] = outcome, time.monotonic()
+            time.sleep(0.02)
+            for pid, (outcome, start) in list(running.items()):
+                outcome.seconds = time.monotonic() - start
+                done, raw = os.waitpid(pid, os.WNOHANG)
+                if done or outcome.seconds > 600.0:
+                    del running[pid]
+                    self.finish(outcome, pid, os.waitstatus_to_exitcode(raw) if done else None)
+        killers = sorted({outcome.by for outcome in self.outcomes} & items.keys())
+        self.unsound = self.failures_without_mutant([items[name] for name in killers])
+        return True
+
+    def finish(self, outcome: Outcome, pid: int, status: int | None) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)  # what its tests have started, too
+        if status is None:
+            os.waitpid(pid, 0)
+        told = self.folder / f"{pid}.failed"
+        if status is None or status == -signal.SIGXCPU:
+            outcome.state = "timed out"
+        elif status:
+            outcome.state, outcome.by = "killed", told.read_text() if told.exists() else f"exit status {status}"
+        self.outcomes.append(outcome)
+        print(
+            f"{outcome.state} {outcome.seconds:.0f}s {outcome.mutant} [{outcome.by}]", file=sys.__stderr__, flush=True
+        )
+
+    def run(self, mutant: Mutant | None, items: list[pytest.Item]) -> int:
+        """In the forked process: 1 if a test fails."""
+        os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.mkdtemp(dir=self.folder)
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+        if mutant is not None:
+            take_over(mutant)
+            clear_caches()
+        for item, following in zip(items, [*items[1:], None], strict=True):
+            used = resource.getrusage(resource.RUSAGE_SELF)
+            limit_s = used.ru_utime + used.ru_stime + 10 + 10 * self.reach.seconds[item.nodeid]
+            resource.setrlimit(resource.RLIMIT_CPU, (int(limit_s), resource.RLIM_INFINITY))
+            item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
+            if self.failed:
+                (self.folder / f"{os.getpid()}.failed").write_text(self.failed)
+                return 1
+        return 0
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            with self.failures.open("a") as file:
-                print(report.nodeid, file=file)
+            self.failed = report.nodeid
 
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed:
-            self.failures.write_text(f"import of {report.nodeid}")
+    def failures_without_mutant(self, items: list[pytest.Item]) -> list[str]:
+        """Tests that fail by themselves: what they noticed is no mutant."""
+        found = []
+        for item in items:
+            pid = forked(partial(self.run, None, [item]), self.folder / "log")
+            if os.waitpid(pid, 0)[1]:
+                found.append(item.nodeid)
+        return found
 
 
-def use_source(folder: Path) -> None:
-    """Import ``knee`` from a folder, here and in what tests start."""
-    sys.path.insert(0, str(folder))
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+def use_source() -> None:
+    """Import ``knee`` from the working tree, and write nothing into it."""
+    sys.path.insert(0, str(SOURCE))
+    os.environ.update(PYTHONPATH=os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")]))
+    os.environ.update(PYTHONDONTWRITEBYTECODE="1", OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1")
     sys.dont_write_bytecode = True
     os.chdir(ROOT)
 
@@ -400,84 +527,6 @@ def forked(work: Callable[[], int | None], log: Path) -> int:
         os._exit(status)
 
 
-def exit_status(pid: int, limit_s: float) -> int | None:
-    """The exit status of a process, or nothing where it was killed after ``limit_s``. What it started is killed."""
-    deadline, status = time.monotonic() + limit_s, None
-    while status is None and time.monotonic() < deadline:
-        done, raw = os.waitpid(pid, os.WNOHANG)
-        status = os.waitstatus_to_exitcode(raw) if done else None
-        time.sleep(0.02)
-    with suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
-    if status is None:
-        os.waitpid(pid, 0)
-    return status
-
-
-def run_tests(tests: list[str], seconds: dict[str, float], folder: Path, *options: str) -> tuple[int | None, list[str]]:
-    """The exit status of tests on the source in a folder, and which failed."""
-    failures = folder / "failures"
-    failures.write_text("")
-
-    def work() -> int:
-        use_source(folder / "src")
-        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
-        files = dict.fromkeys(test.partition("::")[0] for test in tests)
-        chosen = Chosen(tests, seconds, failures)
-        return pytest.main([*PYTEST, *options, f"--basetemp={folder / 'tmp'}", *files], plugins=[chosen])
-
-    status = exit_status(forked(work, folder / "log"), 120 + 20 * sum(seconds[test] for test in tests))
-    return status, failures.read_text().splitlines()
-
-
-def batches_of(tests: list[str], seconds: dict[str, float]) -> Iterator[list[str]]:
-    for limit_s, most_files in BATCHES:
-        batch, files, total_s = list[str](), set[str](), 0.0
-        for test in tests:
-            file = test.partition("::")[0]
-            if total_s + seconds[test] <= limit_s and (file in files or len(files) < most_files):
-                batch.append(test)
-                files.add(file)
-                total_s += seconds[test]
-        left = set(tests).difference(batch)
-        tests = [test for test in tests if test in left]
-        if batch:
-            yield batch
-
-
-def run_mutant(mutant: Mutant, reach: Reach, folder: Path) -> Outcome:
-    """Put a mutant into the copy of the source in a folder, and run the tests that reach it."""
-    start, tests = time.monotonic(), reach.of(mutant)
-    outcome = Outcome(mutant, "survived" if tests else "unreached")
-    path = folder / "src" / "knee" / mutant.file
-    source = path.read_bytes()
-    path.write_bytes(source[: mutant.span[0]] + mutant.after.encode() + source[mutant.span[1] :])
-    Path(importlib.util.cache_from_source(str(path))).unlink()
-    for batch in batches_of(tests, reach.seconds):
-        status, failures = run_tests(batch, reach.seconds, folder, "-x")
-        outcome.tests += len(batch)
-        if status is None or status == -signal.SIGXCPU:
-            outcome.state = "timed out"
-        elif status:
-            outcome.state, outcome.by = "killed", failures[0] if failures else f"exit status {status}"
-        if outcome.state != "survived":
-            break
-    path.write_bytes(source)
-    py_compile.compile(str(path))
-    outcome.seconds = time.monotonic() - start
-    return outcome
-
-
-FOLDER, REACH = Path(), Reach()  # what the processes that run mutants inherit
-
-
-def run_in_own_copy(mutant: Mutant) -> Outcome:
-    folder = FOLDER / str(os.getpid())
-    if not folder.exists():
-        shutil.copytree(FOLDER / "src", folder / "src")
-    return run_mutant(mutant, REACH, folder)
-
-
 def named_equivalent() -> dict[tuple[str, str, str], str]:
     """Mutants that no test can notice, with the reason."""
     entries = tomllib.loads(EQUIVALENT.read_text()).get("equivalent", [])
@@ -497,37 +546,27 @@ def report(outcomes: list[Outcome], unsound: list[str]) -> None:
 
 
 def main() -> None:
-    global FOLDER, REACH
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mutants", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--only", default="", help="parts of file:line, with commas between them")
+    parser.add_argument("--only", default="", help="parts of file:line:, with commas between them")
     parser.add_argument("--again", action="store_true", help="record anew which tests reach what")
     options = parser.parse_args()
-    os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1")
-    for name in WARM:
-        importlib.import_module(name)
-    REACH = recorded_reach(options.jobs, options.again)
+    use_source()
+    reach = recorded_reach(options.jobs, options.again)
     mutants = [mutant for path in source_files() for mutant in Source(path).mutants()]
     parts = [part for part in options.only.split(",") if part]
     mutants = [m for m in mutants if not parts or any(part in f"{m.file}:{m.line}:" for part in parts)]
     sample = random.Random(options.seed).sample(mutants, min(options.mutants, len(mutants)))
     print(f"{len(sample)} of {len(mutants)} mutants, seed {options.seed}", flush=True)
     known = named_equivalent()
-    outcomes = [Outcome(m, "equivalent", known[m.key()]) for m in sample if m.key() in known]
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        FOLDER = Path(folder)
-        shutil.copytree(SOURCE, FOLDER / "src", ignore=shutil.ignore_patterns("__pycache__"))
-        for path in (FOLDER / "src").rglob("*.py"):
-            py_compile.compile(str(path))
-        with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
-            for outcome in pool.imap_unordered(run_in_own_copy, [m for m in sample if m.key() not in known]):
-                outcomes.append(outcome)
-                print(f"{outcome.state} {outcome.seconds:.0f}s {outcome.mutant} [{outcome.by}]", flush=True)
-        killers = sorted({outcome.by for outcome in outcomes if outcome.by in REACH.seconds})
-        unsound = run_tests(killers, REACH.seconds, FOLDER)[1] if killers else []
-    report(outcomes, unsound)
+    with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
+        found = Mutants([m for m in sample if m.key() not in known], reach, options.jobs, Path(folder))
+        files = {test.partition("::")[0] for mutant in found.sample for test in reach.of(mutant)}
+        pytest.main([*PYTEST, *sorted(files)], plugins=[found])
+    equivalent = [Outcome(m, "equivalent", known[m.key()]) for m in sample if m.key() in known]
+    report(equivalent + found.outcomes, found.unsound)
 
 
 if __name__ == "__main__":

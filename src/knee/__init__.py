@@ -80,8 +80,8 @@ if TYPE_CHECKING:
     from knee.commands.report.api import read_records as read_records
     from knee.commands.scale.api import scale as scale
     from knee.commands.scale.result import Scaling as Scaling
-    from knee.commands.simulate.api import Simulation as Simulation
     from knee.commands.simulate.api import simulate as simulate
+    from knee.commands.simulate.result import Simulation as Simulation
     from knee.commands.study.api import Studies as Studies
     from knee.commands.study.api import StudyDescription as StudyDescription
     from knee.commands.study.api import StudySummary as StudySummary
@@ -152,7 +152,7 @@ _HOMES = {
     "RunsValidation": "commands.validate.result",
     "Scaling": "commands.scale.result",
     "ShardFolder": "commands.data.api",
-    "Simulation": "commands.simulate.api",
+    "Simulation": "commands.simulate.result",
     "Studies": "commands.study.api",
     "StudyDescription": "commands.study.api",
     "StudySummary": "commands.study.api",

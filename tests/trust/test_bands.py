@@ -112,6 +112,7 @@ def distances(asked: Job, errors: Errors) -> dict[str, float]:
     (job(profile="llm-foundry", gpus=256), {"doublings": 2.0}),
     (job(profile="llm-foundry", precision="fp8"), {"precision": 1.0}),
     (job(profile="llm-foundry", cp=2), {"parallelism": 1.0}),
+    (job(profile="llm-foundry", cp=2, gpus=256), {"parallelism": 1.0, "doublings": 2.0}),
 ])  # fmt: skip
 def test_what_is_far(tmp_path: Path, asked: Job, found: dict[str, float]) -> None:
     measured = distances(asked, table(tmp_path, *sources(2)))

@@ -53,5 +53,3 @@ DEVICES: tuple[Device, ...] = get_args(Device)
 Backend = Literal["nccl", "gloo"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 """What runs collectives that are measured."""
-TARGETS = ("knee", "torchtitan", "megatron")
-"""Programs that plans are exported to."""

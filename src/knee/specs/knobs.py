@@ -1,7 +1,7 @@
 """What a field of a plan declares besides its type, default and docstring.
 
 Options of the command line, arguments of functions, columns, words, filters and the explorer's controls are made from
-these declarations, so that a new field of ``Plan`` needs no other list.
+these declarations. A new field of ``Plan`` also needs its typed column in ``PlanTable``; a test names what is missing.
 """
 
 from __future__ import annotations

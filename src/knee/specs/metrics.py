@@ -2,7 +2,8 @@
 
 Tables, charts, pages, CSV and JSON files and the explorer choose metrics by name, and take labels, units and digits
 from here. A new metric is one row here and its name in the lists of views below; a share of two other metrics (``part``
-and ``whole``) needs no other code.
+and ``whole``) needs no other code. Another one is also a field of the result that has it (``Measurement``,
+``RankedPlan``).
 """
 
 from __future__ import annotations

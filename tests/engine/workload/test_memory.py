@@ -53,6 +53,19 @@ def test_ddp() -> None:
     check(m, total=allocated + EAGER.context_bytes + EAGER.allocator_frac * allocated)
 
 
+@pytest.mark.parametrize("tp", [1, 2])
+def test_selective_recomputation_keeps_every_second_product(tp: int) -> None:
+    """The layer's input, the outputs of q, v, gate and down, and of attention; with TP also what was scattered, twice.
+    The outputs of a rank's products are its part; of the down projection it is a sum over ranks."""
+    h, f = 4096, 11008
+    products = (2 * h + f) / tp + h
+    kept = 2 * (h / tp * (1 if tp == 1 else 3) + products + h / tp) * TOKENS
+    models = (LLAMA_7B, replace(LLAMA_7B, layers=16))
+    whole, half = (memory(job(model=m, sharding="ddp", tp=tp, recompute="ops")).activations_bytes[0] for m in models)
+    assert whole - half == pytest.approx(16 * kept, rel=1e-12)
+    assert tp > 1 or whole == 31 * kept + SAVED  # the layer under way is there in full
+
+
 def test_fsdp() -> None:
     """Everything over 64; three gathered layers, the ends, and a layer's gradient in two types. Gradients come as
     activations go, and are fewer."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from knee.measure.traces import analyse
-from knee.measure.traces.diff import PARTS, Diff, diff
+from knee.measure.traces.diff import PARTS, Diff, _within_scatter, diff
 from small_traces import ADD, GATHER, GEMM, job, write
 
 TRACES = Path(__file__).parents[4] / "shared" / "traces"
@@ -118,3 +120,12 @@ def test_two_real_ranks() -> None:
     found = diff(*(analyse(path) for path in paths))
     parts_add_up(found)
     assert found.times["exposed_comm_s"].a == pytest.approx(336_983e-6 / 2, rel=0.2)
+
+
+def test_scatter_is_two_standard_errors_of_the_means() -> None:
+    a: Any = SimpleNamespace(steps_s=[1.0, 1.1, 1.2])
+    b: Any = SimpleNamespace(steps_s=[1.8, 2.0, 2.0, 2.2])
+    error = (0.01 / 3 + 0.08 / 3 / 4) ** 0.5  # variances over the number of steps
+    assert _within_scatter(a, b, 1.99 * error) is True
+    assert _within_scatter(a, b, -2.01 * error) is False
+    assert _within_scatter(a, SimpleNamespace(steps_s=[1.0, 2.0]), 0.0) is None  # type: ignore[arg-type]

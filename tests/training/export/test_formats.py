@@ -18,13 +18,12 @@ from hypothesis import strategies as st
 
 import knee
 from knee.base.errors import InputError
-from knee.specs.defaults import TARGETS
 from knee.specs.job import Job
 from knee.specs.load import load_job
 from knee.specs.plan import AXES, CP_METHODS, RECOMPUTES, SHARDINGS
 from knee.specs.schedules import SCHEDULES
 from knee.training.export.command_line import LaunchCommand, recorded
-from knee.training.export.formats import export
+from knee.training.export.formats import TARGETS, export
 from knee.training.export.megatron import _layout
 from refusals import caught, kind
 

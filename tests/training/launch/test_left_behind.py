@@ -20,7 +20,7 @@ from knee.training.launch.run_status import Status, read_status
 from knee.training.launch.site import Site
 from knee.training.launch.sweep_folder import SweepRun, new_attempt, with_usage
 from knee.training.launch.terminate import end_ranks
-from knee.training.sweeps.local import living_processes, signal_on_hosts
+from knee.training.sweeps.run_local import living_processes, signal_on_hosts
 
 from . import left_over
 from .sweeps import LIMIT_S, NEVER, TINY, ended, run_folder, running, start, states, status, sweep, until

@@ -11,7 +11,7 @@ import pytest
 
 from knee.training.launch.run_status import Status, write_status
 from knee.training.launch.sweep_folder import read_sweep
-from knee.training.sweeps import local as here
+from knee.training.sweeps import run_local as here
 
 from .sweeps import STUB, program, status, sweep
 

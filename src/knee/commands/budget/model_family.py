@@ -88,7 +88,7 @@ def _shape(family: str, params: float) -> Model:
 
 @cache
 def _document() -> dict[str, dict[str, object]]:
-    return read_toml(ROOT / "families.toml")
+    return read_toml(ROOT / "shape_families.toml")
 
 
 def family_names() -> list[str]:

@@ -161,7 +161,7 @@ def budget_tables() -> dict[str, dict[str, dict[str, Any]]]:
     return {
         "scaling_laws": {name: raw for name, raw in laws.items() if "form" in raw},
         "critical_batches": laws["critical_batch"],
-        "families": read_toml(ROOT / "families.toml"),
+        "families": read_toml(ROOT / "shape_families.toml"),
         "training_runs": read_toml(ROOT / "training_runs.toml"),
     }
 

@@ -14,8 +14,9 @@ from knee.commands.options import job_options
 from knee.commands.options.plan_options import knob_options, option, space_limits
 from knee.commands.options.sections import Sectioned, Word
 from knee.show.terminal.progress_bar import Patience
-from knee.specs.defaults import OBJECTIVES, TARGETS
+from knee.specs.defaults import OBJECTIVES
 from knee.specs.plan import KEPT
+from knee.training.export.formats import TARGETS
 
 
 @click.command("plan", cls=Sectioned)
@@ -52,7 +53,7 @@ from knee.specs.plan import KEPT
     "--export",
     "export_to",
     section="Output",
-    type=Word(TARGETS),
+    type=Word(tuple(TARGETS)),
     help="Print only the recommended plan in the format of this tool: a knee job file, or launch flags. If the tool "
     "cannot run that plan, the best-ranked plan that it can run is printed.",
 )

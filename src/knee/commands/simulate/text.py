@@ -16,7 +16,7 @@ from knee.specs.metrics import METRICS, values_of
 from knee.specs.plan_words import plan_words
 
 if TYPE_CHECKING:
-    from knee.commands.simulate.api import Simulation
+    from knee.commands.simulate.result import Simulation
     from knee.engine.why import WhyLine
     from knee.trust.trust import Trust
 

@@ -22,7 +22,8 @@ from knee.training.launch.environment import stored_site, without_secrets
 from knee.training.launch.run_status import STATES, Status
 from knee.training.launch.site import Site
 from knee.training.launch.sweep_folder import Sweep, SweepRun, locked, read_sweep
-from knee.training.sweeps import local, slurm
+from knee.training.sweeps import run_local as local
+from knee.training.sweeps import slurm
 from knee.training.sweeps.checks import (
     check_container,
     check_run_numbers,

@@ -15,7 +15,8 @@ from knee.training.launch.run_status import Status
 from knee.training.launch.site import Site
 from knee.training.launch.supervisor import supervise
 from knee.training.launch.sweep_folder import Sweep, SweepRun
-from knee.training.sweeps import local, slurm
+from knee.training.sweeps import run_local as local
+from knee.training.sweeps import slurm
 from knee.training.sweeps.checks import LocalDevices
 from knee.training.sweeps.job_for_trainer import PROCESSOR
 

@@ -28,8 +28,8 @@ from knee.training.launch.sweep_folder import (
     read_sweep,
 )
 from knee.training.run.run_record import JOB
-from knee.training.sweeps.local import adopt_running, living_processes
 from knee.training.sweeps.preflight import PlannedRun
+from knee.training.sweeps.run_local import adopt_running, living_processes
 from knee.training.sweeps.slurm import cancel_jobs
 from knee.training.sweeps.slurm_queue import NoAnswer, refuse_while_queued, with_queue
 

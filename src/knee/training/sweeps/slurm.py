@@ -27,7 +27,7 @@ from knee.training.launch.slurm_job import slurm_output
 from knee.training.launch.sweep_folder import Sweep, SweepRun, is_cancel_requested, read_object
 from knee.training.launch.torchrun import interpreter_outside, on_slurm
 from knee.training.run.run_record import JOB
-from knee.training.sweeps.local import adopt_running, missing
+from knee.training.sweeps.run_local import adopt_running, missing
 from knee.training.sweeps.slurm_queue import (
     FOLDER,
     NoAnswer,
