@@ -15,7 +15,7 @@ from knee.base.units import DAY_S, HOUR_S
 from knee.engine.reliability.defaults import RATE_ENDS, conditions_of, default_of
 from knee.engine.reliability.goodput import MOST_SLOWDOWN, NO_PROGRESS, Goodput, goodput_of, time_per_work
 from knee.engine.workload.parameters import parameter_count
-from knee.specs.catalog import ROOT, read_toml
+from knee.specs.catalog import catalog_file
 from knee.specs.hardware import Cluster
 from knee.specs.load import load_cluster
 from knee.specs.model import Model
@@ -280,7 +280,7 @@ def interrupted_runs() -> list[InterruptedRun]:
     """All runs, with the conditions of their cluster."""
     ends = [default_of("run", name)[0] for name in RATE_ENDS]
     found = []
-    for name, raw in read_toml(ROOT / "interrupted_runs.toml").items():
+    for name, raw in catalog_file("interrupted_runs.toml").items():
         goodput = goodput_of(float(raw["params"]), load_cluster(raw["cluster"]).spec, int(raw["gpus"]))
         per_day = goodput.interruptions_per_day
         count = sum(per_day[cause] for cause in raw.get("causes", per_day)) * raw["days"]
