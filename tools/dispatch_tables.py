@@ -14,7 +14,7 @@ import numpy as np
 from knee.base.arrays import Bools, Floats
 from knee.engine.cost.collective_cost import Links
 from knee.engine.cost.expert_dispatch import SM_RATES, WIRE_RATES, Direction, Exchange, ExchangeRates, exchange_s
-from knee.measure.hardware_fit.least_squares import minimum
+from knee.measure.hardware_fit.residuals import minimum
 from knee.specs.plan import Dispatcher
 
 CONGESTED_DOMAINS = 8

@@ -17,7 +17,7 @@ import numpy as np
 from knee.base.arrays import Bools, Floats
 from knee.engine.cost.expert_loads import BALANCED, RankLoads, rank_loads
 from knee.engine.cost.kernel_cost import experts_forward_s, gemm_s
-from knee.measure.hardware_fit.least_squares import minimum
+from knee.measure.hardware_fit.residuals import minimum
 from knee.specs.hardware import GemmRate, GemmType, Gpu
 
 # Published tables of matrix products -> rates of a GPU, by the cost model's own formula. A table differs from a

@@ -26,8 +26,7 @@ import numpy as np
 from expert_tables import ProductTable, TableFit, fit_table, read_tables
 
 from knee.measure.hardware_fit.gemms import Gemms, fit_gemms, gemms_of
-from knee.measure.hardware_fit.least_squares import distance, minimum
-from knee.measure.hardware_fit.residuals import Residuals, held_back
+from knee.measure.hardware_fit.residuals import Residuals, distance, held_back, minimum
 from knee.measure.machine.readings import read_readings
 from knee.specs.hardware import GemmRate, GemmType, Gpu
 from knee.specs.load import load_cluster

@@ -97,7 +97,7 @@ class Mutant:
     """What the changed statement assigns, where it is one of the module."""
 
     def key(self) -> tuple[str, str, str]:
-        return f"{self.file}:{self.function}", self.before, self.after
+        return self.statement, self.before, self.after
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line} {self.function}: {self.before}  ->  {self.after}"
@@ -530,7 +530,7 @@ def forked(work: Callable[[], int | None], log: Path) -> int:
 def named_equivalent() -> dict[tuple[str, str, str], str]:
     """Mutants that no test can notice, with the reason."""
     entries = tomllib.loads(EQUIVALENT.read_text()).get("equivalent", [])
-    return {(e["function"], e["before"], e["after"]): e["reason"] for e in entries}
+    return {(f"{e['function']}:{e['line']}", e["before"], e["after"]): e["reason"] for e in entries}
 
 
 def report(outcomes: list[Outcome], unsound: list[str]) -> None:

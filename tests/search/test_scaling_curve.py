@@ -12,8 +12,10 @@ from knee.commands.scale.chart import ScaleSeries, bars, spec_of
 from knee.engine.energy import grid, grid_names
 from knee.engine.measurement import Measurement
 from knee.engine.one_job import simulate
+from knee.engine.reliability.goodput import goodput_of
 from knee.engine.training_cost import bill_of, checked_pue, parse_tokens
-from knee.search.knee import GOALS, knees_of
+from knee.engine.workload.parameters import parameter_count
+from knee.search.knee import GOALS, curve_with_failures, goodputs_of, knees_of
 from knee.search.scaling_curve import Curve, ScalePoint, best_point, curve_of, parse_counts, point_of
 from knee.search.space import Space
 from knee.specs.job import Job
@@ -232,3 +234,31 @@ def test_bars_and_charts_show_the_knee() -> None:
     assert json.dumps(spec).count('"knee": true') == json.dumps(spec).count('"gpus": 16,')
     assert "knee or beyond" in json.dumps(spec_of([replace(one, knee_gpus=32, open=True)]))
     assert '"in_range": true' in json.dumps(spec_of([replace(one, low_gpus=8, high_gpus=16)]))
+
+
+def test_failures_leave_of_a_curve_what_its_goodput_says() -> None:
+    curve = made(BENT | {256: 0.0})
+    unused = ScalePoint(gpus=512, reason="no plan")
+    curve = Curve(points=(*curve.points, unused))
+    goodputs = goodputs_of(curve)
+    assert goodputs.keys() == BENT.keys()  # what does not fit has none
+    step_s, params = simulate(job_at(8)).step_s, parameter_count(TINY)
+    assert all(found == goodput_of(params, H100, 8, step_s=step_s) for found in goodputs.values())
+    del goodputs[128]  # as if that run made no progress
+    left = curve_with_failures(curve, goodputs)
+    assert left.points[-1] == unused
+    for point, before in zip(left.points[:5], curve.points[:5], strict=True):
+        m, was = point.measured, before.measured
+        assert m is not None
+        assert was is not None
+        assert was.tokens_per_j is not None
+        assert was.usd_per_mtoken is not None
+        good = goodputs.get(point.gpus)
+        share, dearer, energy = 1e-9, 1e9, 1e9
+        if good is not None:
+            share, dearer = good.goodput_frac, good.cost_factor
+            energy = good.energy_factor(500.0, H100.gpu.idle_w)
+        assert m.tokens_per_s == pytest.approx(was.tokens_per_s * share)
+        assert m.tokens_per_s_per_gpu == pytest.approx(was.tokens_per_s_per_gpu * share)
+        assert m.usd_per_mtoken == pytest.approx(was.usd_per_mtoken * dearer)
+        assert m.tokens_per_j == pytest.approx(was.tokens_per_j / energy)

@@ -80,3 +80,22 @@ def test_the_next_run_leaves_the_least_uncertainty(monkeypatch: pytest.MonkeyPat
         assert suggestion.uncertainty_after_frac == pytest.approx(after_left[told])
         del others[best]
         evidence = after
+
+
+def test_candidates_are_spread_over_the_runs_and_no_more_than_forty() -> None:
+    """Of eight runs' variations every second one that fits; of two runs' all of them."""
+    run: Any = SimpleNamespace(memory_bytes=None)
+    shapes = ((8, 2, 1, 1), (8, 1, 2, 2), (16, 2, 2, 1), (16, 4, 1, 2))
+    shapes += ((32, 2, 1, 4), (32, 1, 1, 2), (64, 2, 2, 2), (64, 1, 1, 1))
+    made: list[Any] = [
+        (run, RunJob(job=job(dp_shard=d, tp=t, pp=p, micro_batch=b, microbatches=4), stack="", notes=()))
+        for d, t, p, b in shapes
+    ]
+    for some in (made, made[:2]):
+        cases, words = next_runs._candidates(some, {})
+        keys = [next_runs._key(asked.job) for case in cases for asked in case.asked]
+        fitting = [key for key in words if key in set(keys)]
+        assert len(keys) == len(set(keys)) == len(fitting) <= 40
+        assert not set(keys) & {next_runs._key(asked.job) for _, asked in some}
+        first = next(words[key] for key in words)
+        assert words[keys[0]] == first  # in the order of the runs

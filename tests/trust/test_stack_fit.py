@@ -11,11 +11,11 @@ from scipy.optimize import minimize
 
 from knee.specs.profile_parameters import Parameter
 from knee.trust.profile_fit import stack_fit
-from knee.trust.profile_fit.calibration import _covering, held_away, surely_better, written
+from knee.trust.profile_fit.calibration import OwnProfile, _covering, held_away, surely_better, written
 from knee.trust.profile_fit.stack_fit import NOISE, UNTOLD, calibrate, free_of, problem_of
 from knee.trust.validation.simulated_runs import Predicted
 
-NAMES = ("stream_scale", "attention_scale", "gemm_scale", "bandwidth_scale_frac")
+NAMES = ("stream_scale", "attention_scale", "gemm_scale", "bandwidth_scale_frac", "hop_scale")
 PARAMETERS = tuple(
     Parameter(path=f"profile.{name}", low=0.1, high=3.0, spread=0.3, meaning=name, is_share=name.endswith("_frac"))
     for name in NAMES
@@ -157,6 +157,16 @@ def test_parameters_that_runs_cannot_tell_apart(monkeypatch: pytest.MonkeyPatch)
     assert fit.estimates[3].confounded_with is None
 
 
+def test_more_that_are_alike_make_a_fitted_one_vague(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of five, two are fitted: with the others free, what is left of them grows by sqrt((4 / 5) / (1 / 2)) = 1.26."""
+    cases, parameters = world(monkeypatch, np.full((4, 5), 2.0), np.full(4, 0.05))
+    fitted = [e for e in calibrate(cases, parameters).estimates if e.determined]
+    assert len(fitted) == 2
+    for e in fitted:
+        assert e.marginal / e.uncertainty == pytest.approx(1.6**0.5, rel=1e-3)
+        assert e.confounded_with in {p.path for p in parameters} - {e.parameter.path}
+
+
 def test_a_floor_is_tried_over_its_range(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slopes say nothing of a floor that is under something else."""
     floor = Parameter(path="profile.launch_s", low=1e-6, high=150e-6, spread=1.0, meaning="", is_floor=True)
@@ -223,6 +233,25 @@ def test_runs_are_held_back_by_job_where_there_are_several() -> None:
     assert sum(held_away([i // 8 for i in range(24)], 0.25)) == 6  # three jobs are too few: single runs
     assert sum(held_away([*range(4), *[9] * 20], 0.25)) == 4  # a job of most runs is never held back
     assert sum(held_away(list(range(24)), 0.0)) == 0
+
+
+@pytest.mark.parametrize(
+    ("fitted", "kept", "is_held_out", "error_frac"),
+    [
+        (("launch_s", "context_bytes"), (), True, 0.1),
+        (("launch_s",), (), False, None),
+        (("context_bytes",), (), True, None),  # it says nothing of speed
+        (("launch_s", "context_bytes"), ("launch_s",), True, None),
+    ],
+)
+def test_the_checked_error_is_that_of_values_of_speed_that_are_taken(
+    fitted: tuple[str, ...], kept: tuple[str, ...], is_held_out: bool, error_frac: float | None
+) -> None:
+    fit: Any = SimpleNamespace(values={f"profile.{name}": 1.0 for name in fitted})
+    held: Any = SimpleNamespace(error_frac=0.1) if is_held_out else None
+    own = OwnProfile(fit=fit, left={}, held_out=held, kept_base={f"profile.{n}": "" for n in kept}, warnings=())
+    assert own.checked_error_frac == error_frac
+    assert set(own.values) == {f"profile.{name}" for name in set(fitted) - set(kept)}
 
 
 @pytest.mark.parametrize(

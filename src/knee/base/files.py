@@ -189,8 +189,6 @@ class TooLarge(InputError, ValueError):
 class NotText(InputError, ValueError):
     """A file has what no text has. Also a ValueError, as a document that cannot be parsed is."""
 
-    code = "not-utf8"
-
 
 def cannot_use(error: OSError) -> InputError | None:
     """What was named and cannot be looked at, in words; None for other troubles."""
@@ -315,15 +313,8 @@ def _await_writer(handle: int, path: Path) -> None:
     if os.path.realpath(path).startswith("/proc/") or waits.poll(0):
         return
     waits.poll(WRITER_S * 1000)
-    if _is_left(handle, path):
+    with contextlib.suppress(OSError):  # a writer that comes and goes leaves an empty pipe hung up if it has no other
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+    if any(event & select.POLLHUP and not event & select.POLLIN for _, event in waits.poll(0)):
         hint = "start the program that writes to it first"
         raise InputError(f"{path} is a pipe without a writer", hint=hint, code="unreadable")
-
-
-def _is_left(handle: int, path: Path) -> bool:
-    """Whether an empty pipe has no writer: one more that comes and goes leaves it hung up only then."""
-    with contextlib.suppress(OSError):
-        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
-    waits = select.poll()
-    waits.register(handle, select.POLLIN)
-    return any(event & select.POLLHUP and not event & select.POLLIN for _, event in waits.poll(0))

@@ -228,3 +228,8 @@ def test_prefetch_0_exposes_every_gather_of_a_job() -> None:
     assert exposed[0] - exposed[1] == pytest.approx(31 * w.comm.gather_layer[0], rel=0.05)
     assert w.results.step_s[2] == pytest.approx(w.results.step_s[1], rel=1e-9)
     assert w.results.step_s[1] < w.results.step_s[0]
+
+
+def test_no_passes_take_no_time() -> None:
+    found = run_passes(random_passes(0, seed=1, kappa=0.1), 1.0)
+    assert all(len(getattr(found, f.name)) == 0 for f in fields(Sums))

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from knee.measure.hardware_fit.link_constants import link_values
 from knee.measure.hardware_fit.links import (
     bus_factor,
     columns,
@@ -17,6 +16,7 @@ from knee.measure.hardware_fit.links import (
     fit_line,
     fit_links,
     hops,
+    link_values,
     predict_held_out,
     series_of,
 )

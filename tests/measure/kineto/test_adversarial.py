@@ -378,6 +378,7 @@ def test_steps_that_launch_nothing_and_steps_that_touch(tmp_path: Path) -> None:
 def test_a_launch_before_everything_else_is_a_launch(tmp_path: Path) -> None:
     rank = one(write(tmp_path / "t.json", document([launch(-500, 1), event(0, 10, correlation=1), event(20, 5)])))
     assert rank.audit.without_launch == 1
+    assert rank.audit.without_launch_s == pytest.approx(5e-9)
     assert rank.audit.clock_anomalies == 0
 
 

@@ -114,6 +114,7 @@ def test_groups_without_ranks_are_not_made_up(tmp_path: Path) -> None:
 def test_sizes_of_an_all_to_all_differ_by_rank(tmp_path: Path) -> None:
     found = job(tmp_path, *([call(200, 100 + 50 * i, "all_to_allv", elements=1000 + i)] for i in range(2)))
     assert [(rank.matched, round(rank.waiting_s * 1e9)) for rank in found.across.ranks] == [(1, 0), (1, 50)]
+    assert [(rank.last_arrivals, round(rank.waited_for_s * 1e9)) for rank in found.across.ranks] == [(1, 50), (0, 0)]
 
 
 def test_calls_of_one_number_are_told_apart_by_order(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from knee.base.signals import StopSignal, catch_signals
 from knee.commands.main import main
 from knee.measure.machine import collective_timing as collectives
-from knee.measure.machine import torchrun_ranks as ranks
+from knee.measure.machine import collective_timing as ranks
 from knee.measure.machine.readings import ReadingsFile
 from waiting import POLL_S
 

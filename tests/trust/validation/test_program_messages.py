@@ -72,6 +72,7 @@ def test_messages_of_a_step_are_those_of_its_trace(plan: str) -> None:
     for events, work in zip(events_of(this), stages, strict=True):
         assert of_work(work) == of_trace(events)
         assert work.rank == events.rank
+        assert all(list(group.ranks) == list(range(this.gpus)) for group in events.groups if group.name == "world")
 
 
 def test_half_of_the_layers_repeat_half_of_the_messages() -> None:
@@ -153,3 +154,13 @@ def test_rules_of_the_trainer_by_hand(name: str) -> None:
     down = 2 * SEQ_LEN * TINY.hidden * TINY.ffn // 2
     assert work.product_flop - trained.product_flop == (12 * down if name == "recomputation" else 0)
     assert len(reasons) == {"sequence parallelism": 3, "recomputation": 3, "pipeline": 3}[name]
+
+
+def test_whole_blocks_of_each_stage_are_recomputed() -> None:
+    """One of two layers per stage, as the simulator counts; without its down projection, as torch stops before it."""
+    this = asked(pp=2, recompute="blocks", recompute_frac=0.5, microbatches=3)
+    down = 2 * SEQ_LEN * TINY.hidden * TINY.ffn
+    for work in simulated_work(this):
+        trained, _ = as_trained(this, work)
+        assert work.product_flop - trained.product_flop == 3 * down
+        assert work.attention_flop == trained.attention_flop

@@ -13,7 +13,7 @@ from knee.base.files import scratch_folder, write_text
 from knee.base.units import show
 from knee.measure.hardware_fit.gemms import FEWEST, kind_of
 from knee.measure.hardware_fit.kernel_constants import FitPart, KernelFit, fit_kernels
-from knee.measure.hardware_fit.link_constants import link_values
+from knee.measure.hardware_fit.links import link_values
 from knee.measure.hardware_fit.measured_steps import PLAIN_LAUNCH_S
 from knee.measure.hardware_fit.power_constants import power_values
 from knee.measure.machine.readings import Machine, Probe, Readings, read_readings
@@ -105,32 +105,26 @@ def write_machine_file(out: Path, base: str | None, known: Mapping[Probe, Values
         except KneeError as error:  # one probe's beginning does not hold up another's result
             left_out[probe] = error.message
 
-    def text(ref: str) -> str:
+    def text(folder: Path) -> str:
+        # paths in a cluster file are relative to the file
+        ref = os.path.relpath(name, folder) if is_path(name) else name
+        where = ref if is_path(ref) else f"{ref} of knee's catalogue"
         return spec_toml(
             ref,
             values,
             comments=(
                 f"{first.device}, measured by knee probe {', '.join(used)} on {first.date} with {first.software}.",
-                f"Values that are missing here come from {_described(ref)}. This file is generated from the readings "
+                f"Values that are missing here come from {where}. This file is generated from the readings "
                 "next to it; do not edit it.",
             ),
         )
 
     with scratch_folder() as folder:
         checked = folder / "new.toml"
-        checked.write_text(text(_ref_from(folder, name)), encoding="utf-8")
+        checked.write_text(text(folder), encoding="utf-8")
         load_cluster(str(checked))  # what is written can be read
-    write_text(out, text(_ref_from(out.parent, name)))
+    write_text(out, text(out.parent))
     return MachineFile(path=out, base=name, values=values, probes=tuple(used), left_out=left_out)
-
-
-def _ref_from(folder: Path, base: str) -> str:
-    """The base as a file in ``folder`` names it: paths in a cluster file are relative to the file."""
-    return os.path.relpath(base, folder) if is_path(base) else base
-
-
-def _described(ref: str) -> str:
-    return ref if is_path(ref) else f"{ref} of knee's catalogue"
 
 
 def kernel_values(readings: Readings, cluster: Cluster) -> Values:

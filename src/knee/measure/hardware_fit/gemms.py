@@ -14,7 +14,7 @@ import numpy as np
 from knee.base.arrays import Bools, Floats
 from knee.base.errors import InputError
 from knee.engine.cost.kernel_cost import gemm_s
-from knee.measure.hardware_fit.least_squares import distance, minimum
+from knee.measure.hardware_fit.residuals import distance, minimum
 from knee.measure.machine.readings import GemmPoint, Readings, Record
 from knee.specs.hardware import GemmType, Gpu
 

@@ -15,8 +15,7 @@ from knee.base.arrays import Floats
 from knee.engine.cost.kernel_cost import attention_s, stream_s
 from knee.engine.workload.operations import Attention, MemoryBound
 from knee.measure.hardware_fit.gemms import fit_fp8, fit_gemms, gemms_of, kind_of, main_type, with_peaks
-from knee.measure.hardware_fit.least_squares import distance, minimum
-from knee.measure.hardware_fit.residuals import Residuals, held_back
+from knee.measure.hardware_fit.residuals import Residuals, distance, held_back, minimum
 from knee.measure.machine.readings import AttentionPoint, Readings, StreamPoint
 from knee.specs.hardware import AttentionKernel, AttentionRate, Gpu
 from knee.specs.kernel_traffic import passes_of

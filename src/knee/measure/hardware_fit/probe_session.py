@@ -84,16 +84,6 @@ class ProbeSession:
 
     def write_replayed(self) -> Readings:
         """Copy the recording to where this machine's readings would go."""
-        recorded = self._recorded()
-        found = {record["key"]: record for record in recorded.records}
-        if not found:
-            raise InputError(f"{self.replay} contains no readings", code="no-readings", field="replay")
-        self.check_place(recorded.machine)
-        readings = Readings(recorded.machine, tuple(found.values()))
-        write_readings(self.path, readings)
-        return readings
-
-    def _recorded(self) -> Readings:
         assert self.replay is not None
         recorded = read_readings(self.replay)
         if self.path.exists() and self.path.samefile(self.replay):
@@ -110,4 +100,10 @@ class ProbeSession:
                 code="another-probe",
                 field="replay",
             )
-        return recorded
+        found = {record["key"]: record for record in recorded.records}
+        if not found:
+            raise InputError(f"{self.replay} contains no readings", code="no-readings", field="replay")
+        self.check_place(recorded.machine)
+        readings = Readings(recorded.machine, tuple(found.values()))
+        write_readings(self.path, readings)
+        return readings

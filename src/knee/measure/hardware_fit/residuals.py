@@ -1,15 +1,16 @@
-"""How far a prediction is from what was measured, and what is held back from a fit."""
+"""How far a prediction is from what was measured, the parameters of least error, and what is held back from a fit."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from knee.base.arrays import Bools, Floats
+from knee.base.errors import MissingExtra
 
 HELD_FRAC = 0.3
 SEED = 7
@@ -59,3 +60,24 @@ def held_back(settings: Sequence[Hashable], *, seed: int = SEED) -> Bools:
     distinct = sorted(set(settings), key=repr)
     chosen = set(random.Random(seed).sample(distinct, round(HELD_FRAC * len(distinct))))
     return np.array([setting in chosen for setting in settings], dtype=np.bool_)
+
+
+def distance(predicted: Floats, measured: Floats) -> float:
+    """Mean absolute log error: relative, and not moved by a few outliers."""
+    return float(np.mean(np.abs(np.log(predicted / measured))))
+
+
+def minimum(
+    loss: Callable[[Floats], float], start: Sequence[float], *, low: Sequence[float], high: Sequence[float]
+) -> Floats:
+    """The parameters of least loss, within bounds; searched in their logarithms, without derivatives, because waves and
+    medians have steps."""
+    try:
+        from scipy.optimize import minimize
+    except ImportError:
+        raise MissingExtra("the fit needs scipy; the readings are saved", hint="pip install 'knee[train]'") from None
+    bounds: list[Any] = [(float(np.log(a)), float(np.log(b))) for a, b in zip(low, high, strict=True)]
+    x0 = np.clip(np.log(start), [b[0] for b in bounds], [b[1] for b in bounds])
+    options = {"maxiter": 2000, "xatol": 1e-3, "fatol": 1e-5, "adaptive": True}
+    found = minimize(lambda x: loss(np.exp(x)), x0, method="Nelder-Mead", bounds=bounds, options=options)
+    return np.asarray(np.exp(found.x), dtype=np.float64)

@@ -6,7 +6,7 @@ import queue
 import sys
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def too_large(path: Path) -> InputError:
     )
 
 
-def blocks(path: Path, size: int | None = None, *, copy: Path | None = None) -> Iterator[memoryview]:
+def blocks(path: Path, size: int | None = None, *, copy: Path | None = None) -> Generator[memoryview, None, None]:
     """The content, unpacked where it is gzip. Raises ``CutOff`` after the last good block of a damaged file.
 
     What is read is written to ``copy`` too, where there is one: a pipe gives it once only.

@@ -13,11 +13,13 @@ import json
 import os
 import re
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, fields, replace
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
+from sys import intern
 from typing import Any
 
 import numpy as np
@@ -79,14 +81,6 @@ class _Waiting:
         return len(self.start) + len(self.launch)
 
 
-class _Numbered(dict[str, int]):
-    """Names by the order in which they are first asked for."""
-
-    def __missing__(self, name: str) -> int:
-        self[name] = number = len(self)
-        return number
-
-
 class _Collector:
     """Takes events as they are decoded, and keeps what is asked of them."""
 
@@ -95,8 +89,8 @@ class _Collector:
         self.columns: dict[str, list[Int64]] = {name: [] for name in (*COLUMNS, *LAUNCHES)}
         self.rows = self.launches = 0
         self.waiting = _Waiting()
-        self.names = _Numbered()
-        self.texts: dict[Any, Any] = {}
+        self.names: defaultdict[str, int] = defaultdict()  # numbered in the order in which they are first asked for
+        self.names.default_factory = self.names.__len__
         self.args: dict[int, Args] = {}
         self.steps: dict[tuple[int, int], Step] = {}
         self.events = self.without_duration = self.anomalies = 0
@@ -114,7 +108,9 @@ class _Collector:
             if (role := event.role) is not None:
                 keep[role](event)
         self._take_device([event for event in device if event.ph == "X"])
-        self._take_launches(launches)
+        if launches:
+            self.waiting.launch += _wholes([(event.args or NO_ARGS).correlation for event in launches])
+            self.waiting.launched.add([event.ts for event in launches])
         self.waiting.steps += [event for event in annotations if _step_number(event) is not None]
         if len(self.waiting) >= TOGETHER:
             self._flush()
@@ -125,7 +121,9 @@ class _Collector:
         w, args = self.waiting, [event.args or NO_ARGS for event in events]
         for i, some in enumerate(args, len(w.start)):
             if some.collective is not None:
-                w.args.append((i, Args(*(self._shared(getattr(some, field)) for field in KEYS))))
+                # groups of a thousand ranks are listed in every call: their text is kept once
+                texts = (getattr(some, field) for field in KEYS)
+                w.args.append((i, Args(*(intern(text) if type(text) is str else text for text in texts))))
         w.start.add([event.ts for event in events])
         w.duration.add([event.dur for event in events])
         w.stream += _wholes([some.stream for some in args], (event.tid for event in events))
@@ -137,20 +135,22 @@ class _Collector:
             named = list(map(str, named))
         w.names += map(self.names.__getitem__, named)
 
-    def _take_launches(self, events: list[Any]) -> None:
-        if events:
-            self.waiting.launch += _wholes([(event.args or NO_ARGS).correlation for event in events])
-            self.waiting.launched.add([event.ts for event in events])
-
     def _flush(self) -> None:
         waiting, self.waiting = self.waiting, _Waiting()
         check_kernels(self.rows + self.launches)
         if len(waiting.start):
             self._device(waiting)
         if len(waiting.launch):
-            self._launches(waiting)
+            launch, at = _column(waiting.launch), self._since_base(waiting.launched)
+            good = (launch != MISSING) & (at > FAR)
+            self.columns["launch"].append(launch[good])
+            self.columns["launched"].append(at[good])
+            self.launches += int(good.sum())
         for event in waiting.steps:
-            self._step(event)
+            number, duration = _step_number(event), nanoseconds(event.dur)
+            start = int(self._since_base(NumberText([event.ts]))[0])
+            if number is not None and start > FAR and duration is not None and 0 <= duration < LONGEST_TRACE_NS:
+                self.steps[number, start] = Step(number=number, start_ns=start, end_ns=start + duration)
 
     def _since_base(self, times: NumberText) -> Int64:
         """Nanoseconds since the middle of the first times that were seen, as one of them may be broken."""
@@ -158,20 +158,6 @@ class _Collector:
             known = _known(times)
             self.base = known[len(known) // 2] if known else None
         return _times(times, self.base or 0)
-
-    def _launches(self, waiting: _Waiting) -> None:
-        launch, at = _column(waiting.launch), self._since_base(waiting.launched)
-        good = (launch != MISSING) & (at > FAR)
-        self.columns["launch"].append(launch[good])
-        self.columns["launched"].append(at[good])
-        self.launches += int(good.sum())
-
-    def _step(self, event: Any) -> None:
-        number, duration = _step_number(event), nanoseconds(event.dur)
-        start = int(self._since_base(NumberText([event.ts]))[0])
-        if number is None or start <= FAR or duration is None or not 0 <= duration < LONGEST_TRACE_NS:
-            return
-        self.steps[number, start] = Step(number=number, start_ns=start, end_ns=start + duration)
 
     def _device(self, waiting: _Waiting) -> None:
         start, duration = self._since_base(waiting.start), _times(waiting.duration, 0)
@@ -193,10 +179,6 @@ class _Collector:
         row = self.rows + np.cumsum(good) - 1
         self.args |= {int(row[i]): args for i, args in waiting.args if good[i]}
         self.rows += int(good.sum())
-
-    def _shared(self, value: Any) -> Any:
-        """The same text as before, where it is one: groups of a thousand ranks are listed in every call."""
-        return self.texts.setdefault(value, value) if isinstance(value, str) else value
 
     def finish(self, path: Path, stream: EventStream) -> RankTrace:
         """All of it as arrays, sorted, from the first event on."""
@@ -342,7 +324,10 @@ ARRAYS = ("start_ns", "end_ns", "kind", "stream", "device", "correlation", "name
 def cached_columns(path: Path, *, use: bool, report_bytes: ReportBytes | None) -> RankTrace:
     """Return the columns of a trace, from the cache where it has them and ``use`` allows it."""
     if not path.is_file():
-        return _read_pipe(path, report_bytes)
+        from knee.base.files import scratch_folder  # which takes longer to import than the cache to read
+
+        with scratch_folder() as made:
+            return _read(path, report_bytes, copy=made / "trace")
     if not use:
         return _read(path, report_bytes)
     try:
@@ -356,27 +341,15 @@ def cached_columns(path: Path, *, use: bool, report_bytes: ReportBytes | None) -
     return trace
 
 
-def _read(path: Path, report_bytes: ReportBytes | None) -> RankTrace:
-    trace = read_columns(path, report_bytes=report_bytes)
+def _read(path: Path, report_bytes: ReportBytes | None, copy: Path | None = None) -> RankTrace:
+    """Read the trace of a processor twice: that of a pipe the second time from ``copy``, which ends where the first
+    reading gave up."""
+    trace = read_columns(path, copy=copy, report_bytes=report_bytes)
     if len(trace) or of_gpu(trace):
         return trace
     from knee.measure.kineto.cpu_trace import host_columns  # traces of GPUs need none of it
 
-    return host_columns(trace)
-
-
-def _read_pipe(path: Path, report_bytes: ReportBytes | None) -> RankTrace:
-    """Read the trace of a processor twice: the second time from a copy, which ends where the first gave up."""
-    from knee.base.files import scratch_folder  # which takes longer to import than the cache to read
-
-    with scratch_folder() as made:
-        copy = made / "trace"
-        trace = read_columns(path, copy=copy, report_bytes=report_bytes)
-        if not len(trace) and not of_gpu(trace):
-            from knee.measure.kineto.cpu_trace import host_columns
-
-            trace = replace(host_columns(replace(trace, path=copy)), path=path)
-    return trace
+    return replace(host_columns(replace(trace, path=copy or path)), path=path)
 
 
 def folder() -> Path:

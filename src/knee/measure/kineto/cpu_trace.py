@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from sys import intern
 from typing import Any, NamedTuple
@@ -105,32 +105,29 @@ def args_asked(event: Any) -> dict[str, Any]:
 def host_compute(spans: Iterable[NestedSpan]) -> list[NestedSpan]:
     """The outermost operators that compute: those that have no communication inside them."""
     operators = [s for s in spans if s.category in OPERATORS or s.name.startswith(CALLS)]
-    around = _around(operators, _communicates)
+    around = _around_communication(operators)
     chosen: list[NestedSpan] = []
     inside: set[int] = set()
     for span, outside in nested(operators):
         if outside and id(outside[-1]) in inside:
             inside.add(id(span))
-        elif id(span) not in around and _computes(span.name):
-            inside.add(id(span))
-            chosen.append(span)
+        elif id(span) not in around and not _communicates(span.name):
+            namespace, separator, _ = span.name.partition("::")
+            if separator and namespace not in WAITING:
+                inside.add(id(span))
+                chosen.append(span)
     return chosen
 
 
-def _around(spans: list[NestedSpan], asked: Callable[[str], bool]) -> set[int]:
-    """Spans that have one inside them whose name is asked for."""
+def _around_communication(spans: list[NestedSpan]) -> set[int]:
     found: set[int] = set()
     for span, outside in nested(spans):
-        if asked(span.name):
+        if _communicates(span.name):
             for outer in reversed(outside):
                 if id(outer) in found:  # and so are all around it
                     break
                 found.add(id(outer))
     return found
-
-
-def _computes(name: str) -> bool:
-    return "::" in name and name.partition("::")[0] not in WAITING and not _communicates(name)
 
 
 def _communicates(name: str) -> bool:
@@ -153,7 +150,7 @@ def _operators(spans: list[NestedSpan]) -> list[tuple[NestedSpan, NestedSpan | N
     tells: dict[int, NestedSpan | None] = {}
     for span, outside in nested(spans):
         around = tells[id(outside[-1])] if outside else None
-        tells[id(span)] = span if _tells_axis(span.name) else around
+        tells[id(span)] = span if span.name.startswith((AXIS, FSDP)) or REDISTRIBUTES in span.name else around
         if span.name.startswith(ISSUES):
             found.append((span, around))
     return sorted(found, key=lambda pair: pair[0].start_ns)
@@ -207,19 +204,12 @@ def _issues(operator: str, kind: str) -> bool:
 
 
 def _issued(call: NestedSpan, by: tuple[NestedSpan, NestedSpan | None] | None) -> LaunchCall:
+    found = LaunchCall(call.name, str(call.track), None, None, _elements(call), False, _dtype(call), None)
     if by is None:
-        return LaunchCall(call.name, str(call.track), None, None, _elements(call), False, _dtype(call), None)
-    operator, around = by
-    return LaunchCall(
-        call.name,
-        str(call.track),
-        operator.name,
-        _axis(operator, around),
-        max(_elements(operator), _elements(call)),
-        bool(_elements(operator)),
-        _dtype(call),
-        _ranks(operator),
-    )
+        return found
+    operator, elements = by[0], _elements(by[0])
+    found = found._replace(operator=operator.name, axis=_axis(*by), ranks=_ranks(operator))
+    return found._replace(elements=max(elements, found.elements), full=bool(elements))
 
 
 def settle(calls: list[LaunchCall], sizes: Mapping[str, int]) -> list[LaunchCall]:
@@ -261,10 +251,6 @@ def _ranks(operator: NestedSpan) -> int | None:
     sizes = sorted(_sizes(operator))
     moves_parts = "gather" in operator.name or "scatter" in operator.name
     return sizes[1] // sizes[0] if moves_parts and len(sizes) == 2 and sizes[0] else None
-
-
-def _tells_axis(name: str) -> bool:
-    return name.startswith((AXIS, FSDP)) or REDISTRIBUTES in name
 
 
 def _axis(operator: NestedSpan, around: NestedSpan | None) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,6 @@ LONGEST_HEAD_BYTES = 1 << 26
 NEAR_BYTES = 1 << 10
 """Where the end of an event is looked for first."""
 SPACE = b" \t\r\n"
-NOTHING = memoryview(b"")
 LONGEST_LETTER = 4
 """Bytes of UTF-8."""
 
@@ -59,23 +59,16 @@ class EventStream:
 
     def events(self) -> Iterator[list[Any]]:
         """Lists of events, in the file's order."""
-        source = blocks(self.path, copy=self.copy)
-        try:
-            yield from self._events(_Buffer(self, source))
-        finally:
-            source.close()  # type: ignore[attr-defined]
-
-    def _events(self, buffer: _Buffer) -> Iterator[list[Any]]:
-        self._enter(buffer)
-        while True:
-            events = self._whole_block(buffer)
-            if events:
-                yield events
-            if buffer.more() if events else buffer.double():
-                continue
+        with closing(blocks(self.path, copy=self.copy)) as source:
+            buffer = _Buffer(self, source)
+            self._enter(buffer)
+            more = True
+            while more:
+                if events := self._whole_block(buffer):
+                    yield events
+                more = buffer.more() if events else buffer.double()
             if not self.closed:
                 yield self._one_by_one(buffer)
-            return
 
     def _enter(self, buffer: _Buffer) -> None:
         """Read up to the first event."""
@@ -129,8 +122,6 @@ class EventStream:
 
     def _whole_block(self, buffer: _Buffer) -> list[Any]:
         """Events of the buffer up to a proven cut; none where there is no such cut."""
-        if quick := self._quick_block(buffer):
-            return quick
         end = len(buffer.text)
         for _ in range(GUESSES):
             at = _last_between(buffer.text, end)
@@ -147,18 +138,6 @@ class EventStream:
         if not events and len(buffer.text) > LONGEST_EVENT_BYTES:
             text = f"{self.path}: {LONGEST_EVENT_BYTES >> 20} MiB of the file contain no event"
             raise InputError(text, hint=HINT, code="not-a-trace")
-        return events
-
-    def _quick_block(self, buffer: _Buffer) -> list[Any]:
-        """The same where the last event of the newest block closes at the first guess: each byte is copied once."""
-        at = _last_between(buffer.block, len(buffer.block))
-        if at is None:
-            return []
-        try:
-            events = self.decoder.decode(b"".join((b"[", buffer.before, buffer.block[: at[0] + 1], b"]")))
-        except NotJson:
-            return []
-        buffer.text = bytes(buffer.block[at[1] :])
         return events
 
     def _decoded(self, text: bytes) -> list[Any] | None:
@@ -195,8 +174,9 @@ class EventStream:
                     text, at = repaired(left.encode()).decode(), 0
                     self.repairs += text != left
                     continue
-                if last:
-                    self._end(text[at:])
+                if last and self.cut is None:
+                    inside = "the file ends in the middle of an event, or is not valid JSON from there on"
+                    self.cut = inside if text[at:].strip() else "the list of events is not closed"
                 break
             if isinstance(one, dict):
                 found.append(event_of(one, self.all_args))
@@ -218,13 +198,6 @@ class EventStream:
             return
         self.head |= {name: value for name, value in after.items() if name != "traceEvents"}
 
-    def _end(self, rest: str) -> None:
-        """The text ended inside the list of events."""
-        if rest.strip():
-            self.cut = self.cut or "the file ends in the middle of an event, or is not valid JSON from there on"
-        else:
-            self.cut = self.cut or "the list of events is not closed"
-
 
 HINT = "give a trace from torch.profiler's export_chrome_trace, as .json or .json.gz"
 
@@ -234,19 +207,7 @@ class _Buffer:
 
     def __init__(self, stream: EventStream, source: Iterator[memoryview]) -> None:
         self.stream, self.source = stream, source
-        self.before, self.block = b"", NOTHING
-        self.ended = False
-
-    @property
-    def text(self) -> bytes:
-        """All of it."""
-        if self.block:
-            self.text = self.before + self.block
-        return self.before
-
-    @text.setter
-    def text(self, text: bytes) -> None:
-        self.before, self.block = text, NOTHING
+        self.text, self.ended = b"", False
 
     def more(self) -> bool:
         """Add a block; False at the end."""
@@ -259,7 +220,7 @@ class _Buffer:
         if block is None:
             self.ended = True
             return False
-        self.before, self.block = self.text, block
+        self.text += block
         if self.stream.report_bytes is not None:
             self.stream.report_bytes(len(block))
         return True
@@ -285,7 +246,7 @@ class _Buffer:
         return b"".join(parts)
 
 
-def _last_between(text: bytes | memoryview, end: int) -> tuple[int, int] | None:
+def _last_between(text: bytes, end: int) -> tuple[int, int] | None:
     """Where the last event before ``end`` that another follows seems to close, and where that one begins."""
     reach = NEAR_BYTES
     while True:

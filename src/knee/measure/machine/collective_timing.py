@@ -2,21 +2,195 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
-from knee.base.errors import InputError, KneeError, argument
+from knee.base.errors import InputError, KneeError, RunFailed, argument
+from knee.base.signals import catch_signals
 from knee.base.units import show
 from knee.measure.machine.collective_grid import ELEMENT_BYTES, CollectiveSeries
 from knee.measure.machine.listener import SILENT, ProbeListener, ProbeStopped, error_text
 from knee.measure.machine.machine_facts import choose_device, describe, need_torch, open_nvml
 from knee.measure.machine.readings import CollectivePoint, Machine, ReadingsFile, Record, key_of, read_readings
-from knee.measure.machine.torchrun_ranks import Ranks, TorchrunLaunch, read_launch
+
+# This process among the others of a torchrun job: meeting, agreeing, and stopping together.
+# Every decision about what is measured next has to fall alike on all ranks, or they wait for each other for ever.
+# Control messages go over a gloo group of their own, so that they work while NCCL is what is measured.
+
+HOW = "torchrun --nproc-per-node 8 -m knee probe collectives --out mine.toml"
+"""The command for a node of eight GPUs."""
+MEETING_S = 300
+"""How long ranks wait for each other."""
+_UNTIL_THE_END = ExitStack()
+"""Signals are caught as long as the process lives: torchrun sends more of them while a rank says how far it came."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchrunLaunch:
+    """What torchrun tells a process in its environment."""
+
+    rank: int
+    world: int
+    local_rank: int
+    per_node: int
+    """Processes on this node."""
+
+
+def read_launch() -> TorchrunLaunch:
+    """This process' place, or words about how to start several."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    if missing := [name for name in names if name not in os.environ]:
+        raise InputError(
+            f"collectives are measured between processes, but {missing[0]} is not set; start "
+            "this command with torchrun",
+            hint=f"`{HOW}`",
+            code="missing-argument",
+            field=missing[0],
+        )
+    try:
+        rank, world, local_rank, per_node = (int(os.environ[name]) for name in names)
+    except ValueError:
+        raise InputError(f"{', '.join(names)} should be whole numbers", hint=f"`{HOW}`", code="not-a-number") from None
+    if world < 2:
+        text = "a collective needs at least two processes, but only one was started"
+        raise InputError(text, hint=f"`{HOW}`", code="too-few-gpus", field="WORLD_SIZE")
+    if world % per_node:
+        raise InputError(
+            f"{world} processes do not fill nodes of {per_node}",
+            hint="start the same number of processes on every node",
+            code="does-not-divide",
+            field="WORLD_SIZE",
+        )
+    return TorchrunLaunch(rank=rank, world=world, local_rank=local_rank, per_node=per_node)
+
+
+class Ranks:
+    """The job's ranks, met."""
+
+    def __init__(self, launch: TorchrunLaunch, device: str) -> None:
+        import torch
+        import torch.distributed as dist
+
+        self.launch, self.kind = launch, device
+        self.device = torch.device(device, launch.local_rank) if device == "cuda" else torch.device("cpu")
+        if device == "cuda":
+            torch.cuda.set_device(self.device)
+        wait = timedelta(seconds=MEETING_S)
+        with self.together():
+            dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=wait)
+            self.control = dist.new_group(backend="gloo", timeout=wait)
+        self.stop = _UNTIL_THE_END.enter_context(catch_signals(second_ends=True))
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What all ranks do at once: it fails when one of them is gone."""
+        try:
+            yield
+        except RuntimeError as error:
+            first = str(error).strip().splitlines()[0][:160]
+            raise RunFailed(
+                f"rank {self.launch.rank} lost contact with the other ranks: {first}",
+                hint="the readings are saved; find out why the other rank stopped, then run the same command again",
+            ) from None
+
+    def slowest(self, values: Sequence[float]) -> list[float]:
+        """The largest of all ranks' values, one by one."""
+        import torch
+        import torch.distributed as dist
+
+        column = torch.tensor(list(values), dtype=torch.float64)
+        with self.together():
+            dist.all_reduce(column, op=dist.ReduceOp.MAX, group=self.control)
+        return [float(value) for value in column]
+
+    def any(self, flag: bool) -> bool:
+        """Whether it holds on some rank."""
+        return self.slowest([float(flag)])[0] > 0
+
+    def stopped(self) -> bool:
+        """Whether some rank was asked to stop."""
+        return self.any(self.stop.signal is not None)
+
+    def barrier(self) -> None:
+        """All ranks are here, and their devices have nothing left to do."""
+        import torch.distributed as dist
+
+        self.synchronize()
+        with self.together():
+            dist.barrier(group=self.control)
+
+    def synchronize(self) -> None:
+        """The device has done what was asked of it."""
+        if self.kind == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+
+    def share(self, value: Any) -> Any:
+        """Rank 0's value, on all."""
+        import torch.distributed as dist
+
+        box = [value]
+        with self.together():
+            dist.broadcast_object_list(box, src=0, group=self.control)
+        return box[0]
+
+    def first_error(self, words: str | None) -> str | None:
+        """The first rank's error, on all; None where none had any."""
+        import torch.distributed as dist
+
+        # strings are gathered only when there is one: most points have none
+        if not self.any(words is not None):
+            return None
+        all_words: list[str | None] = [None] * self.launch.world
+        with self.together():
+            dist.all_gather_object(all_words, words, group=self.control)
+        told = {rank: text for rank, text in enumerate(all_words) if text}
+        first = min(told)
+        alike = len(told) == self.launch.world and len(set(told.values())) == 1
+        return told[first] if alike else f"rank {first}: {told[first]}"
+
+    def group(self, members: list[int]) -> Any:
+        """A process group of those ranks, of which this is one; other ranks make theirs at the same time."""
+        import torch.distributed as dist
+
+        if len(members) == self.launch.world:
+            return dist.group.WORLD
+        with self.together():
+            return dist.new_group(members, use_local_synchronization=True)
+
+    def leave(self, group: Any) -> None:
+        """Give a group's connections and buffers back."""
+        import torch.distributed as dist
+
+        if group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
+
+    def free_bytes(self) -> float:
+        """Memory that the fullest rank may use for messages."""
+        import torch
+
+        if self.kind == "cuda":
+            free = 0.8 * float(torch.cuda.mem_get_info()[0])
+        else:  # processes of a node share its memory, and gloo keeps copies of what it sends
+            free = 0.4 * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / self.launch.per_node
+        return -self.slowest([-free])[0]
+
+    def close(self) -> None:
+        """Leave the process group of torch.distributed."""
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+
 
 # An all-gather and products at the same time: how much each slows the other down.
 
@@ -29,7 +203,7 @@ SURPLUS = 1.5
 
 def measure_beside(ranks: Ranks, gather: Callable[[], Any], rounds: int) -> Record:
     """Times of a product and of an all-gather, alone and beside the other; ``gather`` starts one and returns."""
-    run = _Both(ranks, _product(ranks), gather)
+    run = partial(_run_both, ranks, _product(ranks), gather)
     run(3, 3)  # picks algorithms, connects
     window_s = WINDOW_S[ranks.kind]
     products, gathers = 8, 2
@@ -50,48 +224,40 @@ def measure_beside(ranks: Ranks, gather: Callable[[], Any], rounds: int) -> Reco
     return {"time_s": times["gather_beside_s"], "spread_frac": max(spreads), "samples": len(samples["gemm"]), **times}
 
 
-class _Both:
-    """Runs so many products and so many all-gathers at once and returns the slowest rank's seconds for each."""
+def _run_both(
+    ranks: Ranks, multiply: Callable[[], Any], gather: Callable[[], Any], products: int, gathers: int
+) -> tuple[float, float]:
+    """Run so many products and so many all-gathers at once; return the slowest rank's seconds for each."""
+    import torch
 
-    def __init__(self, ranks: Ranks, multiply: Callable[[], Any], gather: Callable[[], Any]) -> None:
-        self.ranks, self.multiply, self.gather = ranks, multiply, gather
+    ended_s = 0.0
 
-    def __call__(self, products: int, gathers: int) -> tuple[float, float]:
-        self.ranks.barrier()
-        start = time.perf_counter()
-        works = [self.gather() for _ in range(gathers)]
-        ended: list[float] = []
-        waiting = threading.Thread(target=self._wait, args=(works, ended))
-        waiting.start()
-        launched = time.perf_counter()
-        for _ in range(products):
-            self.multiply()
-        self._finish_products()
-        multiplied = time.perf_counter()
-        waiting.join()
-        multiplied_s, gathered_s = self.ranks.slowest([multiplied - launched, ended[0] - start])
-        return multiplied_s, gathered_s
-
-    def _finish_products(self) -> None:
-        if self.ranks.kind == "cuda":
-            import torch
-
-            torch.cuda.current_stream().synchronize()
-
-    def _wait(self, works: list[Any], ended: list[float]) -> None:
-        """The end of the last all-gather, on a thread and a stream of its own so that products do not wait for it."""
-        if self.ranks.kind == "cuda":
-            import torch
-
-            stream = torch.cuda.Stream(self.ranks.device)
-            with torch.cuda.device(self.ranks.device), torch.cuda.stream(stream):
-                for work in works:
-                    work.wait()
-            stream.synchronize()
-        else:
+    def wait() -> None:
+        nonlocal ended_s
+        with ExitStack() as own_stream:
+            if ranks.kind == "cuda":
+                stream = torch.cuda.Stream(ranks.device)
+                own_stream.callback(stream.synchronize)
+                own_stream.enter_context(torch.cuda.device(ranks.device))
+                own_stream.enter_context(torch.cuda.stream(stream))
             for work in works:
                 work.wait()
-        ended.append(time.perf_counter())
+        ended_s = time.perf_counter()
+
+    ranks.barrier()
+    start_s = time.perf_counter()
+    works = [gather() for _ in range(gathers)]
+    waiting = threading.Thread(target=wait)  # with a stream of its own, so that products do not wait for it
+    waiting.start()
+    launched_s = time.perf_counter()
+    for _ in range(products):
+        multiply()
+    if ranks.kind == "cuda":
+        torch.cuda.current_stream().synchronize()
+    multiplied_s = time.perf_counter()
+    waiting.join()
+    product_s, gather_s = ranks.slowest([multiplied_s - launched_s, ended_s - start_s])
+    return product_s, gather_s
 
 
 def _product(ranks: Ranks) -> Callable[[], Any]:
@@ -261,7 +427,8 @@ def _ready(
         if (words := ranks.first_error(words)) is not None:
             return trials, (point, {"error": words})
         assert run is not None
-        size, took_s = point.size_bytes, _pilot_s(ranks, run)
+        pilot = _Trial(point=point, run=run, each=3, lined_up=False, samples=1)
+        size, took_s = point.size_bytes, _sample(ranks, pilot)[0]
         each = max(1, round(BATCH_S[ranks.kind] / took_s))
         lined_up = each * took_s < LINED_UP_S or each > 1
         samples = max(FEWEST, min(MOST, round(effort.round_s / ((each + lined_up) * took_s))))
@@ -285,16 +452,6 @@ def _too_large(ranks: Ranks, point: CollectivePoint) -> Record | None:
     if needs <= free:
         return None
     return {"error": f"not enough memory: needs {show(needs, 'bytes')}, but {show(free, 'bytes')} are free"}
-
-
-def _pilot_s(ranks: Ranks, run: Callable[[], None]) -> float:
-    """A first idea of how long it takes, the same on all ranks."""
-    ranks.barrier()
-    start = time.perf_counter()
-    for _ in range(3):
-        run()
-    ranks.synchronize()
-    return ranks.slowest([(time.perf_counter() - start) / 3])[0]
 
 
 def _sample(ranks: Ranks, trial: _Trial) -> list[float]:

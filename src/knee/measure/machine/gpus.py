@@ -117,11 +117,11 @@ def nvidia_gpus(root: Path) -> tuple[tuple[LocalGpu, ...], NvidiaDriver]:
     except OSError as error:
         return _without_nvml(root, f"NVML cannot be loaded: {error}")
     gpus = tuple(_gpu(pynvml, index) for index in range(count))
-    cuda = _ask(pynvml, "nvmlSystemGetCudaDriverVersion")
+    cuda = ask_nvml(pynvml, "nvmlSystemGetCudaDriverVersion")
     driver = NvidiaDriver(
-        version=_ask(pynvml, "nvmlSystemGetDriverVersion"),
+        version=ask_nvml(pynvml, "nvmlSystemGetDriverVersion"),
         cuda=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
-        nvml=_ask(pynvml, "nvmlSystemGetNVMLVersion"),
+        nvml=ask_nvml(pynvml, "nvmlSystemGetNVMLVersion"),
         trouble=None if gpus else NO_GPU,
     )
     with suppress(pynvml.NVMLError):
@@ -144,7 +144,7 @@ def nvml_in_words(error: Any) -> str:
     return NVML_ERRORS.get(getattr(error, "value", None) or 0, f"NVML does not respond: {error}")
 
 
-def _ask(nvml: Any, call: str, *arguments: Any) -> Any:
+def ask_nvml(nvml: Any, call: str, *arguments: Any) -> Any:
     """One answer of NVML, or None: boards, drivers and permissions differ in what they tell."""
     try:
         answer = getattr(nvml, call)(*arguments)
@@ -160,7 +160,7 @@ def _gpu(nvml: Any, index: int) -> LocalGpu:
         return LocalGpu(index=index, trouble=nvml_in_words(error))
 
     def ask(what: str, *arguments: Any) -> Any:
-        return _ask(nvml, f"nvmlDeviceGet{what}", handle, *arguments)
+        return ask_nvml(nvml, f"nvmlDeviceGet{what}", handle, *arguments)
 
     memory, limit_mw, running = ask("MemoryInfo"), ask("EnforcedPowerLimit"), ask("ComputeRunningProcesses")
     mig, ecc = ask("MigMode"), ask("EccMode")  # each is [now, after a reset]

@@ -66,7 +66,7 @@ class Software:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """All of it."""
+    """Hardware and software of this machine."""
 
     gpus: tuple[LocalGpu, ...]
     network: tuple[Nic, ...]
@@ -83,7 +83,7 @@ def read_inventory(root: Path = Path("/")) -> Inventory:
     return Inventory(
         gpus=(*gpus, *amd_gpus(root, after=len(gpus))),
         network=(*_rdma(root), *_ethernet(root)),
-        cpu=_cpu(root),
+        cpu=read_cpu(root),
         software=Software(
             driver=driver, nccl=nccl, nccl_from=place, torch=torch, torch_build=build, torch_backend=backend
         ),
@@ -122,7 +122,8 @@ def _ethernet(root: Path) -> Iterator[Nic]:
         )
 
 
-def _cpu(root: Path) -> Cpu:
+def read_cpu(root: Path) -> Cpu:
+    """Name and number of the processors."""
     model = re.search(r"^model name\s*:\s*(.+)$", text_of(root / "proc/cpuinfo") or "", re.M)
     nodes = sum(bool(re.fullmatch(r"node\d+", node.name)) for node in entries(root / "sys/devices/system/node"))
     return Cpu(model=model[1] if model else None, cpus=os.cpu_count(), numa_nodes=nodes or None)

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from knee.measure.machine.readings import AttentionPoint, GemmPoint, GroupedPoint, StreamPoint
@@ -41,11 +42,6 @@ class Timing:
     repeats: int
     graph: bool = False
     """Replayed from a CUDA graph: launches are not in it."""
-
-
-def time_device(make: Callable[[], Work], device: str) -> Timing:
-    """Make one piece of work and time it."""
-    return _time_cuda(make) if device == "cuda" else _time_cpu(make())
 
 
 def timing_of(samples: Sequence[float], *, graph: bool = False) -> Timing:
@@ -98,26 +94,14 @@ def _time_cuda(make: Callable[[], Work]) -> Timing:
         first = min(clocked(lambda: work.run(0)), clocked(lambda: work.run(work.copies - 1)))
         each = max(work.copies, int(BATCH_S / max(first, 1e-7)))
 
-        def calls() -> None:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
             for i in range(each):
                 work.run(i % work.copies)
-
-        replay = _captured(calls, stream)
         spent = 0.0
         while spent < SETTLE_S:
-            spent += max(clocked(replay), 1e-5)
-        return _repeated(lambda: clocked(replay), each, graph=True)
-
-
-def _captured(calls: Callable[[], None], stream: Any) -> Callable[[], Any]:
-    """A CUDA graph of the calls."""
-    import torch
-
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        calls()
-    replay: Callable[[], Any] = graph.replay
-    return replay
+            spent += max(clocked(graph.replay), 1e-5)
+        return _repeated(lambda: clocked(graph.replay), each, graph=True)
 
 
 CACHE_BYTES = 200e6
@@ -140,13 +124,14 @@ def types_of(device: str) -> tuple[str, ...]:
 
 def measure(point: GemmPoint | GroupedPoint | AttentionPoint | StreamPoint, device: str) -> Timing:
     """Time one point; torch's own errors (out of memory, unsupported) go to the caller."""
-    if isinstance(point, GemmPoint):
-        return time_device(lambda: _gemm(point, device), device)
-    if isinstance(point, GroupedPoint):
-        return time_device(lambda: _grouped(point, device), device)
-    if isinstance(point, AttentionPoint):
-        return time_device(lambda: _attention(point, device), device)
-    return time_device(lambda: _stream(point, device), device)
+    makers: dict[type, Callable[[Any, str], Work]] = {
+        GemmPoint: _gemm,
+        GroupedPoint: _grouped,
+        AttentionPoint: _attention,
+        StreamPoint: _stream,
+    }
+    make = partial(makers[type(point)], point, device)
+    return _time_cuda(make) if device == "cuda" else _time_cpu(make())
 
 
 def dtype_of(name: str) -> Any:

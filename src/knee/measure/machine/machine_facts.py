@@ -10,6 +10,7 @@ from pathlib import Path
 
 import knee
 from knee.base.errors import InputError, KneeError, MissingExtra, argument
+from knee.measure.machine.inventory import read_cpu
 from knee.measure.machine.listener import SILENT, ProbeListener
 from knee.measure.machine.nvml import Nvml, refuse_if_shared
 from knee.measure.machine.readings import Machine, Probe
@@ -80,7 +81,11 @@ def describe(probe: Probe, device: str, *, nvml: Nvml | None = None, devices: in
         kind="cuda" if cuda else "cpu",
         devices=devices or (torch.cuda.device_count() if cuda else 1),
         sms=properties.multi_processor_count if properties is not None else cores,
-        memory_bytes=float(properties.total_memory) if properties is not None else _host_memory_bytes(),
+        memory_bytes=float(
+            properties.total_memory
+            if properties is not None
+            else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        ),
         power_limit_w=limits.power_limit_w if limits is not None else None,
         host=f"{processor()}, {cores} cores",
         knee=knee.__version__,
@@ -94,13 +99,4 @@ def describe(probe: Probe, device: str, *, nvml: Nvml | None = None, devices: in
 
 def processor() -> str:
     """The processor's name, or its architecture where it does not tell."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
-def _host_memory_bytes() -> float:
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return read_cpu(Path("/")).model or platform.machine()

@@ -12,7 +12,7 @@ from typing import Any
 
 from knee.base.errors import InputError, KneeError, MissingExtra, RunFailed, argument
 from knee.base.units import MIB
-from knee.measure.machine.gpus import NO_DRIVER, NO_GPU, NO_PACKAGE, nvml_in_words, nvml_library
+from knee.measure.machine.gpus import NO_DRIVER, NO_GPU, NO_PACKAGE, ask_nvml, nvml_in_words, nvml_library
 
 NOT_SUPPORTED, NO_PERMISSION, LOST = 3, 4, 15  # NVML's return codes
 POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT; the plain reading is a one-second average on most boards
@@ -102,10 +102,7 @@ class Nvml:
 
     def _ask(self, call: str, *arguments: Any) -> Any:
         """An answer, or None where the board, the driver or the package does not give it."""
-        try:
-            return getattr(self.nvml, call)(self.handle, *arguments)
-        except (self.nvml.NVMLError, AttributeError, TypeError):
-            return None
+        return ask_nvml(self.nvml, call, self.handle, *arguments)
 
     def _read(self, what: str, call: str, *arguments: Any) -> Any:
         """An answer, or one sentence about why there is none."""
@@ -144,7 +141,7 @@ class Nvml:
         limit_mw = self._ask("nvmlDeviceGetEnforcedPowerLimit")
         return PowerLimits(
             name=_text(self._read("name", "nvmlDeviceGetName")),
-            driver=_driver(self.nvml),
+            driver=ask_nvml(self.nvml, "nvmlSystemGetDriverVersion"),
             power_limit_w=None if limit_mw is None else limit_mw / 1e3,
             memory_bytes=float(self._read("memory", "nvmlDeviceGetMemoryInfo").total),
         )
@@ -195,13 +192,6 @@ class Nvml:
             for p in running
             if p.pid != os.getpid()
         ]
-
-
-def _driver(nvml: Any) -> str | None:
-    try:
-        return _text(nvml.nvmlSystemGetDriverVersion())
-    except nvml.NVMLError:
-        return None
 
 
 def _text(answer: str | bytes) -> str:

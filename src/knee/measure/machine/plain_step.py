@@ -10,8 +10,6 @@ from knee.measure.machine.kernel_grid import TINY
 from knee.measure.machine.kernel_timing import Timing, backend_of, loss, rmsnorm, rope, swiglu, timing_of
 from knee.measure.machine.readings import HostPoint, Record, StepPoint
 
-# A plain training step on one device: what a simulated step is held against. Needs torch and nothing else.
-
 WARMUP, STEPS = 3, 10
 WINDOW_S = 2.5
 """More than twenty refreshes of the energy counter."""

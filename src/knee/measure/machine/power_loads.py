@@ -63,7 +63,14 @@ def ready_gpu(*, anyway: bool) -> tuple[Machine, Nvml]:
             code="split-gpu",
             field=VISIBLE,
         )
-    _need_memory(nvml)
+    if (free := nvml.free_bytes()) < NEEDED_BYTES:
+        raise InputError(
+            f"the loads need {show(NEEDED_BYTES, 'bytes')} of GPU memory, but only {show(free, 'bytes')} of "
+            f"{show(nvml.limits().memory_bytes, 'bytes')} are free on {nvml.called}",
+            hint=f"stop the processes that use the rest, or choose another GPU with {VISIBLE}",
+            code="out-of-memory",
+            field=VISIBLE,
+        )
     import torch
 
     if not torch.cuda.is_available():
@@ -74,21 +81,13 @@ def ready_gpu(*, anyway: bool) -> tuple[Machine, Nvml]:
     return describe("power", "cuda", nvml=nvml), nvml
 
 
-def _need_memory(nvml: Nvml) -> None:
-    if (free := nvml.free_bytes()) < NEEDED_BYTES:
-        raise InputError(
-            f"the loads need {show(NEEDED_BYTES, 'bytes')} of GPU memory, but only {show(free, 'bytes')} of "
-            f"{show(nvml.limits().memory_bytes, 'bytes')} are free on {nvml.called}",
-            hint=f"stop the processes that use the rest, or choose another GPU with {VISIBLE}",
-            code="out-of-memory",
-            field=VISIBLE,
-        )
-
-
 def load_of(point: PowerPoint) -> PowerLoad:
-    """What runs."""
+    """The work of a point; none but a CUDA context for idle."""
     if point.load == "idle":
-        return _idle()
+        import torch
+
+        torch.zeros(1, device="cuda")
+        return PowerLoad(flop=0.0, moved_bytes=0.0, run=lambda: time.sleep(0.01))
     if point.load in MIXES:
         load = _mixed(*MIXES[point.load])
     elif point.load.startswith("attention_"):
@@ -204,14 +203,6 @@ def measure_power(point: PowerPoint, nvml: Nvml, *, window_s: float = WINDOW_S) 
         "capped_frac": _mean([float(cap) for cap, _ in held]),
         "hot_frac": _mean([float(heat) for _, heat in held]),
     }
-
-
-def _idle() -> PowerLoad:
-    """A context and no work."""
-    import torch
-
-    torch.zeros(1, device="cuda")
-    return PowerLoad(flop=0.0, moved_bytes=0.0, run=lambda: time.sleep(0.01))
 
 
 def _mean(values: list[float]) -> float | None:

@@ -284,12 +284,7 @@ def _not_a_reading(path: Path, line: int, why: str, hint: str | None = WRITTEN) 
     return InputError(f"{path}, line {line}: {why}", hint=hint, code="not-a-reading", field=f"line {line}")
 
 
-NUMBERS = {
-    "gemm": ("median_s", "spread_frac"),
-    "grouped": ("median_s", "spread_frac"),
-    "attention": ("median_s", "spread_frac"),
-    "stream": ("median_s", "spread_frac"),
-    "host": ("median_s", "spread_frac"),
+NUMBERS = dict.fromkeys(("gemm", "grouped", "attention", "stream", "host"), ("median_s", "spread_frac")) | {
     "step": ("step_s",),
     "power": ("power_w", "window_s", "calls", "flop_per_call", "bytes_per_call"),
 }
@@ -301,7 +296,7 @@ BESIDE = {
 OPTIONAL = ("power_w", "peak_bytes", "busy_s", "instant_w", "sm_hz", "uncertainty_frac")
 """What a reading may have, or say that it is not known."""
 SMALLEST, LARGEST = 1e-30, 1e30
-"""Less and more than any measurement: what is beyond them, and not 0, is not a number of this world."""
+"""Less and more than any measurement: a number beyond them is refused, unless it is 0."""
 MAY_BE_ZERO = ("spread_frac", "calls", "flop_per_call", "bytes_per_call")
 
 
@@ -336,17 +331,16 @@ def _is_number(value: Any) -> bool:
     return value == 0 or SMALLEST < abs(value) < LARGEST
 
 
+_type_hints = cache(get_type_hints)
+
+
 def _odd_field(cls: type, record: Record) -> str | None:
     """The first field that is missing without a default, or that no probe would have written there."""
+    hints = _type_hints(cls)
     for field in fields(cls):
-        if not _is_of(_hints(cls)[field.name], record.get(field.name, field.default)):
+        if not _is_of(hints[field.name], record.get(field.name, field.default)):
             return field.name
     return None
-
-
-@cache
-def _hints(cls: type) -> dict[str, Any]:
-    return get_type_hints(cls)
 
 
 def _is_of(hint: Any, value: Any) -> bool:

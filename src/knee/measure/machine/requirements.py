@@ -98,11 +98,13 @@ def find(need: Need, software: Software) -> CheckResult:
     get = need.get
     match need.name:
         case "torch":
-            found = _torch(software)
+            found = f"{software.torch} ({software.torch_build or 'build unknown'})" if software.torch else None
         case "NVML":
-            found, get = _nvml(software.driver), _nvml_cure(software.driver, get)
+            found, trouble = _nvml(software.driver), software.driver.trouble
+            # a driver that is there but does not answer is not cured by installing it
+            get = get if trouble in (None, NO_DRIVER, NO_PACKAGE) else trouble
         case "chromium":
-            found = _chromium()
+            found = next(filter(None, map(shutil.which, CHROMIUMS)), None)
         case _:
             found = _package(need)
     return CheckResult(name=need.name, found=found, why=need.why, get=get)
@@ -117,21 +119,8 @@ def _package(need: Need) -> str | None:
         return "version unknown"
 
 
-def _torch(software: Software) -> str | None:
-    return f"{software.torch} ({software.torch_build or 'build unknown'})" if software.torch else None
-
-
 def _nvml(driver: NvidiaDriver) -> str | None:
     """Its version where it answers; without nvidia-ml-py nobody asks it, and its library has to do."""
     if driver.trouble is None:
         return driver.nvml or "version unknown"
     return nvml_library() if driver.trouble == NO_PACKAGE else None
-
-
-def _nvml_cure(driver: NvidiaDriver, install: str) -> str:
-    """A driver that is there but does not answer is not cured by installing it."""
-    return install if driver.trouble in (None, NO_DRIVER, NO_PACKAGE) else driver.trouble
-
-
-def _chromium() -> str | None:
-    return next((path for name in CHROMIUMS if (path := shutil.which(name))), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -175,7 +175,16 @@ def _read_all(
     read = partial(_read_one, classes=classes, axes=axes, cache=cache)
     found: dict[Path, Trace | InputError] = {}
     if workers > 1 and total >= PARALLEL_BYTES:
-        found = _read_parallel(apart, read, workers=workers, done=done)
+        largest_first = sorted(apart, key=lambda path: -path.stat().st_size)
+        with process_pool(workers) as pool:
+            futures = {pool.submit(read, path): path for path in largest_first}
+            for future in as_completed(futures):
+                try:
+                    found[futures[future]] = future.result()
+                except BrokenProcessPool:
+                    hint = "the machine may have run out of memory"
+                    raise RunFailed("a process that read traces was killed", hint=hint) from None
+                done(found[futures[future]])
     for path in files:
         if path not in found:
             found[path] = read(path, report_bytes=report_bytes)
@@ -183,31 +192,7 @@ def _read_all(
     return [found[path] for path in files]
 
 
-def _read_parallel(
-    files: Sequence[Path],
-    read: Callable[[Path], Trace | InputError],
-    *,
-    workers: int,
-    done: Callable[[Trace | InputError], None],
-) -> dict[Path, Trace | InputError]:
-    """Each file's trace, or why there is none, by several processes, the largest file first; ``done`` is called after
-    each."""
-    found = {}
-    with process_pool(workers) as pool:
-        futures = {pool.submit(read, path): path for path in sorted(files, key=lambda path: -path.stat().st_size)}
-        for future in as_completed(futures):
-            try:
-                found[futures[future]] = future.result()
-            except BrokenProcessPool:
-                raise RunFailed(
-                    "a process that read traces was killed", hint="the machine may have run out of memory"
-                ) from None
-            done(found[futures[future]])
-    return found
-
-
 def _read_one(path: Path, **how: Any) -> Trace | InputError:
-    """A file's trace, or why there is none."""
     try:
         return read_trace(path, **how)
     except InputError as error:

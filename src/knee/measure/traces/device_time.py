@@ -91,8 +91,9 @@ def times_in(trace: Trace, windows: Sequence[Window]) -> list[Times]:
     c, of = trace.columns, trace.classified
     edges = np.array([[w.start_ns for w in windows], [w.end_ns for w in windows]], dtype=np.int64)
 
-    def load(rows: Bools) -> Int64:
-        return _sum_ns(edges, c.start_ns[rows], c.end_ns[rows])
+    def load(rows: Bools) -> Int64:  # kernels that run at the same time count twice
+        until = _since(edges, c.start_ns[rows]) - _since(edges, c.end_ns[rows])
+        return np.asarray(until[1] - until[0], dtype=np.int64)
 
     compute, comm, kernels, anything = (
         _union_ns(edges, c.start_ns[rows], c.end_ns[rows])
@@ -121,12 +122,6 @@ def times_in(trace: Trace, windows: Sequence[Window]) -> list[Times]:
 def _union_ns(edges: Int64, start: Int64, end: Int64) -> Int64:
     """Time of each window with at least one of the intervals."""
     until = covered(edges, *merge(start, end))
-    return np.asarray(until[1] - until[0], dtype=np.int64)
-
-
-def _sum_ns(edges: Int64, start: Int64, end: Int64) -> Int64:
-    """Time of all intervals in each window; those that run at the same time count twice."""
-    until = _since(edges, start) - _since(edges, end)
     return np.asarray(until[1] - until[0], dtype=np.int64)
 
 

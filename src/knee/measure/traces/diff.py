@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import groupby
 from math import sqrt
 from statistics import fmean, variance
-from typing import Any
+from typing import Any, TypeVar
 
 from knee.base.units import show
 from knee.measure.traces.analyse import Analysis, RankAnalysis
@@ -21,6 +21,7 @@ from knee.measure.traces.device_time import (
 )
 from knee.specs.metrics import METRICS
 
+C = TypeVar("C", bound="CollectiveChange | KernelChange")
 SCHEMA_VERSION = 1
 LONGEST = 30
 """Kernels that an answer names, those that changed most."""
@@ -107,46 +108,33 @@ class Diff:
             "finding": self.finding,
             "within_scatter": self.within_scatter,
             "times": {name: change.as_json() for name, change in self.times.items()},
-            "collectives": [
-                {
-                    "collective": one.collective,
-                    "group": one.group,
-                    "message_bytes": one.message_bytes,
-                    "calls": one.calls.as_json(),
-                    "load_s": one.load_s.as_json(),
-                    "exposed_s": one.exposed_s.as_json(),
-                }
-                for one in self.collectives
-            ],
-            "classes": [_kernel_json(one) for one in self.classes],
-            "kernels": [_kernel_json(one) for one in self.kernels[:LONGEST]],
+            "collectives": [_json(one, [f.name for f in fields(one)]) for one in self.collectives],
+            "classes": [_json(one, KERNEL_KEYS) for one in self.classes],
+            "kernels": [_json(one, KERNEL_KEYS) for one in self.kernels[:LONGEST]],
             "notes": list(self.notes),
         }
 
 
-def _kernel_json(one: KernelChange) -> dict[str, Any]:
-    return {
-        "name": one.name,
-        "class": one.kernel_class,
-        "communication": one.communication,
-        "status": one.status,
-        "calls": one.calls.as_json(),
-        "load_s": one.load_s.as_json(),
-    }
+KERNEL_KEYS = ("name", "kernel_class", "communication", "status", "calls", "load_s")
+
+
+def _json(one: CollectiveChange | KernelChange, names: Iterable[str]) -> dict[str, Any]:
+    values = {name.removeprefix("kernel_"): getattr(one, name) for name in names}
+    return {name: value.as_json() if isinstance(value, Change) else value for name, value in values.items()}
 
 
 def diff(a: Analysis, b: Analysis) -> Diff:
     """Hold two jobs against each other, whatever their numbers of ranks and steps."""
     one, two = _Mean(a), _Mean(b)
     times = {name: Change(a=one.times[name], b=two.times[name]) for name in one.times}
-    collectives = tuple(sorted(_collectives(one, two), key=lambda c: -abs(c.load_s.change)))
-    classes = tuple(sorted(_kernels(one.classes, two.classes), key=lambda k: -abs(k.load_s.change)))
+    collectives = _changes(CollectiveChange, one.collectives, two.collectives)
+    classes = _changes(KernelChange, one.classes, two.classes)
     within = _within_scatter(one, two, times["step_s"].change)
     return Diff(
         times=times,
         collectives=collectives,
         classes=classes,
-        kernels=tuple(sorted(_kernels(one.kernels, two.kernels), key=lambda k: -abs(k.load_s.change))),
+        kernels=_changes(KernelChange, one.kernels, two.kernels),
         within_scatter=within,
         finding=_finding(times, collectives, classes, within),
         notes=(*_notes("A", a), *_notes("B", b)),
@@ -159,16 +147,9 @@ class _Mean:
     def __init__(self, analysis: Analysis) -> None:
         ranks = [_of_rank(rank) for rank in analysis.ranks]
         self.times = {name: fmean(rank[0][name] for rank in ranks) for name in ranks[0][0]}
-        self.collectives = _sums(
-            ((load.collective, load.group, load.message_bytes), (load.calls, load.load_s, load.exposed_s), count)
-            for _, count, loads, _ in ranks
-            for load in loads
-        )
-        self.kernels = _sums(_kernel_items((count, kernels) for _, count, _, kernels in ranks))
-        self.classes = _sums(_kernel_items((count, class_loads(kernels)) for _, count, _, kernels in ranks))
-        for sums in (self.collectives, self.kernels, self.classes):
-            for key, values in sums.items():
-                sums[key] = tuple(value / len(ranks) for value in values)
+        self.collectives = _mean_loads(CollectiveChange, [(count, loads) for _, count, loads, _ in ranks])
+        self.kernels = _mean_loads(KernelChange, [(count, kernels) for _, count, _, kernels in ranks])
+        self.classes = _mean_loads(KernelChange, [(count, class_loads(kernels)) for _, count, _, kernels in ranks])
         of_steps = [[part.times.window_s for part in rank.steps if part.step is not None] for rank in analysis.ranks]
         self.steps_s = [fmean(step) for step in zip(*of_steps, strict=False)]
 
@@ -196,37 +177,29 @@ def _of_rank(rank: RankAnalysis) -> tuple[dict[str, float], int, list[Collective
     return times, count, collective_loads(rank.trace, window), kernel_loads(rank.trace, window)
 
 
-def _kernel_items(loads: Iterable[tuple[int, list[KernelLoad]]]) -> Iterable[tuple[Any, tuple[float, ...], int]]:
-    for count, kernels in loads:
-        for k in kernels:
-            yield (k.name, k.kernel_class, k.communication), (k.calls, k.load_s), count
-
-
-def _sums(items: Iterable[tuple[Any, tuple[float, ...], int]]) -> Sums:
-    """Values of each key, added up, each over its number of steps."""
+def _mean_loads(change: type, ranks: Sequence[tuple[int, Sequence[CollectiveLoad | KernelLoad]]]) -> Sums:
+    """Values of each key (the first three fields of ``change``), mean over the steps of each rank and over ranks."""
+    names = [f.name for f in fields(change)]
     sums: Sums = {}
-    for key, values, count in items:
-        before = sums.get(key, (0.0,) * len(values))
-        sums[key] = tuple(x + y / count for x, y in zip(before, values, strict=True))
-    return sums
+    for count, loads in ranks:
+        for load in loads:
+            every = [getattr(load, name) for name in names]
+            key, values = tuple(every[:3]), every[3:]
+            before = sums.get(key, (0.0,) * len(values))
+            sums[key] = tuple(x + y / count for x, y in zip(before, values, strict=True))
+    return {key: tuple(value / len(ranks) for value in values) for key, values in sums.items()}
 
 
-def _pairs(a: Sums, b: Sums, width: int) -> Iterable[tuple[Any, list[Change]]]:
-    none = (0.0,) * width
+def _changes(made: type[C], a: Sums, b: Sums) -> tuple[C, ...]:
+    """Each key of A or B as a change, its three parts before the changes of its values; the largest load first."""
+    names = [f.name for f in fields(made)]
+    none = (0.0,) * (len(names) - 3)
+    found: list[C] = []
     for key in dict.fromkeys((*a, *b)):
-        yield key, [Change(a=x, b=y) for x, y in zip(a.get(key, none), b.get(key, none), strict=True)]
-
-
-def _collectives(a: _Mean, b: _Mean) -> Iterable[CollectiveChange]:
-    for (collective, group, size), (calls, load, exposed) in _pairs(a.collectives, b.collectives, 3):
-        yield CollectiveChange(
-            collective=collective, group=group, message_bytes=size, calls=calls, load_s=load, exposed_s=exposed
-        )
-
-
-def _kernels(a: Sums, b: Sums) -> Iterable[KernelChange]:
-    for (name, kernel_class, communication), (calls, load) in _pairs(a, b, 2):
-        yield KernelChange(name=name, kernel_class=kernel_class, communication=communication, calls=calls, load_s=load)
+        pairs = zip(a.get(key, none), b.get(key, none), strict=True)
+        values: list[Any] = [*key, *(Change(a=x, b=y) for x, y in pairs)]
+        found.append(made(**dict(zip(names, values, strict=True))))
+    return tuple(sorted(found, key=lambda one: -abs(one.load_s.change)))
 
 
 def _within_scatter(a: _Mean, b: _Mean, change: float) -> bool | None:

@@ -121,12 +121,8 @@ def _mangled_parts(name: str, at: int) -> tuple[str, int]:
 
 def _split(qualified: str) -> tuple[str, str]:
     """Scope and function, as words."""
-    parts = [_words(part) for part in qualified.split("::") if part]
+    parts = [WORDS.sub("_", part.strip()).lower() for part in qualified.split("::") if part]
     return "".join(f"{part}::" for part in parts[:-1]), parts[-1] if parts else ""
-
-
-def _words(name: str) -> str:
-    return WORDS.sub("_", name.strip()).lower()
 
 
 # Users' patterns in time linear in the names that they are tried on. ``re`` backtracks: a name that says ``nccl`` a

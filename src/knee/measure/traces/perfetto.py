@@ -122,7 +122,9 @@ class _Rank:
         near = self._meets(begin - MARGIN_NS, finish + MARGIN_NS)
         # steps and the window begin and end with a kernel
         borders = [self.rank.window.start_ns, *(part.window.start_ns for part in self.rank.steps)]
-        near |= np.isin(self.start, borders) & self._first_of_start()
+        rows = np.flatnonzero(self.inside)
+        first = rows[np.unique(self.start[rows], return_index=True)[1]]  # of rows that begin together, one
+        near[first[np.isin(self.start[first], borders)]] = True
         near[np.flatnonzero(self.inside & (self.end == self.end[self.inside].max(initial=0)))[:1]] = True
         # without the compute beside it, hidden communication would become exposed
         calls = near & of.is_comm & self.inside
@@ -135,13 +137,6 @@ class _Rank:
         rows = rows[np.lexsort((rows, ~self.inside[rows], stream[rows]))]
         near[rows[np.unique(stream[rows], return_index=True)[1]]] = True
         return near
-
-    def _first_of_start(self) -> Bools:
-        """Of rows that begin together, one."""
-        found = np.zeros(len(self.start), dtype=np.bool_)
-        rows = np.flatnonzero(self.inside)
-        found[rows[np.unique(self.start[rows], return_index=True)[1]]] = True
-        return found
 
     def _meets(self, begin: Int64, finish: Int64) -> Bools:
         """Whether each row has time in common with one of the intervals."""

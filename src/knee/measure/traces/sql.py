@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -19,52 +19,21 @@ from knee.measure.traces.device_time import UNKNOWN, CollectiveLoad, Times, clip
 
 INSTALL = "pip install 'knee[trace]'"
 KINDS = {KERNEL: "kernel", COPY: "memcpy", FILL: "memset"}
-TIMES = {f.name: "DOUBLE" for f in fields(Times)}
-TABLES: dict[str, dict[str, str]] = {
-    "kernels": {
-        "rank": "BIGINT",
-        "step": "BIGINT",
-        "start_ns": "BIGINT",
-        "end_ns": "BIGINT",
-        "dur_ns": "BIGINT",
-        "name": "VARCHAR",
-        "class": "VARCHAR",
-        "kind": "VARCHAR",
-        "is_comm": "BOOLEAN",
-        "stream": "BIGINT",
-        "device": "BIGINT",
-        "launched_ns": "BIGINT",
-        "collective": "VARCHAR",
-        "group_name": "VARCHAR",
-        "group_size": "BIGINT",
-        "message_bytes": "DOUBLE",
-        "exposed_ns": "BIGINT",
-    },
-    "steps": {"rank": "BIGINT", "step": "BIGINT", "start_ns": "BIGINT", "end_ns": "BIGINT", **TIMES},
-    "collectives": {
-        "rank": "BIGINT",
-        "collective": "VARCHAR",
-        "group_name": "VARCHAR",
-        "group_size": "BIGINT",
-        "message_bytes": "DOUBLE",
-        "calls": "BIGINT",
-        **{f.name: "DOUBLE" for f in fields(CollectiveLoad) if f.name.endswith("_s")},
-    },
-    "ranks": {
-        "rank": "BIGINT",
-        "path": "VARCHAR",
-        "device_name": "VARCHAR",
-        "world_size": "BIGINT",
-        "first_ns": "BIGINT",
-        "start_ns": "BIGINT",
-        "end_ns": "BIGINT",
-        "step_s": "DOUBLE",
-        "steps": "BIGINT",
-        **TIMES,
-    },
+TIMES = ", ".join(f"{f.name} DOUBLE" for f in fields(Times))
+LOADS = ", ".join(f"{f.name} DOUBLE" for f in fields(CollectiveLoad) if f.name.endswith("_s"))
+CALL = "collective VARCHAR, group_name VARCHAR, group_size BIGINT, message_bytes DOUBLE"
+SCHEMA = {
+    "kernels": "rank BIGINT, step BIGINT, start_ns BIGINT, end_ns BIGINT, dur_ns BIGINT, name VARCHAR, class VARCHAR, "
+    "kind VARCHAR, is_comm BOOLEAN, stream BIGINT, device BIGINT, launched_ns BIGINT, "
+    f"{CALL}, exposed_ns BIGINT",
+    "steps": f"rank BIGINT, step BIGINT, start_ns BIGINT, end_ns BIGINT, {TIMES}",
+    "collectives": f"rank BIGINT, {CALL}, calls BIGINT, {LOADS}",
+    "ranks": "rank BIGINT, path VARCHAR, device_name VARCHAR, world_size BIGINT, first_ns BIGINT, start_ns BIGINT, "
+    f"end_ns BIGINT, step_s DOUBLE, steps BIGINT, {TIMES}",
 }
-"""Table -> column -> type. Times of a rank count from ``ranks.first_ns`` on; ``exposed_ns`` is of communication only,
-and calls that are exposed at the same time each have theirs."""
+"""Table -> its columns with their types. Times of a rank count from ``ranks.first_ns`` on; ``exposed_ns`` is of
+communication only, and calls that are exposed at the same time each have theirs."""
+TABLES = {table: [column.split()[0] for column in columns.split(", ")] for table, columns in SCHEMA.items()}
 
 
 def query(analysis: Analysis, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
@@ -72,7 +41,10 @@ def query(analysis: Analysis, sql: str) -> tuple[list[str], list[tuple[Any, ...]
 
     A second column of a name is called ``name_2``, so that none is lost.
     """
-    duckdb = _duckdb()
+    try:
+        duckdb = importlib.import_module("duckdb")
+    except ModuleNotFoundError:
+        raise MissingExtra(f"{argument('sql')} needs DuckDB", hint=INSTALL, field="sql") from None
     with duckdb.connect(":memory:") as connection:
         try:
             _fill(connection, analysis)
@@ -124,17 +96,11 @@ def tables() -> str:
     return "tables are " + "; ".join(f"{table} ({', '.join(columns)})" for table, columns in TABLES.items())
 
 
-def _duckdb() -> Any:
-    try:
-        return importlib.import_module("duckdb")
-    except ModuleNotFoundError:
-        raise MissingExtra(f"{argument('sql')} needs DuckDB", hint=INSTALL, field="sql") from None
-
-
 def _fill(connection: Any, analysis: Analysis) -> None:
-    connection.execute(f"CREATE TABLE kernels ({_typed('kernels')})")
+    for table, columns in SCHEMA.items():
+        connection.execute(f"CREATE TABLE {table} ({columns})")
     for rank in analysis.ranks:
-        _kernels(connection, rank)
+        _insert_kernels(connection, rank)
     steps = [
         {"rank": rank.rank, "step": part.step, **asdict(part.window), **asdict(part.times)}
         for rank in analysis.ranks
@@ -160,19 +126,10 @@ def _fill(connection: Any, analysis: Analysis) -> None:
         for rank in analysis.ranks
     ]
     for table, rows in (("steps", steps), ("collectives", collectives), ("ranks", ranks)):
-        _insert(connection, table, rows)
-
-
-def _typed(table: str) -> str:
-    return ", ".join(f"{name} {kind}" for name, kind in TABLES[table].items())
-
-
-def _insert(connection: Any, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    connection.execute(f"CREATE TABLE {table} ({_typed(table)})")
-    if rows:
-        connection.register("few", {name: _objects([row[name] for row in rows]) for name in TABLES[table]})
-        connection.execute(f"INSERT INTO {table} SELECT * FROM few")
-        connection.unregister("few")
+        if rows:
+            connection.register("few", {name: _objects([row[name] for row in rows]) for name in TABLES[table]})
+            connection.execute(f"INSERT INTO {table} SELECT * FROM few")
+            connection.unregister("few")
 
 
 def _objects(values: Sequence[Any]) -> npt.NDArray[np.object_]:
@@ -180,7 +137,7 @@ def _objects(values: Sequence[Any]) -> npt.NDArray[np.object_]:
     return np.array([v.encode("utf-8", "replace").decode() if isinstance(v, str) else v for v in values], dtype=object)
 
 
-def _kernels(connection: Any, rank: RankAnalysis) -> None:
+def _insert_kernels(connection: Any, rank: RankAnalysis) -> None:
     """One rank's rows. Words go in once each, and DuckDB puts them beside the numbers."""
     trace = rank.trace
     c, of = trace.columns, trace.classified

@@ -68,11 +68,6 @@ def text_width(text: str, size: float = 12.0) -> float:
     return size * sum(0.3 if c in NARROW else 0.7 if c.isupper() or c in "mw%" else 0.56 for c in text)
 
 
-def is_log(column: str, values: Sequence[Any]) -> bool:
-    """Whether an axis doubles at equal distances."""
-    return column in LOG_COLUMNS and all(is_number(v) and v > 0 for v in values) and len(set(values)) > 1
-
-
 def x_axis(column: str, values: Sequence[Any], *, room: float = 0.0) -> Spec:
     """Of lines: log2 with a tick at every value, linear, or words; at its end ``room`` pixels stay free."""
     distinct = list(dict.fromkeys(values))
@@ -85,7 +80,7 @@ def x_axis(column: str, values: Sequence[Any], *, room: float = 0.0) -> Spec:
             "axis": {"labelAngle": 0, "labelOverlap": False, "grid": False},
         }
     numbers = sorted(map(float, distinct))
-    if not is_log(column, numbers):
+    if column not in LOG_COLUMNS or numbers[0] <= 0 or len(numbers) < 2:
         unit = axis_unit(column, numbers[-1])
         return {
             "field": "x",

@@ -46,7 +46,7 @@ ROOM_ABOVE = 1.08
 
 def bars(points: Sequence[ChartPoint], *, x: str, y: str, zero: bool = True) -> Spec:
     """Grouped by series; measured values are dots, published ones hollow diamonds on the bars."""
-    places = list(dict.fromkeys(_place(x, p.x) for p in points))
+    places = list(dict.fromkeys(format_value(x, p.x) for p in points))
     groups = list(dict.fromkeys(p.series for p in points if not p.named))
     single = len(groups) == 1 or groups == places
     horizontal = is_horizontal(places)
@@ -93,7 +93,7 @@ def bars(points: Sequence[ChartPoint], *, x: str, y: str, zero: bool = True) -> 
 
 
 def _value(p: ChartPoint, x: str, y: str, factor: float, *, single: bool) -> Spec:
-    place = _place(x, p.x)
+    place = format_value(x, p.x)
     who = place if single or p.series == place else f"{p.series}, {label(x, p.x)}"
     unit = axis_unit(y, abs(p.y))
     note = f" ({p.note})" if p.note else ""
@@ -127,10 +127,6 @@ def _width(places: Sequence[str], *, horizontal: bool) -> float:
     return WIDTH - max(0.0, round(longest - 1.5 * AXIS_WIDTH))
 
 
-def _place(column: str, value: Any) -> str:
-    return format_value(column, value)
-
-
 def _category(column: str, places: Sequence[str], *, horizontal: bool) -> Spec:
     axis: Spec = {
         "labelOverlap": False,
@@ -158,7 +154,7 @@ Parts = tuple[str, Any, Mapping[str, float]]
 def parts(steps: Sequence[Parts], *, x: str, shares: bool = False) -> Spec:
     """A stack for each step, and beside it, dashed, what hides behind compute; in shares the stack alone."""
     series = list(dict.fromkeys(name for name, _, _ in steps))
-    places = list(dict.fromkeys(_place(x, value) for _, value, _ in steps))
+    places = list(dict.fromkeys(format_value(x, value) for _, value, _ in steps))
     most = max(sum(v for part, v in of.items() if part != OVERLAPPED) for _, _, of in steps)
     unit = axis_unit("step_s", most)
     names = [part for part in PART_COLUMNS if not (shares and part == OVERLAPPED)]
@@ -224,7 +220,7 @@ def _stack(
         found.append(
             {
                 "c": series,
-                "x": _place(x, place),
+                "x": format_value(x, place),
                 "y": 100 * share if shares else seconds * factor,
                 "part": part,
                 "order": order,

@@ -51,7 +51,9 @@ def heat_map(cells: Sequence[HeatCell], *, x: str, y: str, shows: str) -> Spec:
         place(cell)
         | {
             "c": str(strength(cell.value)),
-            "words": ("● " if cell.measured else "") + format_value(shows, cell.value, unit) + _sign(unit.word),
+            "words": ("● " if cell.measured else "")
+            + format_value(shows, cell.value, unit)
+            + ("%" if unit.word == "%" else ""),
         }
         for cell in cells
         if cell.value is not None
@@ -120,10 +122,6 @@ def heat_map(cells: Sequence[HeatCell], *, x: str, y: str, shows: str) -> Spec:
 def _say(cell: HeatCell, x: str, y: str, shows: str) -> str:
     where = f"{label(x, cell.x)}, {label(y, cell.y)}"
     return f"{where}: {value_with_name(shows, cell.value)}" if cell.value is not None else f"{where}: {cell.why}"
-
-
-def _sign(word: str) -> str:
-    return word if word == "%" else ""
 
 
 def _order(values: Sequence[Any]) -> list[Any]:

@@ -120,7 +120,7 @@ def format_value(column: str, value: Any, unit: Unit | None = None) -> str:
     if column == "message_bytes":
         return format_bytes(value)
     if column in COUNTS:
-        return format_count(value)
+        return short(value) if value >= 999.5 else f"{value:.3g}"
     unit = unit or table_unit(column)
     return _number(value * unit.factor if unit.factor != 1.0 else value, unit.decimals)
 
@@ -146,11 +146,6 @@ COUNTS = (
     "co2e_kg",
 )
 """Columns of numbers so large that their letter says more: 7B, 1.5T."""
-
-
-def format_count(value: float) -> str:
-    """``6.74B``."""
-    return short(value) if value >= 999.5 else f"{value:.3g}"
 
 
 def format_bytes(value: float) -> str:

@@ -67,7 +67,9 @@ def is_tall(svg: str) -> bool:
 def _clean(element: ET.Element) -> None:
     """Children first, so that what they have in common can move up."""
     for child in list(element):
-        if _is_unseen(child):
+        # Vega's frames of groups have neither fill nor stroke
+        is_frame = child.get("class") == "background" and child.attrib.keys().isdisjoint(("fill", "stroke"))
+        if is_frame or child.get("display") == "none":
             element.remove(child)
         else:
             _clean(child)
@@ -84,12 +86,6 @@ def _clean(element: ET.Element) -> None:
     element[:] = kept
 
 
-def _is_unseen(element: ET.Element) -> bool:
-    """Vega's frames of groups, which have neither fill nor stroke."""
-    drawn = {"fill", "stroke"} & element.attrib.keys()
-    return element.get("display") == "none" or (element.get("class") == "background" and not drawn)
-
-
 def _attributes(element: ET.Element) -> None:
     says = element.attrib.pop("aria-label", None)
     for name in list(element.attrib):
@@ -99,7 +95,10 @@ def _attributes(element: ET.Element) -> None:
         elif name in ("transform", "d", "x", "y", "x2", "y2", "viewBox", "width", "height", "font-size"):
             element.attrib[name] = NUMBER.sub(_rounded, value).removesuffix("px" if name == "font-size" else "\0")
     if element.tag == "path" and (found := DISC.match(element.get("d", ""))):
-        _as_disc(element, found[1])
+        at = MOVED.match(element.attrib.pop("transform", "translate(0,0)"))
+        del element.attrib["d"]
+        element.tag = "circle"
+        element.attrib |= {"cx": at[1] if at else "0", "cy": at[2] if at else "0", "r": found[1]}
     if says is not None and element.tag != "g":
         title = ET.Element("title")
         title.text = says
@@ -109,13 +108,6 @@ def _attributes(element: ET.Element) -> None:
 def _rounded(found: re.Match[str]) -> str:
     short = f"{float(found[0]):.1f}".removesuffix(".0")
     return "0" if short == "-0" else short
-
-
-def _as_disc(element: ET.Element, radius: str) -> None:
-    at = MOVED.match(element.attrib.pop("transform", "translate(0,0)"))
-    del element.attrib["d"]
-    element.tag = "circle"
-    element.attrib |= {"cx": at[1] if at else "0", "cy": at[2] if at else "0", "r": radius}
 
 
 def _join_lines(group: ET.Element) -> None:

@@ -21,13 +21,13 @@ class SvgCache:
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = None if folder is None else make_folder(folder)
         self.used: set[str] = set()
-        self._ahead: dict[str, Future[None]] = {}
+        self._ahead: dict[str, Future[str]] = {}
         """Pictures that a pool of processes draws into the folder."""
 
     def draw_ahead(self, pool: Executor, specs: Iterable[Spec]) -> None:
         """Have a pool of processes draw the pictures that are missing."""
         for name, spec in {f"{_digest(spec)}.svg": spec for spec in specs if not self.has(spec)}.items():
-            self._ahead[name] = pool.submit(_draw_into, self.folder, spec)
+            self._ahead[name] = pool.submit(SvgCache(self.folder).svg, spec)
 
     def has(self, spec: Spec) -> bool:
         """Whether the picture lies here."""
@@ -56,10 +56,6 @@ class SvgCache:
         for path in self.folder.glob("*.svg") if self.folder is not None else ():
             if path.name not in self.used:
                 path.unlink(missing_ok=True)
-
-
-def _draw_into(folder: Path | None, spec: Spec) -> None:
-    SvgCache(folder).svg(spec)
 
 
 def draw_and_write(kept: Path, stem: Path, spec: Spec) -> None:

@@ -60,7 +60,8 @@ class Delivery:
 
     def check(self) -> ExitCode:
         """What standard output says at the end; NotWritten where it took less than all."""
-        failure = self._failure()
+        sys.stdout.flush()
+        failure = None if self._own[0] is None else _raw(self._own[0]).failure
         if failure is None:
             return ExitCode.ANSWERED
         if failure.errno == errno.EPIPE:
@@ -69,10 +70,6 @@ class Delivery:
         raise NotWritten(
             f"the answer could not be written: {why}", hint="redirect the output to a file on a disk with free space"
         )
-
-    def _failure(self) -> OSError | None:
-        sys.stdout.flush()
-        return None if self._own[0] is None else _raw(self._own[0]).failure
 
 
 def nobody_reads() -> bool:
