@@ -23,7 +23,7 @@ from knee.engine.energy import grid_names
 from knee.engine.one_job import events_of
 from knee.measure.kineto.kineto_writer import write_kineto
 from knee.specs.catalog import did_you_mean
-from knee.specs.defaults import DEVICES
+from knee.specs.choices import DEVICES
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from refusals import caught, refused
 

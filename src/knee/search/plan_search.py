@@ -24,7 +24,7 @@ from knee.search.memory_fit import fitting, memory_bytes, shardings_that_may_fit
 from knee.search.plan_filter import matching
 from knee.search.space import Space
 from knee.search.space_tables import count_plans, joined, kernel_shapes, unsharded_table, whole_tables, without_twins
-from knee.specs.defaults import Objective
+from knee.specs.choices import Objective
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
 from knee.specs.plan import AXES, Plan

@@ -22,7 +22,8 @@ from knee.search.plan_filter import matching
 from knee.search.plan_search import SearchResult, search
 from knee.search.space import Space, divisors
 from knee.search.space_tables import whole_table
-from knee.specs.defaults import DEFAULT_CONVENTION, Objective
+from knee.specs.choices import Objective
+from knee.specs.defaults import DEFAULT_CONVENTION
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
 from knee.specs.profile import Profile

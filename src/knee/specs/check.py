@@ -30,12 +30,13 @@ T = TypeVar("T")
 def build_exact(spec: type, values: Mapping[str, Any]) -> Any:
     """The spec that pydantic would build, or None if a value needs a conversion or is refused."""
     try:
-        return _built(spec, values)
+        return build_spec(spec, values)
     except (KeyError, OverflowError, TypeError, ValueError):  # an unknown or missing key, or a rule of the spec
         return None
 
 
-def _built(spec: type, values: Mapping[str, Any]) -> Any:
+def build_spec(spec: type, values: Mapping[str, Any]) -> Any:
+    """The spec of values that have its fields' types; KeyError, OverflowError, TypeError or ValueError otherwise."""
     types = types_of(spec)
     return spec(**{name: _exact(types[name], value) for name, value in values.items()})
 
@@ -60,7 +61,7 @@ def _exact(kind: Any, value: Any) -> Any:
         of_key, of_value = get_args(kind)
         return {_exact(of_key, key): _exact(of_value, item) for key, item in value.items()}
     if isinstance(kind, type) and is_dataclass(kind) and given is dict:
-        return _built(kind, value)
+        return build_spec(kind, value)
     raise TypeError(kind)
 
 

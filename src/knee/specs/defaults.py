@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
 DEFAULT_PROFILE = "eager"
 DEFAULT_SEQ_LEN = 4096
 """Or the model's longest, where that is less."""
@@ -36,20 +34,3 @@ MAX_BAD_FRAC = 0.01
 """Share of a text file's lines that may be left out because they cannot be used."""
 WITHIN_FRAC = 0.02
 """Tuning stops when no untried plan is expected to win more than this."""
-
-
-Objective = Literal["tokens_per_s", "tokens_per_j", "usd_per_mtoken"]
-OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
-"""What a plan may be best at."""
-Launcher = Literal["local", "torchrun", "slurm"]
-LAUNCHERS: tuple[Launcher, ...] = get_args(Launcher)
-"""What starts the runs of a sweep."""
-StudyLauncher = Literal["simulate", "local"]
-STUDY_LAUNCHERS: tuple[StudyLauncher, ...] = get_args(StudyLauncher)
-"""What answers the points of a study."""
-Device = Literal["cuda", "cpu"]
-DEVICES: tuple[Device, ...] = get_args(Device)
-"""What is trained on and measured."""
-Backend = Literal["nccl", "gloo"]
-BACKENDS: tuple[Backend, ...] = get_args(Backend)
-"""What runs collectives that are measured."""

@@ -172,7 +172,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setattr(gpus, "nvml_library", lambda: None)
     monkeypatch.setattr(inventory, "find_spec", lambda _: None)
-    monkeypatch.setattr(inventory, "_installed", lambda _: None)
+    monkeypatch.setattr(inventory, "installed_version", lambda _: None)
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     return tmp_path
 
@@ -265,7 +265,7 @@ def test_torch_is_read_and_not_imported(
 ) -> None:
     write(bare, {"torch/__init__.py": "raise AssertionError", "torch/version.py": text})
     monkeypatch.setattr(inventory, "find_spec", lambda _: SimpleNamespace(origin=str(bare / "torch/__init__.py")))
-    monkeypatch.setattr(inventory, "_installed", lambda package: "2.9.1" if package == "torch" else None)
+    monkeypatch.setattr(inventory, "installed_version", lambda package: "2.9.1" if package == "torch" else None)
     software = read_inventory(bare).software
     assert (software.torch, software.torch_build) == (version, build)
     assert software.torch_uses_gpus == ("cpu" not in version and build is not None)
@@ -283,6 +283,6 @@ def test_nccl_of_a_package_then_of_the_system(monkeypatch: pytest.MonkeyPatch, b
     software = read_inventory(bare).software
     assert (software.nccl, Path(str(software.nccl_from)).name) == ("2.21.5", "libnccl.so.2.21.5")
 
-    monkeypatch.setattr(inventory, "_installed", {"nvidia-nccl-cu12": "2.27.5"}.get)
+    monkeypatch.setattr(inventory, "installed_version", {"nvidia-nccl-cu12": "2.27.5"}.get)
     software = read_inventory(bare).software
     assert (software.nccl, software.nccl_from) == ("2.27.5", "nvidia-nccl-cu12")

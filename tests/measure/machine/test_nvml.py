@@ -13,6 +13,7 @@ import pytest
 
 from knee.base.errors import RunFailed
 from knee.base.units import GIB, MIB
+from knee.measure.machine import gpus
 from knee.measure.machine import nvml as module
 from knee.measure.machine import power_loads as power
 from knee.measure.machine.gpus import NVML_ERRORS
@@ -110,9 +111,9 @@ def test_a_driver_without_gpus(driver: ModuleType) -> None:
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr(module, "nvml_library", lambda: "libnvidia-ml.so.1")
+    monkeypatch.setattr(gpus, "nvml_library", lambda: "libnvidia-ml.so.1")
     assert caught(Nvml).code == "missing-extra"
-    monkeypatch.setattr(module, "nvml_library", lambda: None)
+    monkeypatch.setattr(gpus, "nvml_library", lambda: None)
     assert caught(Nvml).code == "no-driver"
 
 

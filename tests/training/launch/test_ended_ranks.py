@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from knee.specs.defaults import Device
+from knee.specs.choices import Device
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.training.launch.failures import diagnose
 from knee.training.launch.start_ranks import write_job

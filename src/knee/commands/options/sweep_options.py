@@ -13,7 +13,8 @@ import click
 from knee.base.errors import InputError
 from knee.commands.options.plan_options import option
 from knee.commands.options.sections import Word
-from knee.specs.defaults import DEVICES, TIMEOUT_S, TRACE_STEPS
+from knee.specs.choices import DEVICES
+from knee.specs.defaults import TIMEOUT_S, TRACE_STEPS
 
 if TYPE_CHECKING:
     from knee.training.launch.site import Site

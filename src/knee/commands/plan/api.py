@@ -23,7 +23,8 @@ from knee.search.plan_search import RANKED, SearchResult, search
 from knee.search.space import Space
 from knee.search.space_tables import searched_collectives, whole_table
 from knee.specs.argument_types import checked_arguments
-from knee.specs.defaults import DEFAULT_GRID, Objective
+from knee.specs.choices import Objective
+from knee.specs.defaults import DEFAULT_GRID
 from knee.specs.model.split_rules import check_searched_exchanges
 from knee.specs.plan import KEPT
 from knee.specs.plan_table import PlanTable

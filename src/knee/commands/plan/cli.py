@@ -14,7 +14,7 @@ from knee.commands.options import job_options
 from knee.commands.options.plan_options import knob_options, option, space_limits
 from knee.commands.options.sections import Sectioned, Word
 from knee.show.terminal.progress_bar import Patience
-from knee.specs.defaults import OBJECTIVES
+from knee.specs.choices import OBJECTIVES
 from knee.specs.plan import KEPT
 from knee.training.export.formats import TARGETS
 

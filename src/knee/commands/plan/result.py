@@ -21,7 +21,7 @@ from knee.search.plan_search import SearchResult, pareto, score
 from knee.show.result import Result, flat
 from knee.specs import Job, Plan
 from knee.specs.argument_types import checked_arguments
-from knee.specs.defaults import Objective
+from knee.specs.choices import Objective
 from knee.specs.notes import Note
 from knee.specs.plan_table import PlanTable
 from knee.specs.plan_words import plan_words

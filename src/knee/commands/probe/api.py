@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from knee.commands.probe.result import CollectivesProbe, KernelsProbe, PowerProbe, StepsProbe
-from knee.measure.hardware_fit.cluster_file import base_of, values_of_fit, write_machine_file
+from knee.measure.hardware_fit.cluster_file import ProbeSession, base_of, values_of_fit, write_machine_file
 from knee.measure.hardware_fit.kernel_constants import fit_kernels, held_out
 from knee.measure.hardware_fit.links import contention, fit_links
 from knee.measure.hardware_fit.measured_steps import simulated_steps
 from knee.measure.hardware_fit.power_constants import fit_power, values_of, windows_of
-from knee.measure.hardware_fit.probe_session import ProbeSession
 from knee.measure.machine.collective_grid import COLLECTIVES, check_collectives, message_bytes, plan_series
 from knee.measure.machine.kernel_grid import device_points, step_points
 from knee.measure.machine.listener import SILENT, ProbeListener, collect
 from knee.measure.machine.readings import HostPoint, Probe, Readings, Record, read_readings
 from knee.specs.argument_types import checked_arguments
-from knee.specs.defaults import CLUSTER_FILE, Backend, Device
+from knee.specs.choices import Backend, Device
+from knee.specs.defaults import CLUSTER_FILE
 from knee.specs.load import load_cluster, load_profile
 
 

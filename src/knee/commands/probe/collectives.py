@@ -11,7 +11,7 @@ from knee.base.errors import KneeError, RunFailed
 from knee.commands.options.sections import Word
 from knee.commands.probe.options import options
 from knee.measure.machine.collective_grid import COLLECTIVES
-from knee.specs.defaults import BACKENDS
+from knee.specs.choices import BACKENDS
 
 
 @click.command("collectives")

@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from knee.commands.options.sections import Word
-from knee.specs.defaults import CLUSTER_FILE, DEVICES
+from knee.specs.choices import DEVICES
+from knee.specs.defaults import CLUSTER_FILE
 
 
 def options(function: Callable[..., Any]) -> Callable[..., Any]:

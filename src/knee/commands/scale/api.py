@@ -18,7 +18,8 @@ from knee.search.knee import knees_of, with_failures
 from knee.search.scaling_curve import ScalePoint, check_batch, checked_counts, parse_counts
 from knee.specs.argument_types import checked_arguments
 from knee.specs.arguments import checked_plan, require
-from knee.specs.defaults import DEFAULT_CONVENTION, DEFAULT_GRID, KEEP_FRAC, OBJECTIVES, THRESHOLD, Objective
+from knee.specs.choices import OBJECTIVES, Objective
+from knee.specs.defaults import DEFAULT_CONVENTION, DEFAULT_GRID, KEEP_FRAC, THRESHOLD
 from knee.trust.doubling_errors import doubling_band
 from knee.trust.trust import trust_of
 

@@ -12,7 +12,8 @@ from knee.commands.options import job_options
 from knee.commands.options.plan_options import option, plan_of, plan_options
 from knee.commands.options.sections import Sectioned, Word
 from knee.show.terminal.progress_bar import Patience
-from knee.specs.defaults import KEEP_FRAC, OBJECTIVES, THRESHOLD
+from knee.specs.choices import OBJECTIVES
+from knee.specs.defaults import KEEP_FRAC, THRESHOLD
 from knee.specs.plan import KNOBS
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from knee.show.result import Result, flat
 from knee.specs import Job
 from knee.specs.argument_types import checked_arguments
 from knee.specs.arguments import require
-from knee.specs.defaults import OBJECTIVES, Objective
+from knee.specs.choices import OBJECTIVES, Objective
 from knee.specs.fields import split_overrides
 from knee.specs.knobs import Knob, names_of
 from knee.specs.load import NOT_WHOLE, global_batch_of, make_job

@@ -13,7 +13,7 @@ import click
 from knee.base.errors import InputError
 from knee.commands.main import CommandGroup
 from knee.commands.options.sections import Word
-from knee.specs.defaults import STUDY_LAUNCHERS, StudyLauncher
+from knee.specs.choices import STUDY_LAUNCHERS, StudyLauncher
 
 DEFAULT_OUT = "out"
 NAME_WIDTH = 12

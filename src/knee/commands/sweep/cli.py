@@ -16,7 +16,7 @@ from knee.commands.options import job_options
 from knee.commands.options.plan_options import option
 from knee.commands.options.sections import Sectioned, Word
 from knee.commands.options.sweep_options import program_words, run_options, site_options, take_site
-from knee.specs.defaults import LAUNCHERS
+from knee.specs.choices import LAUNCHERS
 
 if TYPE_CHECKING:
     from knee.commands.sweep.result import SweepStatus

@@ -18,7 +18,8 @@ from knee.commands.options import job_options
 from knee.commands.options.plan_options import option, plan_of, plan_options
 from knee.commands.options.sections import Sectioned, Word
 from knee.show.terminal.table import print_heading, print_rows
-from knee.specs.defaults import DEVICES, LEARNING_RATE, TIMEOUT_S, TRACE_STEPS
+from knee.specs.choices import DEVICES
+from knee.specs.defaults import LEARNING_RATE, TIMEOUT_S, TRACE_STEPS
 from knee.specs.plan import KNOBS
 
 RATE, STATE, VALID = "Learning rate", "Checkpoints and weights", "Validation and metrics"

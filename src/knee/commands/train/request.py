@@ -16,7 +16,8 @@ from knee.commands.job_request import ClusterLike, ModelLike, Overrides, Profile
 from knee.measure.machine.inventory import read_inventory
 from knee.specs import Job
 from knee.specs.arguments import checked_plan
-from knee.specs.defaults import DEFAULT_CONVENTION, TIMEOUT_S, TRACE_STEPS, Device
+from knee.specs.choices import Device
+from knee.specs.defaults import DEFAULT_CONVENTION, TRACE_STEPS
 from knee.specs.load import load_model
 from knee.specs.notes import code_of
 from knee.specs.plan import Plan
@@ -37,9 +38,7 @@ from knee.training.datasets.synthetic import best_loss
 from knee.training.datasets.token_batches import Shards, Share
 from knee.training.parallelism.trainer_job import (
     AUTO,
-    AttentionChoice,
     Dtype,
-    LrSchedule,
     Routing,
     TrainJob,
     activation_dtype,
@@ -50,20 +49,16 @@ from knee.training.sweeps.job_for_trainer import STEPS, facts_of, warmup_of
 
 # Where a run begins: the checkpoint or the weights that are asked for, looked at before a process starts.
 
-SETTINGS = ("lr", "lr_schedule", "lr_warmup", "lr_min_frac", "lr_decay_frac", "dtype", "balance_loss", "steps")
+RATE = ("lr", "lr_schedule", "lr_warmup", "lr_min_frac", "lr_decay_frac")
+SETTINGS = (*RATE, "dtype", "balance_loss", "steps")
 """What changes the losses and may be changed on purpose."""
-INHERITED = (
-    *SAME,
-    "lr",
-    "lr_schedule",
-    "lr_warmup",
-    "lr_min_frac",
-    "lr_decay_frac",
-    "steps",
-    "checkpoint_every",
-    "keep",
-)
+INHERITED = (*SAME, *RATE, "steps", "checkpoint_every", "keep")
 """Settings that a run goes on with unless others are given."""
+PASSED_ON = (
+    *("trace_steps", "compile", "attention", "balance_loss", "deterministic", "valid_every", "valid_batches", "log_to"),
+    "timeout_s",
+)
+"""Arguments that are fields of the trainer's job under the same name."""
 NOT_IN_CONFIG = (*NOT_COMPARED, "mtp_layers", "norm_eps")
 Say = Callable[[str], None]
 
@@ -114,31 +109,26 @@ def with_state(job: TrainJob, resume: str | Path | None, weights: str | Path | N
         checkpoint = find_checkpoint(Path(resume))
         state = read_state(checkpoint)
         check_resumable(checkpoint, state, job)
-        _say_changes(state["job"], job, say)
+        for name in SETTINGS:
+            was, now = state["job"].get(name), getattr(job, name)
+            if was != now:
+                say(f"{name} was {was} in the run that wrote the checkpoint, and is {now} now")
         job = replace(job, resume=str(real_path(checkpoint)))
     elif resume is not None:
         job = replace(job, resume=AUTO)
     return job if weights is None else replace(job, weights=str(real_path(_checked(Path(weights), job, say))))
 
 
-def _say_changes(before: dict[str, Any], job: TrainJob, say: Say) -> None:
-    for name in SETTINGS:
-        if before.get(name) != getattr(job, name):
-            say(f"{name} was {before.get(name)} in the run that wrote the checkpoint, and is {getattr(job, name)} now")
-
-
 def _checked(folder: Path, job: TrainJob, say: Say) -> Path:
     """A folder of weights: a checkpoint, a run, or one of Hugging Face."""
-    if not folder.is_dir():
-        hint = "give the folder of a Hugging Face model with *.safetensors, or a run's folder"
-        raise InputError(f"there is no folder {str(folder)!r}", hint=hint, code="no-file", field="weights")
     if (folder / STATE).is_file() or (folder / CHECKPOINTS).is_dir():
         checkpoint = find_checkpoint(folder)
         check_model(checkpoint, read_state(checkpoint), job, "weights")
         return checkpoint
     if not any(folder.glob("*.safetensors")):
+        text = f"{folder} has no *.safetensors" if folder.is_dir() else f"there is no folder {str(folder)!r}"
         hint = "give the folder of a Hugging Face model with *.safetensors, or a run's folder"
-        raise InputError(f"{folder} has no *.safetensors", hint=hint, code="no-file", field="weights")
+        raise InputError(text, hint=hint, code="no-file", field="weights")
     if (folder / "config.json").is_file():
         _check_config(folder, job, say)
     return folder
@@ -223,28 +213,11 @@ def trainer_job(
     device: Device | None = None,
     steps: int | None = None,
     warmup: int | None = None,
-    trace_steps: int = TRACE_STEPS,
     dtype: Dtype | None = None,
-    compile: bool = False,
-    attention: AttentionChoice = "auto",
-    balance_loss: float = 0.0,
     data: str | Path | None = None,
-    seed: int | None = None,
-    deterministic: bool = False,
-    lr: float | None = None,
-    lr_schedule: LrSchedule | None = None,
-    lr_warmup: int | None = None,
-    lr_min_frac: float | None = None,
-    lr_decay_frac: float | None = None,
     valid_data: str | Path | None = None,
-    valid_every: int = 0,
-    valid_batches: int = 10,
     weights: str | Path | None = None,
-    checkpoint_every: int | None = None,
-    keep: int | None = None,
     resume: str | Path | None = None,
-    log_to: Sequence[str] = (),
-    timeout_s: float = TIMEOUT_S,
     local_batch: float | None = None,
     global_batch: int | None = None,
     seq_len: int | None = None,
@@ -255,18 +228,24 @@ def trainer_job(
     command: Sequence[str] = (),
     elsewhere: bool = False,
     say: Say = lambda _: None,
-    **plan: Any,
+    **settings: Any,
 ) -> TrainJob:
     """The job that the arguments of ``train`` describe, resolved once. ``elsewhere``: it runs on another machine.
 
-    Settings that are left out are those of the run that goes on, or the trainer's defaults.
+    ``settings`` are fields of a plan and of the trainer's job. Those that are left out are those of the run that goes
+    on, or the trainer's defaults.
     """
+    passed_on = {"trace_steps": TRACE_STEPS} | {name: settings.pop(name) for name in PASSED_ON if name in settings}
+    given = {name: settings.pop(name, None) for name in ("seed", "checkpoint_every", "keep", *RATE)}
+    valid_every, log_to = passed_on.get("valid_every", 0), tuple(passed_on.pop("log_to", ()))
     before = {} if elsewhere else settings_of_run(resume)
     if global_batch is None and local_batch is None and not is_job_file(model):
         global_batch = before.get("global_batch")
-    plan = checked_plan(plan)
+    plan = checked_plan(settings)
     world = _world(nproc, plan, torchrun=under_torchrun() and not elsewhere)
-    _check_device(device)
+    if device not in (None, *get_args(Device)):
+        text = f"{argument('device')} is {device!r}; it must be {' or '.join(get_args(Device))}"
+        raise InputError(text, code="unknown-choice", field="device")
     where = (device or "cuda") if elsewhere else _device_here(device, world)
     precision = plan.get("precision")
     if dtype is not None and precision not in (None, dtype, "fp8"):
@@ -300,7 +279,7 @@ def trainer_job(
         for name, folder in (("data", data), ("valid_data", valid_data)):
             if folder is not None:
                 _check_data(Path(folder), job, tell, name)
-        check_installed(tuple(log_to))
+        check_installed(log_to)
     if valid_every and data is not None and valid_data is None:
         raise InputError(
             f"{argument('valid_every')} needs held-out data",
@@ -314,24 +293,22 @@ def trainer_job(
         best, first = best_loss(job.model.vocab), log(job.model.vocab)
         tell(f"the tokens are synthetic: the best model has a loss of {best:.2f}, an untrained one {first:.2f}")
     steps = before.get("steps", STEPS[where]) if steps is None else steps
-    given: dict[str, Any] = {
-        "seed": seed,
-        "checkpoint_every": checkpoint_every,
-        "keep": keep,
-        "lr": lr,
-        "lr_schedule": lr_schedule,
-    }
-    given |= {"lr_warmup": lr_warmup, "lr_min_frac": lr_min_frac, "lr_decay_frac": lr_decay_frac}
     chosen = {name: before.get(name) if value is None else value for name, value in given.items()}
     schedule = chosen["lr_schedule"] or "constant"
     for name, value, needed, there in (
         ("valid_data", valid_data, "valid_every", valid_every),
-        ("keep", keep, "checkpoint_every", chosen["checkpoint_every"]),
-        ("lr_min_frac", lr_min_frac, "lr_schedule linear, cosine or wsd", schedule != "constant"),
-        ("lr_decay_frac", lr_decay_frac, "lr_schedule wsd", schedule == "wsd"),
+        ("keep", given["keep"], "checkpoint_every", chosen["checkpoint_every"]),
+        ("lr_min_frac", given["lr_min_frac"], "lr_schedule linear, cosine or wsd", schedule != "constant"),
+        ("lr_decay_frac", given["lr_decay_frac"], "lr_schedule wsd", schedule == "wsd"),
     ):
         if value is not None and not there:
-            raise _without_effect(name, needed)
+            option, *words = needed.split(" ", 1)
+            wanted = " ".join((argument(option), *words))
+            text, hint = (
+                f"{argument(name)} has no effect without {wanted}",
+                f"give {wanted}, or leave {argument(name)} out",
+            )
+            raise InputError(text, hint=hint, code="contradiction", field=name)
     made = TrainJob(
         model=job.model,
         plan=parallel,
@@ -342,19 +319,11 @@ def trainer_job(
         warmup=warmup_of(steps) if warmup is None else warmup,
         device=where,
         dtype=dtype or activation_dtype(job.plan.precision, where),
-        compile=compile,
-        attention=attention,
         routing=_routing(parallel),
         capacity_factor=parallel.capacity_factor or 0.0,
-        balance_loss=balance_loss,
-        deterministic=deterministic,
         valid_data=_shards(valid_data),
-        valid_every=valid_every,
-        valid_batches=valid_batches,
-        log_to=tuple(log_to),
-        trace_steps=trace_steps,
+        log_to=log_to,
         data=_shards(data),
-        timeout_s=timeout_s,
         facts=facts_of(
             job,
             cluster=job.cluster.name if named else None,
@@ -362,6 +331,7 @@ def trainer_job(
             convention=flop_convention,
             command=list(command),
         ),
+        **passed_on,
         **{name: value for name, value in chosen.items() if value is not None},
     )
     if made.lr_warmup > made.steps:
@@ -369,13 +339,6 @@ def trainer_job(
     if elsewhere:
         return replace(made, resume=str(resume or ""), weights=str(weights or ""))
     return with_state(made, resume, weights, tell)
-
-
-def _without_effect(name: str, needed: str) -> InputError:
-    option, *words = needed.split(" ", 1)
-    wanted = " ".join((argument(option), *words))
-    text = f"{argument(name)} has no effect without {wanted}"
-    return InputError(text, hint=f"give {wanted}, or leave {argument(name)} out", code="contradiction", field=name)
 
 
 def _shards(folder: str | Path | None) -> dict[str, Any]:
@@ -400,9 +363,8 @@ def _world(nproc: int | None, plan: Mapping[str, Any], *, torchrun: bool) -> int
     """Processes of the run."""
     if not torchrun:
         if nproc is not None and nproc < 1:
-            raise InputError(
-                f"{argument('nproc')} is {nproc}; it must be at least 1", code="out-of-range", field="nproc"
-            )
+            text = f"{argument('nproc')} is {nproc}; it must be at least 1"
+            raise InputError(text, code="out-of-range", field="nproc")
         return nproc or max(1, ranks_of(plan))
     if nproc is not None:
         raise InputError(
@@ -415,15 +377,6 @@ def _world(nproc: int | None, plan: Mapping[str, Any], *, torchrun: bool) -> int
         return int(os.environ["WORLD_SIZE"])
     except ValueError:
         raise InputError(f"WORLD_SIZE is {os.environ['WORLD_SIZE']!r}; it should be a whole number") from None
-
-
-def _check_device(device: str | None) -> None:
-    if device not in (None, *get_args(Device)):
-        raise InputError(
-            f"{argument('device')} is {device!r}; it must be {' or '.join(get_args(Device))}",
-            code="unknown-choice",
-            field="device",
-        )
 
 
 def _device_here(wanted: Device | None, world: int) -> Device:

@@ -33,7 +33,8 @@ from knee.commands.tune.tuned_state import TunedState, read_state, with_new_runs
 from knee.commands.tune.tuning_folder import open_folder, read_tuning
 from knee.specs import Cluster, Job, Profile
 from knee.specs.argument_types import checked_arguments
-from knee.specs.defaults import TIMEOUT_S, TRACE_STEPS, WITHIN_FRAC, Device, Launcher
+from knee.specs.choices import Device, Launcher
+from knee.specs.defaults import TIMEOUT_S, TRACE_STEPS, WITHIN_FRAC
 from knee.specs.kept_files import forget_files
 from knee.specs.load import load_profile
 from knee.training.launch.environment import without_secrets

@@ -18,7 +18,7 @@ from knee.commands.options.plan_options import knob_options, option, space_limit
 from knee.commands.options.sections import Sectioned, Word
 from knee.commands.options.sweep_options import program_words, run_options, site_options, take_site
 from knee.show.terminal.progress_bar import Patience
-from knee.specs.defaults import LAUNCHERS
+from knee.specs.choices import LAUNCHERS
 
 if TYPE_CHECKING:
     from knee.commands.tune.result import Tuned

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 
 from knee.base.errors import InputError, argument
 from knee.base.signals import StopSignal, catch_signals
-from knee.specs.defaults import Launcher
+from knee.specs.choices import Launcher
 from knee.specs.job import Job
 from knee.training.launch.run_status import Status
 from knee.training.launch.site import Site

@@ -75,16 +75,8 @@ def job_of_step(point: StepPoint, cluster: Cluster, profile: Profile | None = No
     if profile is None:
         profile = load_profile("compiled" if point.compiled else "eager").spec
         profile = profile if point.compiled else replace(profile, launch_s=PLAIN_LAUNCH_S)
-    model = Model(
-        name=point.model,
-        layers=point.layers,
-        hidden=point.hidden,
-        ffn=point.ffn,
-        heads=point.heads,
-        kv_heads=point.kv_heads,
-        vocab=point.vocab,
-        max_seq_len=point.seq_len,
-    )
+    sizes = {name: getattr(point, name) for name in ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab")}
+    model = Model(name=point.model, max_seq_len=point.seq_len, **sizes)
     job, _ = make_job(
         model,
         cluster,

@@ -360,14 +360,8 @@ def _beside(
             continue
         if ranks.stopped():
             return False
-        if (record := _too_large(ranks, point)) is None:
-            gather, words = _tried(lambda point=point: call_of(ranks, group, point, wait=False))  # type: ignore[misc]
-            if (words := ranks.first_error(words)) is not None:
-                record = {"error": words}
-            else:
-                assert gather is not None
-                record = measure_beside(ranks, gather, effort.rounds)
-        add(point, record)
+        gather, error = _prepare(ranks, group, point, wait=False)
+        add(point, {"error": error} if gather is None else measure_beside(ranks, gather, effort.rounds))
     return True
 
 
@@ -421,12 +415,9 @@ def _ready(
                 break
             size, took_s = point.size_bytes, before_s
             continue
-        if (record := _too_large(ranks, point)) is not None:
-            return trials, (point, record)
-        run, words = _tried(lambda point=point: call_of(ranks, group, point))  # type: ignore[misc]
-        if (words := ranks.first_error(words)) is not None:
-            return trials, (point, {"error": words})
-        assert run is not None
+        run, error = _prepare(ranks, group, point)
+        if run is None:
+            return trials, (point, {"error": error})
         pilot = _Trial(point=point, run=run, each=3, lined_up=False, samples=1)
         size, took_s = point.size_bytes, _sample(ranks, pilot)[0]
         each = max(1, round(BATCH_S[ranks.kind] / took_s))
@@ -436,22 +427,22 @@ def _ready(
     return trials, None
 
 
-def _tried(make: Callable[[], Callable[[], None]]) -> tuple[Callable[[], None] | None, str | None]:
-    """A collective that ran once, or why it cannot."""
-    try:
-        run = make()
-        run()
-    except (RuntimeError, ValueError) as error:  # what torch raises where a backend lacks a collective or memory
-        return None, error_text(error)
-    return run, None
-
-
-def _too_large(ranks: Ranks, point: CollectivePoint) -> Record | None:
+def _prepare(
+    ranks: Ranks, group: Any, point: CollectivePoint, *, wait: bool = True
+) -> tuple[Callable[[], Any] | None, str | None]:
+    """A collective that ran once; or None, on all ranks, and why it cannot run."""
     # smaller sizes of the series stay allocated: a third more
     needs, free = 4 / 3 * _buffer_bytes(point), ranks.free_bytes()
-    if needs <= free:
-        return None
-    return {"error": f"not enough memory: needs {show(needs, 'bytes')}, but {show(free, 'bytes')} are free"}
+    if needs > free:
+        return None, f"not enough memory: needs {show(needs, 'bytes')}, but {show(free, 'bytes')} are free"
+    run, words = None, None
+    try:
+        run = call_of(ranks, group, point, wait=wait)
+        run()
+    except (RuntimeError, ValueError) as error:  # what torch raises where a backend lacks a collective or memory
+        words = error_text(error)
+    words = ranks.first_error(words)
+    return (run, None) if words is None else (None, words)
 
 
 def _sample(ranks: Ranks, trial: _Trial) -> list[float]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from knee.base.errors import MissingExtra
 from knee.base.units import MB
 
 # Small files that the kernel writes; what cannot be read is None.
@@ -40,6 +41,7 @@ def number_of(file: Path) -> int | None:
     return int(text) if text is not None and re.fullmatch(r"[0-9]{1,18}", text) else None
 
 
+DOCTOR = "`knee doctor` shows the devices of this machine"
 NVML_LIBRARY = "libnvidia-ml.so.1"
 NO_DRIVER = f"no NVIDIA driver: {NVML_LIBRARY} is not found"
 NO_PACKAGE = "the NVIDIA driver is installed, but the package nvidia-ml-py, which reads it, is not"
@@ -101,21 +103,32 @@ def nvml_library() -> str | None:
     return NVML_LIBRARY
 
 
-def nvidia_gpus(root: Path) -> tuple[tuple[LocalGpu, ...], NvidiaDriver]:
-    """By NVML where it answers, by the kernel module otherwise."""
+def start_nvml() -> tuple[Any, int]:
+    """nvidia-ml-py with NVML started, and the number of GPUs; ``MissingExtra`` says why NVML does not answer."""
     try:
         import pynvml
     except ImportError:
-        return _without_nvml(root, NO_PACKAGE if nvml_library() else NO_DRIVER)
+        if nvml_library() is not None:
+            raise MissingExtra(NO_PACKAGE, hint="pip install nvidia-ml-py") from None
+        hint = "power can be read only from NVIDIA GPUs; " + DOCTOR
+        raise MissingExtra(NO_DRIVER, hint=hint, code="no-driver") from None
     except Exception as error:  # whatever a broken package does
-        return _without_nvml(root, f"nvidia-ml-py cannot be loaded: {error}")
+        raise MissingExtra(f"nvidia-ml-py cannot be loaded: {error}", hint=DOCTOR) from None
     try:
         pynvml.nvmlInit()
-        count = pynvml.nvmlDeviceGetCount()
+        return pynvml, pynvml.nvmlDeviceGetCount()
     except pynvml.NVMLError as error:
-        return _without_nvml(root, nvml_in_words(error))
+        raise MissingExtra(nvml_in_words(error), hint=DOCTOR, code="no-driver") from None
     except OSError as error:
-        return _without_nvml(root, f"NVML cannot be loaded: {error}")
+        raise MissingExtra(f"NVML cannot be loaded: {error}", hint=DOCTOR, code="no-driver") from None
+
+
+def nvidia_gpus(root: Path) -> tuple[tuple[LocalGpu, ...], NvidiaDriver]:
+    """By NVML where it answers, by the kernel module otherwise."""
+    try:
+        pynvml, count = start_nvml()
+    except MissingExtra as error:
+        return _without_nvml(root, error.message)
     gpus = tuple(_gpu(pynvml, index) for index in range(count))
     cuda = ask_nvml(pynvml, "nvmlSystemGetCudaDriverVersion")
     driver = NvidiaDriver(

@@ -136,7 +136,7 @@ def _torch() -> tuple[str | None, TorchBackend | None, str | None]:
         return None, None, None
     text = text_of(Path(spec.origin).with_name("version.py")) or ""
     said = dict(re.findall(r"^(__version__|cuda|hip)\b[^=\n]*=\s*['\"]?([^'\"\s]+)", text, re.M))
-    version = said.get("__version__") or _installed("torch")
+    version = said.get("__version__") or installed_version("torch")
     if said.get("cuda", "None") != "None":
         return version, "cuda", said["cuda"]
     if said.get("hip", "None") != "None":
@@ -148,7 +148,7 @@ def _nccl(root: Path, cuda_version: str | None) -> tuple[str | None, str | None]
     """The package that torch's wheels bring, otherwise the library of the system."""
     cuda = re.match(r"(\d+)", cuda_version or "")
     for major in (cuda[1],) if cuda else ("13", "12"):
-        if version := _installed(package := f"nvidia-nccl-cu{major}"):
+        if version := installed_version(package := f"nvidia-nccl-cu{major}"):
             return version, package
     for folder in _library_folders(root):
         for file in entries(folder):
@@ -167,7 +167,8 @@ def _library_folders(root: Path) -> Iterator[Path]:
     yield from (root / folder for folder in ("usr/lib64", "usr/lib", "usr/local/lib", "usr/local/cuda/lib64"))
 
 
-def _installed(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """Version of an installed package; None where it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

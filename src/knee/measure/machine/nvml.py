@@ -12,7 +12,7 @@ from typing import Any
 
 from knee.base.errors import InputError, KneeError, MissingExtra, RunFailed, argument
 from knee.base.units import MIB
-from knee.measure.machine.gpus import NO_DRIVER, NO_GPU, NO_PACKAGE, ask_nvml, nvml_in_words, nvml_library
+from knee.measure.machine.gpus import DOCTOR, NO_GPU, ask_nvml, nvml_in_words, start_nvml
 
 NOT_SUPPORTED, NO_PERMISSION, LOST = 3, 4, 15  # NVML's return codes
 POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT; the plain reading is a one-second average on most boards
@@ -25,7 +25,6 @@ STILL_S = 1.0
 COUNTER_FRAC, SAMPLES_FRAC = 0.01, 0.05
 """What a mean draw is worth. The counter's windows begin and end with its refreshes, give or take half a call of the
 load. Samples see a part of the time: on an H200 the mean of 25 was off the counter by up to 4.4% (data/h200)."""
-DOCTOR = "`knee doctor` shows the devices of this machine"
 NAN = float("nan")
 
 Work = Callable[[], object]
@@ -57,26 +56,13 @@ class Nvml:
     refresh_s = REFRESH_S
 
     def __init__(self, uuid: str | None = None) -> None:
+        self.nvml, count = start_nvml()
+        if not count:
+            raise MissingExtra(NO_GPU, hint="check that the container or job has a GPU", code="no-gpu")
         try:
-            import pynvml
-        except ImportError:
-            if nvml_library() is None:
-                raise MissingExtra(
-                    NO_DRIVER, hint="power can be read only from NVIDIA GPUs; " + DOCTOR, code="no-driver"
-                ) from None
-            raise MissingExtra(NO_PACKAGE, hint="pip install nvidia-ml-py") from None
-        except Exception as error:  # whatever a broken package does
-            raise MissingExtra(f"nvidia-ml-py cannot be loaded: {error}", hint=DOCTOR) from None
-        self.nvml: Any = pynvml
-        try:
-            pynvml.nvmlInit()
-            if not pynvml.nvmlDeviceGetCount():
-                raise MissingExtra(NO_GPU, hint="check that the container or job has a GPU", code="no-gpu")
             self.handle = self._handle(uuid or _first_visible())
-        except pynvml.NVMLError as error:
+        except self.nvml.NVMLError as error:
             raise MissingExtra(nvml_in_words(error), hint=DOCTOR, code="no-driver") from None
-        except OSError as error:
-            raise MissingExtra(f"NVML cannot be loaded: {error}", hint=DOCTOR, code="no-driver") from None
         self.index: int | None = self._ask("nvmlDeviceGetIndex")
         self.called = "the GPU" if self.index is None else f"GPU {self.index}"
 

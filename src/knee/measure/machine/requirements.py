@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
-from importlib import metadata
 from importlib.util import find_spec
 
 from knee.measure.machine.gpus import NO_DRIVER, NO_PACKAGE, NvidiaDriver, nvml_library
-from knee.measure.machine.inventory import Software
+from knee.measure.machine.inventory import Software, installed_version
 
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 
@@ -113,10 +112,7 @@ def find(need: Need, software: Software) -> CheckResult:
 def _package(need: Need) -> str | None:
     if need.module is None or find_spec(need.module) is None:
         return None
-    try:
-        return metadata.version(need.name)
-    except metadata.PackageNotFoundError:
-        return "version unknown"
+    return installed_version(need.name) or "version unknown"
 
 
 def _nvml(driver: NvidiaDriver) -> str | None:

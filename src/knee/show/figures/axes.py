@@ -79,27 +79,16 @@ def x_axis(column: str, values: Sequence[Any], *, room: float = 0.0) -> Spec:
             "scale": {"type": "point", "domain": distinct, "padding": 0.4},
             "axis": {"labelAngle": 0, "labelOverlap": False, "grid": False},
         }
-    numbers = sorted(map(float, distinct))
+    numbers, number = sorted(map(float, distinct)), {"field": "x", "type": "quantitative"}
     if column not in LOG_COLUMNS or numbers[0] <= 0 or len(numbers) < 2:
         unit = axis_unit(column, numbers[-1])
-        return {
-            "field": "x",
-            "type": "quantitative",
-            "title": heading(column, unit),
-            "scale": {"zero": False},
-            "axis": _named(column, numbers),
-        }
+        return number | {"title": heading(column, unit), "scale": {"zero": False}, "axis": _named(column, numbers)}
     doublings = log2(numbers[-1] / numbers[0])
     end = numbers[-1] * 2 ** (doublings * room / (WIDTH - room))
     # labels are never dropped, not even the last
     axis = _named(column, fitting(column, numbers)) | {"labelOverlap": False, "labelFlush": False, "labelBound": False}
-    return {
-        "field": "x",
-        "type": "quantitative",
-        "title": title_of(column),
-        "scale": {"type": "log", "base": 2, "domain": [numbers[0], end], "nice": False},
-        "axis": axis,
-    }
+    scale = {"type": "log", "base": 2, "domain": [numbers[0], end], "nice": False}
+    return number | {"title": title_of(column), "scale": scale, "axis": axis}
 
 
 def title_of(column: str) -> str | None:

@@ -78,13 +78,9 @@ def bars(points: Sequence[ChartPoint], *, x: str, y: str, zero: bool = True) -> 
         layers.append({"data": data(drawn), "mark": mark, "encoding": channels | offset | words})
     if kinds:
         some = [p for p in points if p.kind in kinds]
-        layers.append(
-            {
-                "data": data(some),
-                "mark": {"type": "point", "filled": True, "color": INK.light, "opacity": 1, "size": 75},
-                "encoding": channels | offset | {"shape": kind_channel(kinds)} | tip,
-            }
-        )
+        dot = {"type": "point", "filled": True, "color": INK.light, "opacity": 1, "size": 75}
+        shape = {"shape": kind_channel(kinds)}
+        layers.append({"data": data(some), "mark": dot, "encoding": channels | offset | shape | tip})
     step = LYING if single else 13 * len(groups) + 4
     height = {"step": step, "for": "position"} if horizontal else HEIGHT
     size = {"width": _width(places, horizontal=horizontal), "height": height}
@@ -216,7 +212,7 @@ def _stack(
             continue
         share = seconds / step if step else 0.0
         who = f"{series}, {label(x, place)}" if many else label(x, place)
-        time = label("step_s", seconds)
+        bar, of_what = ("overlapped", "beside compute") if part == OVERLAPPED else ("step", f"{share:.1%} of the step")
         found.append(
             {
                 "c": series,
@@ -224,10 +220,8 @@ def _stack(
                 "y": 100 * share if shares else seconds * factor,
                 "part": part,
                 "order": order,
-                "bar": "overlapped" if part == OVERLAPPED else "step",
-                "say": f"{who}: {part} {time}, {share:.1%} of the step"
-                if part != OVERLAPPED
-                else f"{who}: {part} {time}, beside compute",
+                "bar": bar,
+                "say": f"{who}: {part} {label('step_s', seconds)}, {of_what}",
             }
         )
     return found

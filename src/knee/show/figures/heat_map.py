@@ -64,56 +64,29 @@ def heat_map(cells: Sequence[HeatCell], *, x: str, y: str, shows: str) -> Spec:
         "y": _band("y", y, [format_value(y, value) for value in rows]),
     }
     steps = [str(i) for i in range(len(ramp))]
-    tip = {"description": {"field": "say"}}
+    tip = {"field": "say"}
 
     def by_strength(values: list[str]) -> Spec:
         return {"field": "c", "type": "nominal", "scale": {"domain": steps, "range": values}, "legend": None}
 
     framed = [place(cell) for cell in cells if cell.value == best and known and len(known) > 1]
+
+    def layer(values: list[Spec], mark: Spec, **channels: Spec) -> Spec:
+        return {"data": {"values": values}, "mark": mark, "encoding": axes | channels}
+
+    frame = {"type": "rect", "fill": None, "stroke": INK.light, "strokeWidth": 2, "aria": False}
+    number = {"type": "text", "fontSize": 11, "aria": False}
+    words = {"field": "words", "type": "nominal"}
     layers: list[Spec] = [
-        {
-            "data": {"values": filled},
-            "mark": {"type": "rect"},
-            "encoding": axes | {"color": by_strength([style.light for style in ramp])} | tip,
-        },
-        {
-            "data": {"values": framed},
-            "mark": {"type": "rect", "fill": None, "stroke": INK.light, "strokeWidth": 2, "aria": False},
-            "encoding": axes,
-        },
-        {
-            "data": {"values": filled},
-            "mark": {"type": "text", "fontSize": 11, "aria": False},
-            "encoding": axes
-            | {
-                "text": {"field": "words", "type": "nominal"},
-                "color": by_strength([style.light for style in CELL_TEXT]),
-            },
-        },
+        layer(filled, {"type": "rect"}, color=by_strength([style.light for style in ramp]), description=tip),
+        layer(framed, frame),
+        layer(filled, number, text=words, color=by_strength([style.light for style in CELL_TEXT])),
     ]
     if empty:
-        hatch = hatch_path(WIDTH / len(columns), CELL)
-        layers += [
-            {
-                "data": {"values": empty},
-                "mark": {"type": "rect", "fill": HATCH.light, "fillOpacity": 0.12},
-                "encoding": axes | tip,
-            },
-            {
-                "data": {"values": empty},
-                "mark": {
-                    "type": "point",
-                    "shape": hatch,
-                    "size": 4,
-                    "filled": False,
-                    "stroke": HATCH.light,
-                    "strokeWidth": 1,
-                    "opacity": 1,
-                    "aria": False,
-                },
-                "encoding": axes,
-            },
-        ]
+        pale = {"type": "rect", "fill": HATCH.light, "fillOpacity": 0.12}
+        hatch = {"type": "point", "shape": hatch_path(WIDTH / len(columns), CELL), "size": 4, "filled": False}
+        hatch |= {"stroke": HATCH.light, "strokeWidth": 1, "opacity": 1, "aria": False}
+        layers += [layer(empty, pale, description=tip), layer(empty, hatch)]
     # one scale for both would paint the numbers in the colours of their cells
     apart = {"scale": {"color": "independent"}}
     return with_config({"width": WIDTH, "height": CELL * len(rows), "layer": layers, "resolve": apart})

@@ -112,27 +112,10 @@ def lines(
     layers.append({"data": data(drawn), "mark": line, "encoding": axes | channels | apart})
     alone = [p for p in drawn if sum((q.series, q.part) == (p.series, p.part) for q in drawn) == 1]
     if alone:  # a line of one point shows nothing
-        layers.append(
-            {
-                "data": data(alone),
-                "mark": {
-                    "type": "point",
-                    "shape": "stroke",
-                    "size": 260,
-                    "strokeWidth": 3,
-                    "opacity": 1,
-                    "aria": False,
-                },
-                "encoding": axes | {"color": channels["color"]},
-            }
-        )
-    layers.append(
-        {
-            "data": data(drawn),
-            "mark": {"type": "point", "filled": True, "fill": INK.light, "opacity": 0, "size": TARGET},
-            "encoding": axes | {"description": {"field": "say"}},
-        }
-    )
+        dash = {"type": "point", "shape": "stroke", "size": 260, "strokeWidth": 3, "opacity": 1, "aria": False}
+        layers.append({"data": data(alone), "mark": dash, "encoding": axes | {"color": channels["color"]}})
+    disc = {"type": "point", "filled": True, "fill": INK.light, "opacity": 0, "size": TARGET}
+    layers.append({"data": data(drawn), "mark": disc, "encoding": axes | {"description": {"field": "say"}}})
     layers += _beside([p for p in points if p.kind in kinds], kinds, data, axes, channels["color"])
     layers += _names(named, points, data, axes)
     spec = {"width": WIDTH, "height": HEIGHT, "layer": layers}
@@ -167,24 +150,11 @@ def _ideal_layers(points: Sequence[ChartPoint], ideal: Ideal, most: float, data:
     # its end is free where the curves stay below
     at = points[-1] if ideal == "flat" or points[-1].y > 1.5 * most else points[len(points) * 2 // 3]
     place = {"align": "left", "dx": 7, "dy": -8} if ideal == "flat" else {"align": "right", "dx": -8, "dy": -8}
+    band = {"type": "line", "color": IDEAL.light, "strokeWidth": 7, "opacity": 0.6, "strokeCap": "round"}
+    name = {"type": "text", "text": "ideal", "fontSize": 11, "color": MUTED.light}
     return [
-        {
-            "data": data(points),
-            "encoding": axes,
-            "mark": {
-                "type": "line",
-                "color": IDEAL.light,
-                "strokeWidth": 7,
-                "opacity": 0.6,
-                "strokeCap": "round",
-                "aria": False,
-            },
-        },
-        {
-            "data": data([at]),
-            "encoding": axes,
-            "mark": {"type": "text", "text": "ideal", "fontSize": 11, "color": MUTED.light, "aria": False, **place},
-        },
+        {"data": data(points), "encoding": axes, "mark": band | {"aria": False}},
+        {"data": data([at]), "encoding": axes, "mark": name | {"aria": False} | place},
     ]
 
 
@@ -192,21 +162,15 @@ def _beside(points: Sequence[ChartPoint], kinds: Sequence[str], data: Any, axes:
     """Dots and diamonds: in their series' colour, or in ink where the series is not a line."""
     if not points:
         return []
-    shape = kind_channel(kinds)
     mark = {"type": "point", "filled": True, "opacity": 1, "size": 75}
+    shape, tip = {"shape": kind_channel(kinds)}, {"description": {"field": "say"}}
     of_lines, others = [p for p in points if not p.named], [p for p in points if p.named]
     layers: list[Spec] = []
-    tip = {"description": {"field": "say"}}
     if of_lines:
-        layers.append({"data": data(of_lines), "mark": mark, "encoding": axes | {"shape": shape, "color": color} | tip})
+        layers.append({"data": data(of_lines), "mark": mark, "encoding": axes | shape | {"color": color} | tip})
     if others:
-        layers.append(
-            {
-                "data": data(others),
-                "mark": mark | {"color": INK.light, "size": 90},
-                "encoding": axes | {"shape": shape} | tip,
-            }
-        )
+        ink = mark | {"color": INK.light, "size": 90}
+        layers.append({"data": data(others), "mark": ink, "encoding": axes | shape | tip})
     return layers
 
 
@@ -217,9 +181,8 @@ def _names(named: Sequence[ChartPoint], points: Sequence[ChartPoint], data: Any,
         some = [p for p in named if _is_last(p, points) == last]
         if some:
             mark = {"type": "text", "fontSize": 11, "color": INK.light, "aria": False, **place}
-            layers.append(
-                {"data": data(some), "mark": mark, "encoding": axes | {"text": {"field": "c", "type": "nominal"}}}
-            )
+            text = {"text": {"field": "c", "type": "nominal"}}
+            layers.append({"data": data(some), "mark": mark, "encoding": axes | text})
     return layers
 
 

@@ -59,30 +59,19 @@ SERIES: tuple[MarkStyle, ...] = (
 BAR = MarkStyle(light="#4a6683", dark="#8aabcb")
 """Bars that need not be told apart."""
 
-MORE: tuple[MarkStyle, ...] = tuple(
-    MarkStyle(light=light, dark=dark)
-    for light, dark in (
-        ("#e9f4f1", "#14231f"),
-        ("#cfe8e1", "#1a3630"),
-        ("#aed9cd", "#225046"),
-        ("#86c6b4", "#2b6e5f"),
-        ("#58ae98", "#369079"),
-        ("#257a66", "#52b399"),
-        ("#0f5447", "#84d9c0"),
-    )
+
+def _ramp(light: str, dark: str) -> tuple[MarkStyle, ...]:
+    return tuple(MarkStyle(light=a, dark=b) for a, b in zip(light.split(), dark.split(), strict=True))
+
+
+MORE = _ramp(
+    "#e9f4f1 #cfe8e1 #aed9cd #86c6b4 #58ae98 #257a66 #0f5447",
+    "#14231f #1a3630 #225046 #2b6e5f #369079 #52b399 #84d9c0",
 )
 """Cells of a heat map from little to much, where much is good or neither: one hue, by lightness."""
-WORSE: tuple[MarkStyle, ...] = tuple(
-    MarkStyle(light=light, dark=dark)
-    for light, dark in (
-        ("#fdf0e6", "#261a12"),
-        ("#fbdcc4", "#3d2616"),
-        ("#f7c29b", "#5c371b"),
-        ("#f0a26b", "#824c1f"),
-        ("#e3803f", "#b86f2c"),
-        ("#b9550f", "#d68a45"),
-        ("#8a3a00", "#f5b884"),
-    )
+WORSE = _ramp(
+    "#fdf0e6 #fbdcc4 #f7c29b #f0a26b #e3803f #b9550f #8a3a00",
+    "#261a12 #3d2616 #5c371b #824c1f #b86f2c #d68a45 #f5b884",
 )
 """The same where much is lost, in the hue of exposed communication."""
 ON_PALE = MarkStyle(light="#1b1f26", dark="#e6e8ed")

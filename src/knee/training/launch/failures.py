@@ -51,6 +51,14 @@ class Diagnosis:
     """Whose memory was too small, where that is the cause and is known."""
 
 
+def _of_rank(
+    found: Evidence, rank: int | None, words: str, *, cause: Cause = "error", node: str = "", memory: Memory = ""
+) -> Diagnosis:
+    """A failure of one rank, on the node where the rank was, or ``node`` where that is not known."""
+    state, where = STATE_OF.get(cause, "failed"), "" if rank is None else found.nodes.get(rank, "")
+    return Diagnosis(state=state, cause=cause, words=words, rank=rank, node=where or node, memory=memory)
+
+
 def diagnose(
     run: Path,
     codes: Sequence[int | None],
@@ -84,9 +92,13 @@ def diagnose(
             f"{'does' if len(gone) == 1 else 'do'} not respond any more{_last_step(found, gone)}",
         )
     failures = failures_of(found.logs, codes, found.pids)
-    by_fault = _memory(found, failures, killed_for_memory) or _fault(found) or _crash(found, failures)
+    by_fault = _memory(found, failures, killed_for_memory) or _fault(found)
     if by_fault is not None:
         return by_fault
+    # a signal that nobody sends: torchrun kills what hangs, and NCCL's watchdog aborts what waits
+    crashed = [one for one in failures if one.signal and one.signal not in (signal.SIGKILL, signal.SIGABRT)]
+    if crashed:
+        return _killed(found, crashed[0])
     if found.stalled_s or stop_reason == "hang":
         return _stalled(found, max(found.stalled_s.values(), default=round(waited_s)))
     return _by_logs(found, failures) or _by_last_line(found, failures, codes)
@@ -94,15 +106,8 @@ def diagnose(
 
 def with_diagnosis(status: Status, found: Diagnosis) -> Status:
     """Return the status of a run after it ended as diagnosed."""
-    return replace(
-        status,
-        state=found.state,
-        cause=found.cause,
-        words=found.words,
-        node=found.node,
-        rank=found.rank,
-        pids=(),
-    )
+    ended = {name: getattr(found, name) for name in ("state", "cause", "words", "node", "rank")}
+    return replace(status, **ended, pids=())
 
 
 def _by_slurm(found: Evidence, gone: Sequence[str], *, stopped: bool) -> Diagnosis | None:
@@ -125,16 +130,8 @@ def _by_patterns(found: Evidence, patterns: Sequence[LogPattern], logs: Mapping[
         for name, log in logs.items():
             line = pattern.line(log)
             if line is not None:
-                rank = rank_of(name)
-                return Diagnosis(
-                    state=STATE_OF.get(pattern.cause, "failed"),
-                    cause=pattern.cause,
-                    words=pattern.prefix + line,
-                    log_line=line,
-                    rank=rank,
-                    node=_node(found, rank),
-                    memory=pattern.memory,
-                )
+                words, memory = pattern.prefix + line, pattern.memory
+                return replace(_of_rank(found, rank_of(name), words, cause=pattern.cause, memory=memory), log_line=line)
     return None
 
 
@@ -142,15 +139,8 @@ def _memory(found: Evidence, failures: Sequence[Failure], killed: bool) -> Diagn
     """Diagnose a lack of memory, by the trainer's record, a log, or the kernel's count."""
     record = found.record
     if record.get("status") == "oom":
-        rank = record.get("failed_rank")
-        return Diagnosis(
-            state="oom",
-            cause="memory",
-            words=str(record.get("error") or "out of memory"),
-            rank=rank,
-            node=_node(found, rank),
-            memory="device",
-        )
+        words = str(record.get("error") or "out of memory")
+        return _of_rank(found, record.get("failed_rank"), words, cause="memory", memory="device")
     # what a rank reports of its end is believed: what else is in its log was not the end
     by_log = _by_patterns(found, MEMORY, {**found.logs, **_as_logs(found.errors)})
     if by_log is not None:
@@ -161,14 +151,8 @@ def _memory(found: Evidence, failures: Sequence[Failure], killed: bool) -> Diagn
     # another program may share the control group: it counts only where a rank was killed
     dead = next((failure for failure in failures if failure.signal == signal.SIGKILL), None)
     if killed and dead is not None:
-        return Diagnosis(
-            state="oom",
-            cause="memory",
-            words="the kernel killed it because the host ran out of memory",
-            memory="host",
-            rank=dead.rank,
-            node=_node(found, dead.rank) or dead.node,
-        )
+        words = "the kernel killed it because the host ran out of memory"
+        return _of_rank(found, dead.rank, words, cause="memory", node=dead.node, memory="host")
     return None
 
 
@@ -185,13 +169,13 @@ def _fault(found: Evidence) -> Diagnosis | None:
     if found.errors:
         first = found.record.get("failed_rank")
         rank = first if first in found.errors else min(found.errors)
-        return Diagnosis(state="failed", cause="error", words=found.errors[rank], rank=rank, node=_node(found, rank))
+        return _of_rank(found, rank, found.errors[rank])
     by_pattern = _by_patterns(found, STARTS, found.logs_of(found.never_started))
     if by_pattern is not None:
         return by_pattern
     if found.refusals:
         rank = min(found.refusals)
-        return Diagnosis(state="failed", cause="spec", words=found.refusals[rank], rank=rank, node=_node(found, rank))
+        return _of_rank(found, rank, found.refusals[rank], cause="spec")
     return None
 
 
@@ -200,25 +184,14 @@ def _as_logs(errors: Mapping[int, str]) -> dict[str, str]:
     return {log_of(rank): error for rank, error in errors.items()}
 
 
-def _crash(found: Evidence, failures: Sequence[Failure]) -> Diagnosis | None:
-    """A rank that ended by a signal that nobody sends; others may have waited for it since."""
-    sent = (signal.SIGKILL, signal.SIGABRT)  # torchrun kills what hangs; NCCL's watchdog aborts what waits
-    dead = next((failure for failure in failures if failure.signal and failure.signal not in sent), None)
-    return None if dead is None else _killed(found, dead)
-
-
 def _killed(found: Evidence, failure: Failure) -> Diagnosis:
     """Diagnose a rank that a signal ended."""
-    rank, node = failure.rank, _node(found, failure.rank) or failure.node
+    rank = failure.rank
+    node = ("" if rank is None else found.nodes.get(rank, "")) or failure.node
     who = f"rank {rank}" if rank is not None else "a process" if node else "it"
     step = f"; its last report was at step {found.beats[rank][0]}" if rank is not None and rank in found.beats else ""
-    return Diagnosis(
-        state="failed",
-        cause="error",
-        rank=rank,
-        node=node,
-        words=f"{who}{f' on {node}' if node else ''} {signal_words(failure.signal)}{step}",
-    )
+    words = f"{who}{f' on {node}' if node else ''} {signal_words(failure.signal)}{step}"
+    return _of_rank(found, rank, words, node=node)
 
 
 def _stalled(found: Evidence, waited_s: int) -> Diagnosis:
@@ -232,14 +205,8 @@ def _stalled(found: Evidence, waited_s: int) -> Diagnosis:
         node = found.nodes.get(first, "")
         where = f" on {node}" if node else ""
         others = f", nor have {len(silent) - 1} others" if len(silent) > 1 else ""
-        return Diagnosis(
-            state="timeout",
-            cause="hang",
-            node=node,
-            rank=first,
-            words=f"rank {first}{where} has made no progress since step {found.beats[first][0]}{others}; the other "
-            f"ranks waited for {waited_s} s",
-        )
+        words = f"rank {first}{where} has made no progress since step {found.beats[first][0]}{others}; the other ranks "
+        return _of_rank(found, first, f"{words}waited for {waited_s} s", cause="hang")
     if len(nodes) > 1:
         steps = sorted({step for step, _ in found.beats.values()})
         return Diagnosis(
@@ -280,7 +247,7 @@ def _by_logs(found: Evidence, failures: Sequence[Failure]) -> Diagnosis | None:
         return _killed(found, dead)
     error, rank = str(found.record.get("error") or ""), found.record.get("failed_rank")
     if found.record.get("failed_silently"):
-        return Diagnosis(state="failed", cause="error", words=error, rank=rank, node=_node(found, rank))
+        return _of_rank(found, rank, error)
     broken = _by_patterns(found, BROKEN, logs)
     if broken is not None:  # the node that says it has only noticed
         node = peer_of(broken.log_line, found.nodes.values())
@@ -291,13 +258,9 @@ def _by_logs(found: Evidence, failures: Sequence[Failure]) -> Diagnosis | None:
         first = failures[0].rank if failures else None
         if broken is not None and first in found.lost_peers:
             return broken  # torchrun has ended the rest because of it
-        where = _node(found, rank)
-        return Diagnosis(
-            state="failed",
-            cause="preempted",
-            rank=rank,
-            words=f"rank {rank}{f' on {where}' if where else ''} was stopped from outside: {error}",
-        )
+        where = "" if rank is None else found.nodes.get(rank, "")
+        words = f"rank {rank}{f' on {where}' if where else ''} was stopped from outside: {error}"
+        return Diagnosis(state="failed", cause="preempted", rank=rank, words=words)
     return broken
 
 
@@ -305,34 +268,21 @@ def _by_last_line(found: Evidence, failures: Sequence[Failure], codes: Sequence[
     """Diagnose by the last line of a log, or the exit codes."""
     error, rank = found.record.get("error"), found.record.get("failed_rank")
     if error:
-        return Diagnosis(state="failed", cause="error", words=str(error), rank=rank, node=_node(found, rank))
+        return _of_rank(found, rank, str(error))
     for name, log in found.logs.items():
         line = last_error_line(log)
         if line:
-            rank = rank_of(name)
-            return Diagnosis(state="failed", cause="error", words=line, rank=rank, node=_node(found, rank))
+            return _of_rank(found, rank_of(name), line)
     if all(code == 0 for code in codes) and codes:
-        return Diagnosis(
-            state="failed", cause="error", words="it exited with code 0 but left no record of a finished run"
-        )
+        return _of_rank(found, None, "it exited with code 0 but left no record of a finished run")
     first = next((failure for failure in failures if failure.rank is not None), None)
     if first is not None:
-        return Diagnosis(
-            state="failed",
-            cause="error",
-            rank=first.rank,
-            node=_node(found, first.rank) or first.node,
-            words=f"rank {first.rank} ended with code {first.code} and no error message",
-        )
+        words = f"rank {first.rank} ended with code {first.code} and no error message"
+        return _of_rank(found, first.rank, words, node=first.node)
     listed = ", ".join("?" if code is None else str(code) for code in codes)
-    return Diagnosis(state="failed", cause="error", words=f"it ended with code {listed or '?'} and no error message")
+    return _of_rank(found, None, f"it ended with code {listed or '?'} and no error message")
 
 
 def _last_step(found: Evidence, gone: Sequence[str]) -> str:
     steps = [found.beats[rank][0] for rank, node in found.nodes.items() if node in gone and rank in found.beats]
     return f"; its last report was at step {max(steps)}" if steps else ""
-
-
-def _node(found: Evidence, rank: int | None) -> str:
-    """Where a rank was, as far as it is known."""
-    return "" if rank is None else found.nodes.get(rank, "")

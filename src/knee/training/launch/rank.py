@@ -18,28 +18,22 @@ from contextlib import suppress
 from pathlib import Path
 
 KEPT = (
-    "NCCL_",
-    "TORCH_",
-    "PYTORCH_",
-    "GLOO_",
-    "CUDA_",
-    "NVIDIA_",
-    "ROCM_",
-    "HIP_",
-    "OMP_",
-    "MKL_",
-    "UCX_",
-    "FI_",
-    "MPI_",
-    "OMPI_",
-    "TORCHELASTIC_",
-    "SLURM_",
-    "SLURMD_",
-    "KNEE_",
-    "PYTHON",
-    "VIRTUAL_ENV",
-    "CONDA_PREFIX",
-    "LD_",
+    *(
+        "NCCL_",
+        "TORCH_",
+        "PYTORCH_",
+        "GLOO_",
+        "CUDA_",
+        "NVIDIA_",
+        "ROCM_",
+        "HIP_",
+        "OMP_",
+        "MKL_",
+        "UCX_",
+        "FI_",
+        "MPI_",
+    ),
+    *("OMPI_", "TORCHELASTIC_", "SLURM_", "SLURMD_", "KNEE_", "PYTHON", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_"),
 )
 """Variables that change what a run does; no others are written down, because they may be secret."""
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -118,16 +112,6 @@ def interface_towards(host: str) -> str | None:
     return None
 
 
-def node_name() -> str:
-    """What the sweep, or Slurm, or the host itself calls this node."""
-    return os.environ.get("KNEE_NODE") or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-
-
-def began() -> int:
-    """When this process began, in the kernel's ticks: with its id, that names it for good."""
-    return int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
-
-
 def write_environment(path: Path, *, refused: str = "") -> None:
     """Where this rank is, every setting that may matter, and why it refused its job, where it did.
 
@@ -140,10 +124,11 @@ def write_environment(path: Path, *, refused: str = "") -> None:
     }
     plain = {
         "rank": int(os.environ.get("RANK", "0")),
-        "node": node_name(),
+        "node": os.environ.get("KNEE_NODE") or os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "began": began(),
+        # in the kernel's ticks: with its id, that names a process for good
+        "began": int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]),
         "python": sys.executable,
         "started_s": time.time(),
         "environment": kept,

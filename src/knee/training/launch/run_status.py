@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from knee.base.files import read_text, write_text
+from knee.specs.check import build_spec
 from knee.training.run.run_record import LOGS, RECORD
 
 State = Literal["pending", "running", "done", "oom", "failed", "timeout", "cancelled"]
@@ -135,19 +136,8 @@ def write_status(folder: Path, status: Status) -> Status:
 def _status(plain: Any) -> Status:
     """Return the status from JSON; ValueError or TypeError where it is not as ``write_status`` writes it."""
     known = {f.name for f in fields(Status)}
-    values = {key: value for key, value in plain.items() if key in known}
-    for name in ("nodes", "codes", "command"):
-        values[name] = tuple(values.get(name) or ())
-    values["pids"] = tuple((int(pid), int(began)) for pid, began in values.get("pids") or ())
-    found = Status(**values)
-    texts = (found.words, found.node, found.job, found.host, *found.nodes, *found.command)
-    times = (found.started_s, found.ended_s, found.put_back_s, found.energy_j)
-    counts = (found.rank, *found.codes)
-    if found.state not in STATES or found.cause not in get_args(Cause) or not all(isinstance(t, str) for t in texts):
-        raise ValueError(found)
-    if not is_number(found.gpu_h) or not all(t is None or is_number(t) for t in times):
-        raise ValueError(found)
-    if not _is_count(found.attempts) or not all(n is None or _is_count(n) for n in counts):
+    found: Status = build_spec(Status, {key: value for key, value in plain.items() if key in known})
+    if not all(map(math.isfinite, (one for one in asdict(found).values() if isinstance(one, float)))):
         raise ValueError(found)
     return found
 
@@ -155,7 +145,3 @@ def _status(plain: Any) -> Status:
 def is_number(value: object) -> bool:
     """Whether it is a finite number, which JSON can hold."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

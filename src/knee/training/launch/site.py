@@ -91,10 +91,8 @@ class Site:
             raise InputError(text, hint=hint, code="out-of-range", field="time")
         for key, value in self.env.items():
             if not NAME.fullmatch(key) or "\0" in value:
-                hint = "--env NAME=VALUE"
-                raise InputError(
-                    f"env {key!r} is not a valid name of a variable", hint=hint, code="not-a-name", field="env"
-                )
+                text, hint = f"env {key!r} is not a valid name of a variable", "--env NAME=VALUE"
+                raise InputError(text, hint=hint, code="not-a-name", field="env")
         for name in ("cpus_per_node", "gpus_per_node", "max_queued", "max_running"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -133,7 +131,7 @@ def load_site(path: Path | None, given: Mapping[str, Any]) -> Site:
     if path is not None:
         site = site_of(read_layers(path, field="site", anchored=_anchored), path.name)
     changes = {key: value for key, value in given.items() if value not in (None, "", (), {}, False)}
-    changes |= _found({name: changes[name] for name in FILES if name in changes}, Path())
+    changes = _anchored(changes | {name: str(changes[name]) for name in FILES if name in changes}, Path())
     if changes.get("env"):
         changes["env"] = {**site.env, **changes["env"]}
     site = replace(site, **changes)
@@ -147,15 +145,11 @@ FILES = ("setup", "container", "python")
 
 
 def _anchored(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
-    return raw | _found({name: raw[name] for name in FILES if isinstance(raw.get(name), str)}, folder)
-
-
-def _found(named: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Absolute paths of files, because runs start elsewhere; names of images and commands stay as they are."""
-    return {
-        name: in_folder(str(value), folder, always=name == "setup", bare=name != "python")
-        for name, value in named.items()
-        if value
+    """The same with absolute paths of files, because runs start elsewhere; names of images and commands stay."""
+    return raw | {
+        name: in_folder(word, folder, always=name == "setup", bare=name != "python")
+        for name in FILES
+        if isinstance(word := raw.get(name), str) and word
     }
 
 
@@ -189,9 +183,7 @@ def _is_address(text: str) -> bool:
 def _seconds(time: str) -> float:
     days, dash, rest = time.rpartition("-")
     parts = [int(part) for part in rest.split(":")]
-    if dash:  # days-hours[:minutes[:seconds]]
-        parts += [0] * (3 - len(parts))
-        return int(days) * 86_400.0 + parts[0] * 3600.0 + parts[1] * 60.0 + parts[2]
-    if len(parts) == 1:
-        return parts[0] * 60.0
-    return parts[0] * 60.0 + parts[1] if len(parts) == 2 else parts[0] * 3600.0 + parts[1] * 60.0 + parts[2]
+    if not dash and len(parts) < 3:  # minutes[:seconds]; with days it is days-hours[:minutes[:seconds]]
+        parts = [0, *parts]
+    hours, minutes, seconds, *_ = [*parts, 0, 0]
+    return int(days or 0) * 86_400.0 + hours * 3600.0 + minutes * 60.0 + seconds

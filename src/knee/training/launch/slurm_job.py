@@ -28,16 +28,20 @@ def supervised_run(run: Path, command: Sequence[str]) -> SupervisedRun | None:
     entry = next((entry for entry in sweep.entries if entry.id == run.name), None)
     if entry is None:
         raise InputError(f"the sweep in {run.parents[1]} has no run {run.name}", code="unknown-run", field="run")
-    status, job = read_status(run), job_id()
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    job = f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")  # as squeue shows it
+    status = read_status(run)
     cancel = is_cancel_requested(run)
     if cancel and not status.over:
         write_status(run, cancelled(status))
         return None
     if cancel or (status.over and not status.missing):
         return None
-    if status.state == "running" and status.job not in ("", job) and is_queued(status.job):
+    elsewhere = status.state == "running" and status.job not in ("", job)
+    if elsewhere and slurm_output("squeue", "--noheader", f"--jobs={status.job}", "--format=%i").strip():
         return None
-    nodes = node_names()
+    listed = os.environ.get("SLURM_JOB_NODELIST", "")
+    nodes = tuple(slurm_output("scontrol", "show", "hostnames", listed).split()) if listed else ()
     found = SupervisedRun(
         run=run,
         entry=entry,
@@ -52,18 +56,6 @@ def supervised_run(run: Path, command: Sequence[str]) -> SupervisedRun | None:
     )
     found.unreachable = lambda: unreachable_nodes(found.nodes)
     return found
-
-
-def job_id() -> str:
-    """Return this job's id as squeue shows it, with the task of an array."""
-    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
-
-
-def node_names() -> tuple[str, ...]:
-    """Return the names of the nodes of this allocation."""
-    listed = os.environ.get("SLURM_JOB_NODELIST", "")
-    return tuple(slurm_output("scontrol", "show", "hostnames", listed).split()) if listed else ()
 
 
 def address_of(node: str) -> str:
@@ -81,11 +73,6 @@ def unreachable_nodes(nodes: Sequence[str]) -> list[str]:
     return sorted(
         {pair[0] for pair in pairs if len(pair) == 2 and (pair[1].endswith("*") or pair[1].lower().startswith(DOWN))}
     )
-
-
-def is_queued(job: str) -> bool:
-    """Whether a job waits, runs or is about to end."""
-    return bool(slurm_output("squeue", "--noheader", f"--jobs={job}", "--format=%i").strip())
 
 
 def slurm_output(*words: str) -> str:

@@ -14,7 +14,8 @@ from typing import Any
 
 from knee.base.errors import InputError
 from knee.base.files import cannot_read, make_folder, read_text, write_text
-from knee.specs.defaults import LAUNCHERS
+from knee.specs.check import build_spec
+from knee.specs.choices import LAUNCHERS
 from knee.training.launch.run_status import Status, is_number, read_status
 from knee.training.run.run_record import HEARTBEATS, LOGS, PIECES, RECORD, TRACES
 
@@ -111,39 +112,32 @@ def read_sweep(folder: Path) -> Sweep:
         return _sweep(folder, plain)
     except (TypeError, KeyError, AttributeError, ValueError, OverflowError):
         hint = "another version of knee may have written it"
-        raise InputError(
-            f"{path} is not a valid file of a sweep", hint=hint, code="other-document", field="folder"
-        ) from None
+        text = f"{path} is not a valid file of a sweep"
+        raise InputError(text, hint=hint, code="other-document", field="folder") from None
 
 
 def _sweep(folder: Path, plain: Any) -> Sweep:
     """TypeError, KeyError, AttributeError or ValueError where it is not as ``Sweep.write`` writes it."""
     known = {f.name for f in fields(Sweep)} - {"folder", "entries"}
-    entries = tuple(SweepRun(**entry) for entry in plain["entries"])
+    entries = tuple(build_spec(SweepRun, entry) for entry in plain["entries"])
     rest = {key: value for key, value in plain.items() if key in known}
     found = Sweep(folder=folder, entries=entries, **{**rest, "command": tuple(rest.get("command", ()))})
     options = found.options
     sizes = [size for entry in entries for size in (entry.gpus, entry.nodes, entry.per_node, entry.tokens)]
-    costs = [cost for entry in entries for cost in (entry.seconds, entry.gpu_h, entry.energy_j, entry.cost_usd)]
-    texts = [text for entry in entries for text in (entry.id, entry.name, entry.series, entry.refused)]
     right = (
         all(isinstance(size, int) and abs(size) < 2**63 for size in (*sizes, options["pack"]))
-        and all(cost is None or is_number(cost) for cost in costs)
-        and all(isinstance(text, str) for text in (*texts, found.name, *found.command, *options["program"]))
+        and all(is_number(cost) for entry in entries for cost in asdict(entry).values() if isinstance(cost, float))
+        and all(isinstance(text, str) for text in (found.name, *found.command, *options["program"]))
         and is_number(options["timeout_s"])
         and isinstance(options["until_knee"], bool)
         and isinstance(options.get("site", {}), dict)
         and found.launcher in LAUNCHERS
     )
-    if not right or not all(_is_folder_name(entry.id) for entry in entries):
+    if not right or any(not e.id.isprintable() or "/" in e.id or e.id in ("", ".", "..") for e in entries):
         raise ValueError(plain)
     if any(min(entry.gpus, entry.nodes, entry.per_node) < 1 for entry in entries if not entry.refused):
         raise ValueError(plain)
     return found
-
-
-def _is_folder_name(name: str) -> bool:
-    return name.isprintable() and "/" not in name and name not in ("", ".", "..")
 
 
 @contextmanager

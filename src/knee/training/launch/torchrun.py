@@ -27,15 +27,8 @@ FREE_PORT = "import socket; one = socket.socket(); one.bind(('', 0)); print(one.
 
 def torchrun(entry: SweepRun, run: Path, *, python: str, timeout_s: float) -> tuple[list[str], list[str]]:
     """Return torchrun's words before and after those that name the node and the meeting place."""
-    before = [
-        python,
-        "-m",
-        "torch.distributed.run",
-        f"--nnodes={entry.nodes}",
-        f"--nproc-per-node={entry.per_node}",
-        "--max-restarts=0",
-        f"--rdzv-conf=timeout={max(1, int(timeout_s))}",
-    ]
+    sizes = [f"--nnodes={entry.nodes}", f"--nproc-per-node={entry.per_node}", "--max-restarts=0"]
+    before = [python, "-m", "torch.distributed.run", *sizes, f"--rdzv-conf=timeout={max(1, int(timeout_s))}"]
     return before, ["-m", "knee.training.launch.rank", str(run)]
 
 
@@ -72,20 +65,14 @@ def _reached(site: Site, host: str, words: list[str]) -> list[str]:
 
 def is_direct(site: Site, host: str) -> bool:
     """Whether a host is this machine, and nothing leads there."""
-    return is_here(address(host)) and site.via == SSH
+    here = ("localhost", "127.0.0.1", "::1", socket.gethostname(), socket.getfqdn())
+    return address(host) in here and site.via == SSH
 
 
 def on_slurm(site: Site, entry: SweepRun, run: Path, *, timeout_s: float, program: Sequence[str]) -> list[str]:
     """One task a node of the allocation, each a torchrun; quoted where a shell on the node puts in its number."""
-    srun = [
-        "srun",
-        f"--nodes={entry.nodes}",
-        f"--ntasks={entry.nodes}",
-        "--ntasks-per-node=1",
-        "--cpu-bind=none",
-        "--kill-on-bad-exit=1",
-        "--label",
-    ]
+    srun = ["srun", f"--nodes={entry.nodes}", f"--ntasks={entry.nodes}", "--ntasks-per-node=1"]
+    srun += ["--cpu-bind=none", "--kill-on-bad-exit=1", "--label"]
     if site.container and site.container_runtime == "pyxis":
         srun += [f"--container-image={site.container}", f"--container-mounts={','.join(map(str, _seen_inside(run)))}"]
     if program:
@@ -111,15 +98,8 @@ def in_container(site: Site, words: Sequence[str], run: Path) -> list[str]:
     """Return a command that runs inside the site's container, where there is one."""
     if not site.container or site.container_runtime == "pyxis":
         return list(words)
-    return [
-        site.container_runtime,
-        "exec",
-        "--nv",
-        "--bind",
-        ",".join(map(str, _seen_inside(run))),
-        site.container,
-        *words,
-    ]
+    seen = ",".join(map(str, _seen_inside(run)))
+    return [site.container_runtime, "exec", "--nv", "--bind", seen, site.container, *words]
 
 
 def _seen_inside(run: Path) -> tuple[Path, Path]:
@@ -153,11 +133,6 @@ def interpreter_outside(site: Site) -> str:
 def address(host: str) -> str:
     """A host without the user's name and the brackets that it may have."""
     return host.rpartition("@")[2].strip("[]")
-
-
-def is_here(host: str) -> bool:
-    """Whether a name is this machine's own."""
-    return host in ("localhost", "127.0.0.1", "::1", socket.gethostname(), socket.getfqdn())
 
 
 def free_port_on(site: Site, host: str, run: Path) -> int:

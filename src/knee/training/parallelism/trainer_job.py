@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Literal, get_args
 
 from knee.base.errors import SpecError, argument, out_of_range
 from knee.specs.check import build_exact, validate
-from knee.specs.defaults import FP8_SMALLEST, LEARNING_RATE, TIMEOUT_S, Device
+from knee.specs.choices import Device
+from knee.specs.defaults import FP8_SMALLEST, LEARNING_RATE, TIMEOUT_S
 from knee.specs.legality import check
 from knee.specs.model import Model
 from knee.specs.model.split_rules import (

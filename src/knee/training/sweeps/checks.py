@@ -13,7 +13,7 @@ from knee.base.files import real_path
 from knee.measure.machine.inventory import read_inventory
 from knee.measure.machine.machine_facts import need_torch
 from knee.specs import Job
-from knee.specs.defaults import Launcher
+from knee.specs.choices import Launcher
 from knee.specs.hardware import Cluster
 from knee.training.launch.site import Site, in_folder
 from knee.training.launch.torchrun import through
@@ -176,13 +176,11 @@ def refusal_by(launcher: Launcher, site: Site, *, own_program: bool, ask_slurm: 
     if launcher == "local":
         machine = None if own_program else LocalDevices.here()
         return lambda job: None if machine is None else machine.refuses(job.cluster, job.gpus)
-    if launcher == "torchrun":
-        hosts = len(site.hosts)
-        return lambda job: _too_many_nodes(job, site, hosts, f"hosts, but {hosts} are given")
-    nodes = node_count(site) if ask_slurm else None
-    return lambda job: None if nodes is None else _too_many_nodes(job, site, nodes, f"nodes, but Slurm has {nodes}")
+    most = len(site.hosts) if launcher == "torchrun" else node_count(site) if ask_slurm else None
+    words = f"hosts, but {most} are given" if launcher == "torchrun" else f"nodes, but Slurm has {most}"
 
+    def too_many_nodes(job: Job) -> str | None:
+        nodes = -(-job.gpus // (site.gpus_per_node or job.cluster.node.gpus))
+        return None if most is None or nodes <= most else f"it needs {nodes} {words}"
 
-def _too_many_nodes(job: Job, site: Site, most: int, words: str) -> str | None:
-    nodes = -(-job.gpus // (site.gpus_per_node or job.cluster.node.gpus))
-    return None if nodes <= most else f"it needs {nodes} {words}"
+    return too_many_nodes

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from knee.specs import Job, Model
-from knee.specs.defaults import DEFAULT_CONVENTION, TIMEOUT_S, TRACE_STEPS, Device
+from knee.specs import Job
+from knee.specs.choices import Device
+from knee.specs.defaults import DEFAULT_CONVENTION, TIMEOUT_S, TRACE_STEPS
 from knee.training.parallelism.trainer_job import AUTO, TrainJob, activation_dtype
 
 STEPS: dict[Device, int] = {"cuda": 60, "cpu": 30}
@@ -72,22 +73,18 @@ def facts_of(
     job: Job, *, cluster: str | None, profile: str | None, convention: str, command: list[str]
 ) -> dict[str, Any]:
     """What the record says besides, and what workers need of the catalogue."""
-    return {
-        "cluster": cluster,
-        "profile": profile,
-        "flop_convention": convention,
-        "flop_per_token": _flop_per_token(job.model, job.seq_len, convention),
-        "gpus_known": gpus_known(),
-        "command": command,
-    }
-
-
-def _flop_per_token(model: Model, seq_len: int, convention: str) -> float | None:
     import numpy as np
 
     from knee.engine.workload.flop import model_flop_per_token
 
-    return float(model_flop_per_token(model, np.array([seq_len]), convention)[0])
+    return {
+        "cluster": cluster,
+        "profile": profile,
+        "flop_convention": convention,
+        "flop_per_token": float(model_flop_per_token(job.model, np.array([job.seq_len]), convention)[0]),
+        "gpus_known": gpus_known(),
+        "command": command,
+    }
 
 
 @cache

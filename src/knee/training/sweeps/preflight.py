@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,16 +62,13 @@ def plan_runs(
     ``anyway`` starts what the simulator expects not to fit. ``first``: the number of the first run, where a sweep has
     others already.
     """
+    # of repeats of the same run the first counts
+    distinct = list({digest(_identity(one)): one for one in reversed(requested)}.values())[::-1]
     found = [
         _checked(number, one, settings, gpus_per_node, command, refusal)
-        for number, one in enumerate(_distinct(requested), start=first)
+        for number, one in enumerate(distinct, start=first)
     ]
     return _estimated(found, anyway=anyway)
-
-
-def _distinct(requested: Iterable[RequestedRun]) -> list[RequestedRun]:
-    """Return the requests without repeats of the same run."""
-    return list({digest(_identity(one)): one for one in reversed(list(requested))}.values())[::-1]
 
 
 def _identity(one: RequestedRun) -> dict[str, Any]:

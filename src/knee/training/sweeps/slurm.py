@@ -13,9 +13,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
-from typing import TypeVar
 
 from knee.base.errors import InputError, MissingExtra
 from knee.base.files import make_folder, write_text
@@ -69,22 +67,30 @@ def script(
     sweep: Sweep, site: Site, packs: Sequence[Sequence[SweepRun]], *, name: str, job_name: str, on_gpus: bool
 ) -> str:
     """An array of jobs of one shape: as many nodes each, one task a pack of runs."""
-    folder = sweep.folder / FOLDER
+    folder, first = sweep.folder / FOLDER, packs[0][0]
     head = HEAD.format(
         about=f"{len(packs)} jobs of the sweep {sweep.name!a}, {sum(map(len, packs))} runs",
         folder=shlex.quote(str(folder)),
         name=name,
     )
-    options = {
+    options: dict[str, object] = {  # None: without a value, False: left out
         "job-name": job_name,
         "array": f"0-{len(packs) - 1}" + (f"%{site.max_running}" if site.max_running else ""),
         "output": "%A_%a.log",
         "open-mode": "append",
         "requeue": None,
-        **_shape(site, packs[0][0], on_gpus=on_gpus),
-        **_named(site),
+        "nodes": first.nodes,
+        "ntasks-per-node": 1,
+        "gpus-per-node": on_gpus and site.gres and first.per_node,
+        "cpus-per-task": site.cpus_per_node or False,
+        "exclusive": None if site.exclusive else False,
+        **{name: getattr(site, name) or False for name in ("partition", "account", "qos", "time", "exclude")},
     }
-    lines = [f"#SBATCH --{key}" + ("" if value is None else f"={value}") for key, value in options.items()]
+    lines = [
+        f"#SBATCH --{key}" + ("" if value is None else f"={value}")
+        for key, value in options.items()
+        if value is not False
+    ]
     lines += [f"#SBATCH {option}" for option in site.sbatch]
     return (
         head
@@ -95,30 +101,12 @@ def script(
                 environment_lines(site, sweep.folder, failed=f"{path_line(sweep.folder)}; runs; exit 1")
             ),
             python=shlex.quote(interpreter_outside(site)),
-            cases="\n".join(_case(sweep, site, number, pack) for number, pack in enumerate(packs)),
+            cases="\n".join(
+                "\n".join([f"{number})", *(f"  {line(sweep, site, entry)}" for entry in pack), "  ;;"])
+                for number, pack in enumerate(packs)
+            ),
         )
     )
-
-
-def _shape(site: Site, entry: SweepRun, *, on_gpus: bool) -> Mapping[str, object]:
-    found: dict[str, object] = {"nodes": entry.nodes, "ntasks-per-node": 1}
-    if on_gpus and site.gres:
-        found["gpus-per-node"] = entry.per_node
-    if site.cpus_per_node:
-        found["cpus-per-task"] = site.cpus_per_node
-    if site.exclusive:
-        found["exclusive"] = None
-    return found
-
-
-def _named(site: Site) -> Mapping[str, object]:
-    return {
-        name: value for name in ("partition", "account", "qos", "time", "exclude") if (value := getattr(site, name))
-    }
-
-
-def _case(sweep: Sweep, site: Site, number: int, pack: Sequence[SweepRun]) -> str:
-    return "\n".join([f"{number})", *(f"  {line(sweep, site, entry)}" for entry in pack), "  ;;"])
 
 
 def line(sweep: Sweep, site: Site, entry: SweepRun) -> str:
@@ -139,7 +127,6 @@ Say = Callable[[str], None]
 """Takes a sentence on what happens in the queue."""
 NO_REPLY = re.compile(r"[Tt]imed out|[Uu]nable to contact|Connection refused|Communication (connection )?failure")
 """A job may have been submitted all the same: it is looked up in the queue by its name."""
-T = TypeVar("T")
 
 
 def require_slurm() -> None:
@@ -198,13 +185,14 @@ def _submit_more(sweep: Sweep, site: Site, to_start: Iterable[SweepRun], rule: S
     """Submit the runs that the queue has room for now; how many still wait for it."""
     queued = jobs_of_runs(sweep, alive_only=True)
     statuses = sweep.statuses()
-    waiting = [
-        entry
-        for entry in to_start
-        if statuses[entry.id].state == "pending"
-        and entry.id not in queued
-        and not _is_cancelled(sweep, entry, statuses)
-    ]
+    waiting = []
+    for entry in to_start:
+        if statuses[entry.id].state != "pending" or entry.id in queued:
+            continue
+        if is_cancel_requested(sweep.run(entry)):
+            write_status(sweep.run(entry), cancelled(statuses[entry.id]))
+        else:
+            waiting.append(entry)
     now = waiting if rule is None else list(_worth_starting(sweep, waiting, statuses, rule, queued))
     taken, trouble = submit(sweep, site, now, room=_room(site, queued, now))
     if trouble and not taken and not queued:  # no job of the sweep will leave the queue and make room
@@ -222,11 +210,11 @@ def submit(sweep: Sweep, site: Site, entries: Sequence[SweepRun], *, room: int |
         shapes.setdefault((entry.nodes, entry.per_node), []).append(entry)
     taken = 0
     for members in shapes.values():
-        packs = list(_batched(members, pack))
+        packs = [members[at : at + pack] for at in range(0, len(members), pack)]
         if room is not None:
             packs = packs[:room]
             room -= len(packs)
-        for some in _batched(packs, longest):
+        for some in (packs[at : at + longest] for at in range(0, len(packs), longest)):
             trouble = _sbatch(sweep, site, some)
             if trouble is not None and LIMIT.search(trouble):
                 return taken, trouble
@@ -248,19 +236,11 @@ def _sbatch(sweep: Sweep, site: Site, packs: Sequence[Sequence[SweepRun]]) -> st
     number = 1 + max((int(path.stem) for path in folder.glob("*.sbatch") if path.stem.isdigit()), default=0)
     name = f"{number:04d}.sbatch"
     write_text(folder / f"{number:04d}.runs.json", json.dumps([[entry.id for entry in pack] for pack in packs]))
-    write_text(
-        folder / name,
-        script(sweep, site, packs, name=name, job_name=job_name(sweep, number), on_gpus=_on_gpus(sweep, packs[0][0])),
-    )
+    on_gpus = read_object(sweep.run(packs[0][0]) / JOB).get("device") == "cuda"
+    write_text(folder / name, script(sweep, site, packs, name=name, job_name=job_name(sweep, number), on_gpus=on_gpus))
+    words = ["sbatch", "--parsable", name]
     try:
-        done = subprocess.run(
-            ["sbatch", "--parsable", name],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     except OSError as error:
         raise MissingExtra(
             f"Slurm's sbatch cannot be started: {error.strerror}",
@@ -324,21 +304,3 @@ def _room(site: Site, queued: Mapping[str, QueuedJob], entries: Sequence[SweepRu
     alone = not queued and len({(entry.nodes, entry.per_node) for entry in entries}) <= 1
     limits = [limit for limit in (site.max_queued, None if alone else site.max_running) if limit is not None]
     return max(0, min(limits) - len({job.name for job in queued.values()})) if limits else None
-
-
-def _is_cancelled(sweep: Sweep, entry: SweepRun, statuses: Mapping[str, Status]) -> bool:
-    run = sweep.run(entry)
-    if not is_cancel_requested(run):
-        return False
-    write_status(run, cancelled(statuses[entry.id]))
-    return True
-
-
-def _on_gpus(sweep: Sweep, entry: SweepRun) -> bool:
-    return read_object(sweep.run(entry) / JOB).get("device") == "cuda"
-
-
-def _batched(items: Sequence[T], size: int) -> Iterator[tuple[T, ...]]:
-    rest = iter(items)
-    while some := tuple(islice(rest, size)):
-        yield some

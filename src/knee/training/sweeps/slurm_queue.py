@@ -11,7 +11,7 @@ from knee.base.errors import InputError, KneeError
 from knee.base.files import write_text
 from knee.training.launch.failures import Diagnosis, diagnose
 from knee.training.launch.log_patterns import last_error_line
-from knee.training.launch.run_status import Status, read_status, write_status
+from knee.training.launch.run_status import Cause, Status, read_status, write_status
 from knee.training.launch.slurm_job import query_slurm, slurm_output, unreachable_nodes
 from knee.training.launch.sweep_folder import Sweep, SweepRun, is_cancel_requested, read_record, with_usage
 
@@ -149,14 +149,9 @@ def _waiting_status(status: Status, job: str, queued: Queued) -> Status:
     if status.state == "running":  # its supervisor was killed before it could write why
         lost = unreachable_nodes(status.nodes)
         why = f"{' and '.join(lost)} failed" if lost else "it was killed without an error message"
-        return replace(
-            status,
-            state="pending",
-            job=job,
-            cause="lost_node" if lost else "preempted",
-            node=next(iter(lost), ""),
-            words=f"{words}; put back into the queue after: {why}",
-        )
+        cause: Cause = "lost_node" if lost else "preempted"
+        words += f"; put back into the queue after: {why}"
+        return replace(status, state="pending", job=job, cause=cause, node=next(iter(lost), ""), words=words)
     words += f"; put back into the queue after: {status.words}" if status.attempts and status.words else ""
     return replace(status, state="pending", job=job, words=words)
 
