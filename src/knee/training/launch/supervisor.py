@@ -99,8 +99,7 @@ class _Supervisor:
             if before.state == "running":  # its supervisor was killed, with its node or by hand
                 before = with_usage(before, what.entry, what.run)
             new_attempt(what.run, before.attempts)
-            status = replace(
-                Status(),
+            status = Status(
                 state="running",
                 attempts=before.attempts + 1,
                 started_s=time.time(),
@@ -211,6 +210,7 @@ def _record_memory(run: Path, found: Diagnosis) -> None:
     Evidence is what the job's own device had too little of: a host, a limit on it, or /dev/shm say nothing of what a
     GPU holds. Such a run has failed, and its record does not say whether the plan fits.
     """
+    from knee.training.run.run_record import Status as RecordStatus
     from knee.training.run.run_record import compose, read_pieces, write_record
     from knee.training.run.worker import read_job
 
@@ -220,19 +220,10 @@ def _record_memory(run: Path, found: Diagnosis) -> None:
     with suppress(KneeError, OSError, KeyError, TypeError, ValueError):
         job = read_job(run / "job.json")
         certain = found.memory == ("host" if job.device == "cpu" else "device")
-        if not record:
-            record = compose(
-                job, read_pieces(run), status="oom" if certain else "failed", error=found.words, rank=found.rank
-            )
-        write_record(
-            run,
-            {
-                **record,
-                "status": "oom" if certain else "failed",
-                "error": found.words,
-                "fits": False if certain else None,
-            },
-        )
+        status: RecordStatus = "oom" if certain else "failed"
+        record = record or compose(job, read_pieces(run), status=status, error=found.words, rank=found.rank)
+        fits = False if certain else None
+        write_record(run, {**record, "status": status, "error": found.words, "fits": fits})
 
 
 def _memory_kills() -> int:

@@ -65,7 +65,9 @@ def compose(
     peak = peak_of(device, job.dtype, facts.pop("gpus_known", ()))
     throughput = _throughput(job, whole, peak["peak_flop_per_s"], facts.get("flop_per_token"))
     power = _power(whole, throughput)
-    memory = [piece["memory"]["memory_bytes"] for piece in pieces if piece.get("memory")]
+    sizes = ("memory_bytes", "peak_allocated_bytes", "peak_reserved_bytes", "peak_rss_bytes")
+    held = [piece["memory"] for piece in pieces if piece.get("memory")]
+    memory = {name: max((one[name] for one in held if one[name] is not None), default=None) for name in sizes}
     with_losses = next((piece for piece in pieces if piece.get("losses")), {})
     return {
         "schema_version": SCHEMA,
@@ -87,9 +89,9 @@ def compose(
         "flop_per_token": facts.pop("flop_per_token", None),
         **peak,
         **_times(pieces),
-        "memory_bytes": max((size for size in memory if size is not None), default=None),
+        "memory_bytes": memory.pop("memory_bytes"),
         "memory": None,
-        **_peaks(pieces),
+        **memory,
         "fits": {"done": True, "oom": False}.get(status),
         **power,
         "usd_per_mtoken": None,
@@ -200,14 +202,6 @@ def _times(pieces: Sequence[Piece]) -> dict[str, Any]:
             "kernels": traces[0].get("kernels", []),
             "notes": sorted({note for trace in traces for note in trace["notes"]}),
         },
-    }
-
-
-def _peaks(pieces: Sequence[Piece]) -> dict[str, Any]:
-    memory = [piece["memory"] for piece in pieces if piece.get("memory")]
-    return {
-        name: max((one[name] for one in memory if one[name] is not None), default=None)
-        for name in ("peak_allocated_bytes", "peak_reserved_bytes", "peak_rss_bytes")
     }
 
 

@@ -145,17 +145,7 @@ def requeue(sweep: Sweep, states: Sequence[str], ids: Collection[str] = ()) -> i
         status = read_status(run)
         if status.state in states and status.over and not entry.refused and (not ids or entry.id in ids):
             (run / CANCEL).unlink(missing_ok=True)
-            write_status(
-                run,
-                replace(
-                    status,
-                    state="pending",
-                    cause="",
-                    words="waiting to be restarted",
-                    node="",
-                    job="",
-                    put_back_s=time.time(),
-                ),
-            )
+            again = replace(status, state="pending", cause="", words="waiting to be restarted", node="", job="")
+            write_status(run, replace(again, put_back_s=time.time()))
             count += 1
     return count

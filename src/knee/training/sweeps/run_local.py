@@ -93,12 +93,8 @@ def adopt_running(sweep: Sweep, stop: StopSignal) -> None:
         if read_record(run):
             write_status(run, with_diagnosis(status, diagnose(run, ())))
         else:
-            write_status(
-                run,
-                replace(
-                    status, state="pending", cause="interrupted", pids=(), words="the process that started it has ended"
-                ),
-            )
+            words = "the process that started it has ended"
+            write_status(run, replace(status, state="pending", cause="interrupted", pids=(), words=words))
 
 
 def living_processes(run: Path, status: Status) -> tuple[ProcessKey, ...]:
