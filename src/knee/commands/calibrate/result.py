@@ -61,9 +61,6 @@ class Calibration(Result):
     profile_file: Path | None = None
     """Where the profile was written."""
 
-    def __repr__(self) -> str:
-        return f"Calibration(base={self.base!r}, runs={len(self.runs.pairs)}, values={self.values})"
-
     @cached_property
     def parameters(self) -> tuple[FittedParameter, ...]:
         """Every parameter that can be fitted."""

@@ -85,7 +85,6 @@ def _plan_cell(knob: Knob, value: Any) -> Any:
 
 
 def _derived(row: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
-    """What the paper's figures show besides."""
     exposed, bubble = row["exposed_comm_s"], row["bubble_s"]
     sharded = [load for load in record.get("comm_loads") or () if load["group"] == "dp_shard"]
     gathers = [load for load in sharded if load["collective"] == "all_gather"]
@@ -111,7 +110,6 @@ def _derived(row: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any
 
 
 def _sets(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Values of the catalogue that were changed for it."""
     given = record.get("set") or (record.get("question") or {}).get("sets", ())
     return [(str(key), str(value)) for key, value in given]
 

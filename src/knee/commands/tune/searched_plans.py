@@ -74,7 +74,6 @@ def searched_plans(
 
 
 def _nothing(found: SearchResult, space: Space, not_run: dict[str, int]) -> InputError | DoesNotFit:
-    """One sentence for a space without a plan that can be run."""
     if not_run:
         why = max(not_run, key=lambda reason: not_run[reason])
         return DoesNotFit(f"none of the plans can be run here: {why}", code="no-run-can-start")
