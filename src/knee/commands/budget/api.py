@@ -33,7 +33,7 @@ from knee.commands.job_request import (
 )
 from knee.engine.energy import CarbonGrid
 from knee.engine.energy import grid as grid_of
-from knee.engine.reliability.published_interruptions import interrupted_runs
+from knee.engine.reliability.whole_run import interrupted_runs
 from knee.engine.training_cost import checked_pue
 from knee.engine.workload.parameters import parameter_count
 from knee.specs import Cluster, Job, Model, Profile

@@ -19,9 +19,7 @@ from knee.commands.budget.scaling_laws import BAND_FRAC, DRAWS, FLOP_PER_PARAM_T
 from knee.commands.budget.search import EVEN_LOSS, J_PER_MWH, BudgetLimits, BudgetRun, FlopChoice, Problem, RareExchange
 from knee.engine.energy import CarbonGrid
 from knee.engine.one_job import ASSUMPTIONS
-from knee.engine.reliability.drawn_runs import month_of_job
-from knee.engine.reliability.published_interruptions import InterruptedRun
-from knee.engine.reliability.whole_run import run_with_failures
+from knee.engine.reliability.whole_run import InterruptedRun, month_of_job, run_with_failures
 from knee.engine.workload.flop import model_flop_per_token
 from knee.engine.workload.outer_sync_loss import DEFAULT_OUTER_LAW
 from knee.engine.workload.parameters import parameter_count

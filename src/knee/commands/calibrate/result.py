@@ -15,9 +15,8 @@ from knee.specs.argument_types import checked_arguments
 from knee.specs.load import Loaded
 from knee.specs.profile import Profile
 from knee.specs.profile_parameters import PARAMETERS
-from knee.trust.profile_fit.calibration import OwnProfile
+from knee.trust.profile_fit.calibration import OwnProfile, profile_text
 from knee.trust.profile_fit.next_runs import SuggestedRun
-from knee.trust.profile_fit.profile_file import profile_text
 from knee.trust.validation.user_records import UserRuns
 
 

@@ -15,9 +15,8 @@ from knee.base.errors import DoesNotFit, SpecError
 from knee.base.units import DAY_S
 from knee.engine.energy import grid as grid_of
 from knee.engine.one_job import simulate
-from knee.engine.reliability.drawn_runs import month_of
 from knee.engine.reliability.goodput import goodput_of
-from knee.engine.reliability.whole_run import whole_run
+from knee.engine.reliability.whole_run import month_of, whole_run
 from knee.engine.training_cost import bill_of, parse_tokens
 from knee.engine.workload.parameters import parameter_count
 from knee.specs.constants import constant

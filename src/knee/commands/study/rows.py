@@ -23,8 +23,7 @@ from knee.specs.load import load_cluster, load_model
 from knee.specs.metrics import DERIVED, STEP
 from knee.specs.plan import KNOBS, Plan
 from knee.specs.plan_words import plan_words
-from knee.trust.validation.bandwidth_errors import LARGE_BYTES
-from knee.trust.validation.published_bandwidths import carried_bandwidths
+from knee.trust.validation.bandwidth_errors import LARGE_BYTES, carried_bandwidths
 
 MAY_DIFFER = (
     "capacity_factor",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from knee.base.errors import DoesNotFit, InputError, SpecError
 from knee.base.progress import Progress, silent
-from knee.search.nearest_plan import no_plan, nothing_fits
+from knee.search.follow_ups import no_plan, nothing_fits
 from knee.search.plan_filter import matching
 from knee.search.plan_search import SearchResult, search
 from knee.search.space import Space

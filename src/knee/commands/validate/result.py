@@ -13,10 +13,9 @@ from knee.base.files import csv_text, real_path, write_text
 from knee.commands.study.claims import Tally, Verdict
 from knee.show.result import Result
 from knee.specs.argument_types import checked_arguments
-from knee.trust.validation.bandwidth_errors import LARGE_BYTES, BandwidthValidation
+from knee.trust.validation.bandwidth_errors import LARGE_BYTES, BandwidthFile, BandwidthValidation
 from knee.trust.validation.bundled_runs import CarriedFidelity
 from knee.trust.validation.csv_cells import none_used
-from knee.trust.validation.published_bandwidths import BandwidthFile
 from knee.trust.validation.published_runs import RunFile
 from knee.trust.validation.run_errors import Validation as RunErrors
 
