@@ -12,8 +12,7 @@ import csv
 import sys
 from pathlib import Path
 
-from knee.trust.validation.bandwidth_errors import LARGE_BYTES
-from knee.trust.validation.published_bandwidths import Reading, read_bandwidths
+from knee.trust.validation.bandwidth_errors import LARGE_BYTES, Reading, read_bandwidths
 
 OUT = Path(__file__).parent.parent / "src/knee/catalog/validation/collectives.csv"
 COLUMNS = "source,gpu,nodes,n_gpus,gpus_per_node,node_gbit_per_s,fabric,collective,bytes,algorithm,busbw_GBps,reference"

@@ -12,7 +12,8 @@ import click
 from knee.base.units import dimension
 from knee.commands.study.failure_rows import LongRun, ReplicaExchange, Wall
 from knee.commands.study.study_file import Bandwidths, Budgets, Draw, Published, Study, StudyGrid
-from knee.engine.reliability.defaults import NO_DEFAULT, RATE_ENDS, default_of, defaults_document
+from knee.engine.reliability.defaults import DEFAULTS, NO_DEFAULT, RATE_ENDS, default_of
+from knee.specs.catalog import catalog_file
 from knee.specs.data_sheets import MEASURED
 from knee.specs.field_words import field_rows, unit_words
 from knee.specs.hardware import AttentionRate, Cluster, Fabric, GemmRate, Gpu, Node, NodeNics, Tier
@@ -106,9 +107,9 @@ def default_rows() -> list[tuple[str, str, str, str, str]]:
     rows = [
         (name, str(entry["value"]), _range(name, entry), entry["kind"], entry["source"])
         for table in ("defaults", "run")
-        for name, entry in defaults_document()[table].items()
+        for name, entry in catalog_file(DEFAULTS)[table].items()
     ]
-    for name, points in defaults_document()["initialisation"].items():
+    for name, points in catalog_file(DEFAULTS)["initialisation"].items():
         values = ", ".join(f"{time:g} s" for time in points["time_s"])
         gpus = f"{points['gpus'][0]:,} to {points['gpus'][-1]:,} GPUs"
         rows.append((f"initialisation of {name}", values, gpus, points["kind"], points["source"]))

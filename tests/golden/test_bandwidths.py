@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 
 from knee.measure.hardware_fit.residuals import Residuals
-from knee.trust.validation.bandwidth_errors import BandwidthValidation, validate_bandwidths
-from knee.trust.validation.published_bandwidths import carried_bandwidths, read_bandwidths
+from knee.trust.validation.bandwidth_errors import (
+    BandwidthValidation,
+    carried_bandwidths,
+    read_bandwidths,
+    validate_bandwidths,
+)
 
 GATHERED = Path(__file__).parents[1] / "data" / "published_bandwidths.csv"
 SOURCES = Path(__file__).parents[2] / "src" / "knee"

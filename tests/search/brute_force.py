@@ -17,8 +17,7 @@ from knee.base.arrays import extreme_values
 from knee.engine.simulator import Results, simulate_table
 from knee.search import plan_search
 from knee.search.memory_fit import fitting
-from knee.search.pareto_front import Merits, pareto
-from knee.search.plan_search import results_rows, score, search
+from knee.search.plan_search import Merits, pareto, results_rows, score, search
 from knee.search.space import Space
 from knee.search.space_tables import whole_table, without_twins
 from knee.specs.hardware import Cluster

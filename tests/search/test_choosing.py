@@ -13,8 +13,7 @@ from knee.engine.simulator import simulate_table
 from knee.search import follow_ups as draws_of
 from knee.search.follow_ups import OF_MEMORY, drawn, robust
 from knee.search.memory_fit import fitting
-from knee.search.pareto_front import pareto
-from knee.search.plan_search import cell_bests, score, search
+from knee.search.plan_search import cell_bests, pareto, score, search
 from knee.search.space import Space
 from knee.search.space_tables import whole_table
 from knee.specs.profile_parameters import value_of

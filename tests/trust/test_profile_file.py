@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from knee.specs.load import load_profile
-from knee.trust.profile_fit.calibration import OwnProfile
-from knee.trust.profile_fit.profile_file import profile_text
+from knee.trust.profile_fit.calibration import OwnProfile, profile_text
 
 
 def written_from(ref: str, fitted: dict[str, float]) -> dict[str, Any]:

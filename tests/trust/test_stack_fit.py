@@ -11,8 +11,7 @@ from scipy.optimize import minimize
 
 from knee.specs.profile_parameters import Parameter
 from knee.trust.profile_fit import stack_fit
-from knee.trust.profile_fit.calibration import OwnProfile, _covering, held_away, surely_better
-from knee.trust.profile_fit.profile_file import written
+from knee.trust.profile_fit.calibration import OwnProfile, _covering, held_away, surely_better, written
 from knee.trust.profile_fit.stack_fit import NOISE, UNTOLD, calibrate, free_of, problem_of
 from knee.trust.validation.simulated_runs import Predicted
 

@@ -18,7 +18,7 @@ from knee.specs.plan import SHARDING_FAMILIES, SHARDINGS
 from knee.trust.error_table import COLUMNS, LATER, OWN, error_rows, read_errors
 from knee.trust.similarity import ENOUGH, GATHERED_GPUS, likeness_of
 from knee.trust.trust import Trust, trust_of
-from knee.trust.validation.published_bandwidths import carried_bandwidths
+from knee.trust.validation.bandwidth_errors import carried_bandwidths
 from knee.trust.validation.published_runs import PublishedRun, Setting
 from knee.trust.validation.run_to_job import job_of
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
 import numpy as np
 
 from knee.base.arrays import Floats
 from knee.base.errors import InputError, argument
-from knee.specs.catalog import ROOT, did_you_mean, read_toml
+from knee.specs.catalog import catalog_file, did_you_mean
 from knee.specs.constants import constant
 from knee.specs.hardware import Cluster, Gpu
 
@@ -39,14 +37,9 @@ class CarbonGrid:
         return self.kg_co2e_per_j * 1e3 * J_PER_KWH
 
 
-@cache
-def _document() -> dict[str, dict[str, Any]]:
-    return read_toml(ROOT / "grids.toml")
-
-
 def grid_names() -> list[str]:
     """Grids that the catalogue has."""
-    return list(_document())
+    return list(catalog_file("grids.toml"))
 
 
 def grid(name: str) -> CarbonGrid:
@@ -56,7 +49,7 @@ def grid(name: str) -> CarbonGrid:
         return CarbonGrid(
             name=f"{float(match[1]):g} g/kWh", kg_co2e_per_j=_kg_per_j(name), kind="user", source=argument("grid")
         )
-    entry = _document().get(name)
+    entry = catalog_file("grids.toml").get(name)
     if entry is None:
         close = did_you_mean(name, grid_names())
         guess = f"did you mean {close}? " if close else ""

@@ -34,8 +34,7 @@ from knee.specs.plan_table import table_of
 
 if TYPE_CHECKING:
     from knee.engine.events import Events
-    from knee.engine.timeline.step_events import Tail
-    from knee.engine.timeline.step_outline import StageOutline
+    from knee.engine.timeline.step_events import StageOutline, Tail
 
 ASSUMPTIONS = (
     "attention uses the causal mask; sequences are packed to their full length",
@@ -158,7 +157,7 @@ def events_of(job: Job) -> list[Events]:
 def outline_of(w: EvaluatedStep) -> list[StageOutline]:
     """The same step with whole layers and every kind of action once, from what was evaluated already."""
     from knee.engine.timeline.segment_events import scripts_of
-    from knee.engine.timeline.step_outline import stage_outlines
+    from knee.engine.timeline.step_events import stage_outlines
 
     # groups as the first stage sees them: other ranks, of the same number
     script = scripts_of(w.model, w.cluster, w.parts, w.actions, 0, whole_layers=True)

@@ -14,7 +14,7 @@ from knee.engine.intervals import covered, merge, outside
 from knee.engine.one_job import outline_of
 from knee.engine.simulator import EvaluatedStep
 from knee.engine.timeline.pipelines.spans import actions_in
-from knee.engine.timeline.step_outline import RepeatedAction, StageOutline
+from knee.engine.timeline.step_events import RepeatedAction, StageOutline
 
 MOST_ACTIONS = 50_000
 """Most actions of a pipeline that is drawn: more take longer than anybody waits."""

@@ -130,11 +130,7 @@ def parse_counts(text: str) -> list[int]:
         while low <= high:
             counts.add(low)
             low *= 2
-    if len(counts) > MOST_COUNTS:
-        raise InputError(
-            f"{what} has {len(counts)} counts; {MOST_COUNTS} are the maximum", hint=hint, code="too-many", field="gpus"
-        )
-    return sorted(counts)
+    return _sort_counts(counts, what, hint)
 
 
 def checked_counts(counts: Sequence[int]) -> list[int]:
@@ -144,14 +140,14 @@ def checked_counts(counts: Sequence[int]) -> list[int]:
     if wrong or not counts:
         text = f"{wrong[0]!r} is not a number of GPUs" if wrong else "no GPU count is given"
         raise InputError(f"{argument('gpus')}: {text}", hint=hint, code="not-a-count", field="gpus")
-    if len(set(counts)) > MOST_COUNTS:
-        raise InputError(
-            f"{argument('gpus')} has {len(set(counts))} counts; {MOST_COUNTS} are the maximum",
-            hint=hint,
-            code="too-many",
-            field="gpus",
-        )
-    return sorted(set(counts))
+    return _sort_counts(set(counts), argument("gpus"), hint)
+
+
+def _sort_counts(counts: set[int], what: str, hint: str) -> list[int]:
+    if len(counts) > MOST_COUNTS:
+        text = f"{what} has {len(counts)} counts; {MOST_COUNTS} are the maximum"
+        raise InputError(text, hint=hint, code="too-many", field="gpus")
+    return sorted(counts)
 
 
 def check_batch(local_batch: float | None, global_batch: int | None, most_gpus: int) -> None:

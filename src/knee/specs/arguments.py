@@ -35,6 +35,11 @@ def both_given(first: str, second: str, *, hint: str) -> InputError:
     )
 
 
+def not_in_range(name: str, value: str, rule: str, *, hint: str | None = None) -> InputError:
+    """The error of an argument whose value breaks a rule."""
+    return InputError(f"{argument(name)} is {value}; {rule}", hint=hint, code="out-of-range", field=name)
+
+
 def checked_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
     """Keyword arguments that are fields of a plan; others are refused with the nearest."""
     known = [field.name for field in fields(Plan)]

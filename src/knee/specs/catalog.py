@@ -185,6 +185,12 @@ def read_toml(path: Path, *, field: str | None = None) -> dict[str, Any]:
         raise InputError(f"{path} is not valid TOML: {why}", code="not-toml", field=field) from None
 
 
+@cache
+def catalog_file(name: str) -> dict[str, dict[str, Any]]:
+    """A file of the catalogue that has no entries of specs, such as ``constants.toml``, as it is written; read once."""
+    return read_toml(ROOT / name)
+
+
 def read_text(path: Path, *, most: int = MOST_JSON_BYTES, field: str | None = None) -> str:
     """A text file, or one sentence about why it cannot be read; ``field`` names the argument."""
     try:

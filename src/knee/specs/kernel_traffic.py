@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from knee.specs.catalog import ROOT, read_toml
+from knee.specs.catalog import catalog_file
 from knee.specs.profile import Kernels
 
 
@@ -21,13 +21,8 @@ class Passes:
 
 
 @cache
-def _document() -> dict[str, dict[str, Any]]:
-    return read_toml(ROOT / "kernels.toml")
-
-
-@cache
 def _entry(kernels: str, name: str) -> dict[str, Any]:
-    table = _document()[kernels]
+    table = catalog_file("kernels.toml")[kernels]
     if name in table:
         own: dict[str, Any] = table[name]
         return {"kind": table["kind"], "source": table["source"]} | own
@@ -43,12 +38,10 @@ def passes_of(kernels: Kernels, name: str) -> Passes:
 
 def pass_rows(kernels: Kernels) -> list[tuple[str, str, str, str]]:
     """(operation, forward / backward, kind, source) of a kernel set, for ``--why``."""
-    names = dict.fromkeys(name for table in _document().values() for name in table if name not in _WORDS)
+    tables = catalog_file("kernels.toml").values()
+    names = dict.fromkeys(name for table in tables for name in table if name not in ("base", "source", "kind"))
     rows = []
     for name in names:
         entry = _entry(kernels, name)
         rows.append((name, f"{entry['forward']:g} / {entry['backward']:g} passes", entry["kind"], entry["source"]))
     return rows
-
-
-_WORDS = ("base", "source", "kind")

@@ -25,17 +25,9 @@ def four_digits(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def cluster_toml(base: str, values: Mapping[str, Value], *, comments: tuple[str, ...] = ()) -> str:
-    """The file's text; keys of ``values`` are dotted field paths, such as ``gpu.hbm_frac``."""
-    return _toml(base, values, comments)
-
-
-def profile_toml(base: str | None, values: Mapping[str, Value], *, comments: tuple[str, ...] = ()) -> str:
-    """The file's text; keys of ``values`` are fields, such as ``launch_s``. Without a base they are all there is."""
-    return _toml(base, values, comments)
-
-
-def _toml(base: str | None, values: Mapping[str, Value], comments: tuple[str, ...]) -> str:
+def spec_toml(base: str | None, values: Mapping[str, Value], *, comments: tuple[str, ...] = ()) -> str:
+    """The file's text; keys of ``values`` are dotted field paths, such as ``gpu.hbm_frac`` or ``launch_s``. Without a
+    base they are all there is."""
     # tomli-w would give every value a table of its own; here it stands on one line with its kind and its source
     tables: dict[str, list[str]] = {"": [] if base is None else [f"base = {_scalar(base)}"]}
     for path, value in values.items():

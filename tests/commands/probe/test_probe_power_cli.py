@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from knee.base.errors import MissingExtra
 from knee.commands.main import main
-from knee.measure.machine import nvml
+from knee.measure.machine import gpus, nvml
 from knee.measure.machine import power_loads as power
 from knee.measure.machine.readings import Machine, key_of, read_readings
 from knee.specs.load import load_cluster
@@ -68,7 +68,7 @@ def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, 
 def test_without_a_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(power, "need_torch", lambda _: None)
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr(nvml, "nvml_library", lambda: None)
+    monkeypatch.setattr(gpus, "nvml_library", lambda: None)
     assert isinstance(ended("probe", "power", "--out", tmp_path / "m.toml")[1], MissingExtra)
 
 

@@ -17,7 +17,6 @@ import knee
 from knee.base.errors import SpecError
 from knee.base.units import amount
 from knee.engine.reliability.defaults import conditions_of, initialisation_time_s
-from knee.engine.reliability.drawn_runs import drawn_times
 from knee.engine.reliability.goodput import (
     best_interval_s,
     daly_interval_s,
@@ -26,8 +25,7 @@ from knee.engine.reliability.goodput import (
     time_per_work,
     young_interval_s,
 )
-from knee.engine.reliability.published_interruptions import interrupted_runs
-from knee.engine.reliability.whole_run import poisson_range, restarted_time_s, whole_run
+from knee.engine.reliability.whole_run import drawn_times, interrupted_runs, poisson_range, restarted_time_s, whole_run
 from knee.specs.load import load_cluster
 from knee.specs.reliability import CAUSES, Reliability
 from refusals import refused

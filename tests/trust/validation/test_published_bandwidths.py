@@ -12,15 +12,18 @@ import pytest
 from knee.base.errors import InputError
 from knee.specs.catalog import fabric_aliases
 from knee.specs.load import load_cluster
-from knee.trust.validation.bandwidth_errors import BANDS, cluster_of, predict, validate_bandwidths
-from knee.trust.validation.published_bandwidths import (
+from knee.trust.validation.bandwidth_errors import (
+    BANDS,
     MEASURED,
     REQUIRED,
     BandwidthFile,
     BandwidthSetting,
     carried_bandwidths,
+    cluster_of,
     is_bandwidths,
+    predict,
     read_bandwidths,
+    validate_bandwidths,
 )
 
 ROW: dict[str, Any] = {

@@ -12,7 +12,7 @@ from knee.specs.catalog import gpu_aliases
 from knee.specs.load import catalog_entries
 from knee.specs.notes import Note
 from knee.trust.validation.published_runs import MEASURED, REQUIRED, RunFile, Setting, read_runs
-from knee.trust.validation.run_to_job import RECOMPUTE, STACKS, RunJob, gpu_key, job_of, stack_of
+from knee.trust.validation.run_to_job import RECOMPUTE, RunJob, gpu_key, job_of, stack_of, stacks
 from knee.trust.validation.user_records import read_user_runs
 from refusals import caught, kind, numbers
 from runs_files import ROW, runs_file
@@ -233,7 +233,7 @@ def test_a_replaced_attention_kernel_is_said() -> None:
 
 
 def test_every_stack_is_known_by_its_names() -> None:
-    for stack in STACKS:
+    for stack in stacks().values():
         for name in stack.names:
             assert stack_of(Setting(**ROW, stack=name.upper().replace(" ", "-"))) == stack
 

@@ -33,12 +33,12 @@ from knee.commands.job_request import (
 )
 from knee.engine.energy import CarbonGrid
 from knee.engine.energy import grid as grid_of
-from knee.engine.reliability.published_interruptions import interrupted_runs
+from knee.engine.reliability.whole_run import interrupted_runs
 from knee.engine.training_cost import checked_pue
 from knee.engine.workload.parameters import parameter_count
 from knee.specs import Cluster, Job, Model, Profile
 from knee.specs.argument_types import checked_arguments
-from knee.specs.arguments import both_given, require
+from knee.specs.arguments import both_given, not_in_range, require
 from knee.specs.catalog import Source
 from knee.specs.constants import constant_source
 from knee.specs.defaults import DEFAULT_BATCH_LAW, DEFAULT_FAMILY, DEFAULT_GRID, DEFAULT_LAW, DEFAULT_SEQ_LEN
@@ -47,8 +47,6 @@ from knee.specs.load import Loaded, make_job
 from knee.specs.model.split_rules import check_searched_exchanges
 from knee.specs.plan import SyncDtype
 from knee.trust.trust import Trust, trust_of
-
-# Limits that cannot be, and why a budget trains nothing, in words.
 
 
 def check_dense(model: Model, law: str) -> None:
@@ -67,12 +65,7 @@ def checked_mfu(given: float | None) -> float:
     """The share of the peak that counting FLOP assumes: given, or the catalogue's."""
     mfu = given if given is not None else assumed_mfu()[0]
     if not 0 < mfu <= 1:
-        raise InputError(
-            f"{argument('mfu')} is {mfu:g}; it must be above 0 and at most 1",
-            hint="for example 0.4",
-            code="out-of-range",
-            field="mfu",
-        )
+        raise not_in_range("mfu", f"{mfu:g}", "it must be above 0 and at most 1", hint="for example 0.4")
     return mfu
 
 
@@ -80,12 +73,8 @@ def check_tokens_per_param(given: float | None) -> None:
     """Refuse a ratio that no run has."""
     # also false for nan
     if given is not None and not 0 < given < 1e9:
-        raise InputError(
-            f"{argument('tokens_per_param')} is {given:g}; it must be above 0 and below 1e9",
-            hint="Chinchilla used 20",
-            code="out-of-range",
-            field="tokens_per_param",
-        )
+        rule = "it must be above 0 and below 1e9"
+        raise not_in_range("tokens_per_param", f"{given:g}", rule, hint="Chinchilla used 20")
 
 
 def check_limits(limits: BudgetLimits, *, priced: bool, max_gpus: int, cluster: str) -> None:
@@ -94,26 +83,14 @@ def check_limits(limits: BudgetLimits, *, priced: bool, max_gpus: int, cluster: 
         value = getattr(limits, name)
         # also false for nan
         if value is not None and not 0 < value < 1e30:
-            raise InputError(
-                f"{argument(name)} is {value:g}; it must be a finite number above 0",
-                hint="leave it out if there is no limit",
-                code="out-of-range",
-                field=name,
-            )
+            hint = "leave it out if there is no limit"
+            raise not_in_range(name, f"{value:g}", "it must be a finite number above 0", hint=hint)
     if limits.gpus < 1:
-        raise InputError(
-            f"{argument('gpus')} is {limits.gpus}; it must be at least 1",
-            hint=f"for example {argument('gpus')} 2048",
-            code="out-of-range",
-            field="gpus",
-        )
+        hint = f"for example {argument('gpus')} 2048"
+        raise not_in_range("gpus", str(limits.gpus), "it must be at least 1", hint=hint)
     if limits.gpus > max_gpus:
-        raise InputError(
-            f"{argument('gpus')} is {limits.gpus:,}; {cluster} is described only up to {max_gpus:,}",
-            hint="use fewer",
-            code="out-of-range",
-            field="gpus",
-        )
+        rule = f"{cluster} is described only up to {max_gpus:,}"
+        raise not_in_range("gpus", f"{limits.gpus:,}", rule, hint="use fewer")
     if limits.days is None and limits.usd is None and limits.mwh is None:
         only = f" ({argument('tokens_max')} limits the data, not the compute)" if limits.tokens_max is not None else ""
         raise InputError(
@@ -364,18 +341,12 @@ def _model(model: ModelLike | None, params: Amount | None, family: Family) -> Mo
     if count is None:
         return None
     if not LEAST_PARAMS <= count <= MOST_PARAMS:
-        raise InputError(
-            f"{argument('params')} is {params}; the sizes of the family are {short(LEAST_PARAMS)} to "
-            f"{short(MOST_PARAMS)}",
-            hint=f"for example {argument('params')} 8B",
-            code="out-of-range",
-            field="params",
-        )
+        rule = f"the sizes of the family are {short(LEAST_PARAMS)} to {short(MOST_PARAMS)}"
+        raise not_in_range("params", str(params), rule, hint=f"for example {argument('params')} 8B")
     return family.shape(count)
 
 
 def _batch_max(given: Amount | None, seq_len: int) -> float | None:
-    """Tokens per step, at least one sequence."""
     most = count_of("batch_max", given)
     if most is not None and most < seq_len:
         raise DoesNotFit(

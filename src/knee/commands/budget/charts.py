@@ -33,9 +33,10 @@ def budget_figures(data: Data) -> list[Figure]:
 
 def _sizes(data: Data) -> Figure:
     runs, flop = data["by_size"], data["flop_counting"]
-    points = [ChartPoint(series=BEST, x=_round(run["params"]), y=run["loss"], kind="simulated") for run in runs]
-    points += [
-        ChartPoint(series=COUNTED, x=_round(run["params"]), y=run["counted_loss"], kind="simulated") for run in runs
+    points = [
+        ChartPoint(series=series, x=_round(run["params"]), y=run[loss], kind="simulated")
+        for series, loss in ((BEST, "loss"), (COUNTED, "counted_loss"))
+        for run in runs
     ]
     columns = ("params", "tokens", "loss", "counted_loss", "mfu_frac", "exposed_frac", "plan")
     rows = tuple({name: run[name] for name in columns[:-1]} | {"plan": run["plan_words"]} for run in runs)
@@ -82,14 +83,10 @@ def _frontier(one: Data) -> Figure | None:
         where = f"the knee is {amount(one['knee'])} {heading(axis)}" + (" or more" if one["open"] else "")
         spec = spec | {"layer": [*spec["layer"], *_knee(one, spec)]}
     shaded = (
-        (
-            " The pale band is that of the law's coefficients; an error of theirs moves the whole curve within it, "
-            "and its bends far less."
-        )
-        if bands
-        else ""
+        " The pale band is that of the law's coefficients; an error of theirs moves the whole curve within it, and its "
+        "bends far less."
     )
-    remarks = "".join(f" {remark[:1].upper()}{remark[1:]}." for remark in one["remarks"])
+    remarks = "".join(f" {remark[:1].upper()}{remark[1:]}." for remark in one["remarks"]) + (shaded if bands else "")
     rows = tuple(
         {
             axis: p["value"],
@@ -97,9 +94,7 @@ def _frontier(one: Data) -> Figure | None:
             "law_low": p["law_band"] and p["law_band"][0],
             "law_high": p["law_band"] and p["law_band"][1],
             "worth_frac": p["worth_frac"],
-            "gpus": p["run"]["gpus"],
-            "params": p["run"]["params"],
-            "tokens": p["run"]["tokens"],
+            **{name: p["run"][name] for name in ("gpus", "params", "tokens")},
             "ends_by": TITLES.get(p["run"]["binding"], "data"),
         }
         for p in known
@@ -107,18 +102,9 @@ def _frontier(one: Data) -> Figure | None:
     return Figure(
         id=f"frontier-{axis.replace('_', '-')}",
         title=f"Loss against {TITLES[axis]}",
-        caption=f"{where[:1].upper()}{where[1:]}: {one['words']}. The other limits stay.{remarks}{shaded}",
+        caption=f"{where[:1].upper()}{where[1:]}: {one['words']}. The other limits stay.{remarks}",
         spec=spec,
-        columns=(
-            axis,
-            "loss",
-            *(("law_low", "law_high") if bands else ()),
-            "worth_frac",
-            "gpus",
-            "params",
-            "tokens",
-            "ends_by",
-        ),
+        columns=tuple(name for name in rows[0] if bands or not name.startswith("law_")),
         rows=rows,
     )
 
@@ -162,12 +148,11 @@ def _grid(data: Data) -> Figure:
 
 def _iso(data: Data) -> Figure:
     iso = data["iso_loss"]
-    points = []
-    for end, name in (("low_params", "at least"), ("high_params", "at most")):
-        points += [
-            ChartPoint(series=f"loss {one['loss']:.3f}", part=name, x=one["gpus"], y=one[end], kind="simulated")
-            for one in iso
-        ]
+    points = [
+        ChartPoint(series=f"loss {one['loss']:.3f}", part=name, x=one["gpus"], y=one[end], kind="simulated")
+        for end, name in (("low_params", "at least"), ("high_params", "at most"))
+        for one in iso
+    ]
     return Figure(
         id="iso-loss",
         title="Equal loss: the sizes that reach it",

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 from knee.base.units import DAY_S, HOUR_S
 from knee.commands.budget.model_family import STEPS_PER_DOUBLING
@@ -165,9 +165,8 @@ def _climbed(problem: Problem, limits: BudgetLimits, run: BudgetRun) -> BudgetRu
 
 
 def _within(limits: BudgetLimits, name: Name, value: float) -> BudgetLimits:
-    if name == "days":
-        return replace(limits, days=value)
-    return replace(limits, usd=value) if name == "usd" else replace(limits, mwh=value)
+    changed: dict[str, Any] = {name: value}
+    return replace(limits, **changed)
 
 
 def _worth(law: Law, before: BudgetRun | None, after: BudgetRun | None) -> float | None:
@@ -283,10 +282,8 @@ def bands_of(
         return Bands(law=of_law, engine=None, both=None, low_affords=None)
     # as fast at the same power: tokens a joule move as tokens a second
     ends = [
-        problem.tokens(limits, rate.gpus, rate.tokens_per_s * (1.0 + end), rate.tokens_per_j * (1.0 + end), run.model)[
-            0
-        ]
-        for end in (high_frac, low_frac)
+        problem.tokens(limits, rate.gpus, rate.tokens_per_s * times, rate.tokens_per_j * times, run.model)[0]
+        for times in (1.0 + high_frac, 1.0 + low_frac)
     ]
     losses = [float(law.loss(run.counted, tokens or run.tokens)) for tokens in ends]
     engine = losses[0], losses[1]

@@ -42,26 +42,12 @@ def budget_page(data: Data, *, command: str = "", month: Sequence[Data] = ()) ->
     ]
     if month:
         sections.append(failure_section(best["with_failures"], month))
-    frontiers = _charts(figures, *(name for name in figures if name.startswith("frontier")))
-    if frontiers:
-        sections.append(
-            Section(
-                id="frontier",
-                title="What more of it buys",
-                charts=frontiers,
-                says="The best run at halves and doubles of what the best takes, while the other limits stay.",
-            )
-        )
-    both = _charts(figures, "grid", "iso-loss")
-    if both:
-        sections.append(
-            Section(
-                id="iso",
-                title="Equal loss",
-                charts=both,
-                says="Over GPUs and sizes the loss is a valley: its height, and its contours.",
-            )
-        )
+    if frontiers := _charts(figures, *(name for name in figures if name.startswith("frontier"))):
+        says = "The best run at halves and doubles of what the best takes, while the other limits stay."
+        sections.append(Section(id="frontier", title="What more of it buys", charts=frontiers, says=says))
+    if both := _charts(figures, "grid", "iso-loss"):
+        says = "Over GPUs and sizes the loss is a valley: its height, and its contours."
+        sections.append(Section(id="iso", title="Equal loss", charts=both, says=says))
     sections.append(
         Section(
             id="sure",

@@ -23,18 +23,18 @@ class PublishedTraining:
     """One run and what is predicted for it. None: not published, or not to be predicted."""
 
     name: str
-    cluster: str | None
-    profile: str | None
-    gpus: int | None
+    cluster: str | None = None
+    profile: str | None = None
+    gpus: int | None = None
     tokens: float
-    gpu_hours: float | None
-    predicted_gpu_hours: float | None
+    gpu_hours: float | None = None
+    predicted_gpu_hours: float | None = None
     failed_gpu_hours: float | None = None
     """Predicted with failures, by the default rates of ``[reliability]``."""
     goodput_frac: float | None = None
-    flop: float | None
-    predicted_flop: float | None
-    rate: Rate | None
+    flop: float | None = None
+    predicted_flop: float | None = None
+    rate: Rate | None = None
     assumed: str
     source: str
 
@@ -61,19 +61,7 @@ def published_runs() -> list[PublishedTraining]:
         common = {"name": name, "tokens": tokens, "assumed": raw["assumed"], "source": raw["source"]}
         if "gpu_hours" not in raw:
             flop = FLOP_PER_PARAM_TOKEN * float(raw["params"]) * tokens
-            found.append(
-                PublishedTraining(
-                    **common,
-                    cluster=None,
-                    profile=None,
-                    gpus=None,
-                    rate=None,
-                    gpu_hours=None,
-                    predicted_gpu_hours=None,
-                    flop=float(raw["flop"]),
-                    predicted_flop=flop,
-                )
-            )
+            found.append(PublishedTraining(**common, flop=float(raw["flop"]), predicted_flop=flop))
             continue
         hours, rate = predicted_gpu_hours(raw)
         left = None if rate is None else _goodput_frac(raw, rate)
@@ -88,8 +76,6 @@ def published_runs() -> list[PublishedTraining]:
                 predicted_gpu_hours=hours,
                 failed_gpu_hours=None if hours is None or left is None else hours / left,
                 goodput_frac=left,
-                flop=None,
-                predicted_flop=None,
             )
         )
     return found
@@ -111,8 +97,3 @@ def _goodput_frac(raw: Mapping[str, Any], rate: Rate) -> float:
     params, cluster = parameter_count(load_model(raw["model"]).spec), load_cluster(raw["cluster"]).spec
     step_s = int(raw["global_batch"]) * int(raw["seq_len"]) / rate.tokens_per_s
     return goodput_of(params, cluster, rate.gpus, step_s=step_s).goodput_frac
-
-
-def worst_of(runs: list[PublishedTraining]) -> PublishedTraining:
-    """The one that is furthest off."""
-    return max(runs, key=lambda run: abs(run.error_frac or 0.0))

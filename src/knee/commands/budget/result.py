@@ -14,14 +14,12 @@ from knee.base.errors import InputError, argument
 from knee.base.units import DAY_S, HOUR_S, amount, counted, short
 from knee.commands.budget.frontier import COARSE, KNEE_WORDS, Bands, Frontier, IsoLoss, Lost, Marginal
 from knee.commands.budget.model_family import STEPS_PER_DOUBLING
-from knee.commands.budget.published_budgets import WITHIN_FRAC, PublishedTraining, worst_of
+from knee.commands.budget.published_budgets import WITHIN_FRAC, PublishedTraining
 from knee.commands.budget.scaling_laws import BAND_FRAC, DRAWS, FLOP_PER_PARAM_TOKEN, assumed_mfu
 from knee.commands.budget.search import EVEN_LOSS, J_PER_MWH, BudgetLimits, BudgetRun, FlopChoice, Problem, RareExchange
 from knee.engine.energy import CarbonGrid
 from knee.engine.one_job import ASSUMPTIONS
-from knee.engine.reliability.drawn_runs import month_of_job
-from knee.engine.reliability.published_interruptions import InterruptedRun
-from knee.engine.reliability.whole_run import run_with_failures
+from knee.engine.reliability.whole_run import InterruptedRun, month_of_job, run_with_failures
 from knee.engine.workload.flop import model_flop_per_token
 from knee.engine.workload.outer_sync_loss import DEFAULT_OUTER_LAW
 from knee.engine.workload.parameters import parameter_count
@@ -32,26 +30,14 @@ from knee.specs.model import Model
 from knee.specs.plan_words import plan_words
 from knee.trust.trust import Trust
 
-# Training runs whose cost was published, beside what is predicted for them.
-
-FIELDS = (
-    "name",
-    "cluster",
-    "profile",
-    "gpus",
-    "tokens",
-    "gpu_hours",
-    "predicted_gpu_hours",
-    "flop",
-    "predicted_flop",
-    "error_frac",
-    "goodput_frac",
-    "failed_gpu_hours",
-    "failed_error_frac",
-    "plan",
-    "assumed",
-    "source",
+CHECKED = (
+    *("name", "cluster", "profile", "gpus", "tokens", "gpu_hours", "predicted_gpu_hours", "flop", "predicted_flop"),
+    *("error_frac", "goodput_frac", "failed_gpu_hours", "failed_error_frac", "plan", "assumed", "source"),
 )
+"""Columns of a published training run beside its prediction."""
+RUN = ("gpus", "tokens", "tokens_per_param", "loss", "binding", "days", "gpu_hours", "cost_usd", "energy_j")
+RATE = ("tokens_per_s", "tokens_per_j", "mfu_frac")
+"""What plain data has of a run and of its rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -65,7 +51,7 @@ class BudgetCheck(Result):
     @property
     def sentence(self) -> str:
         """One sentence: the number of runs within the target error, and the largest error."""
-        worst = worst_of(list(self.runs))
+        worst = max(self.runs, key=lambda run: abs(run.error_frac or 0.0))
         within = sum(run.error_frac is not None and abs(run.error_frac) <= WITHIN_FRAC for run in self.runs)
         error = 0.0 if worst.error_frac is None else worst.error_frac
         hours = sum(run.gpu_hours is not None for run in self.runs)
@@ -82,7 +68,7 @@ class BudgetCheck(Result):
     def rows(self) -> list[dict[str, Any]]:
         """One row per run."""
         return [
-            {name: plan_of(run) or None if name == "plan" else getattr(run, name) for name in FIELDS}
+            {name: plan_of(run) or None if name == "plan" else getattr(run, name) for name in CHECKED}
             for run in self.runs
         ]
 
@@ -110,9 +96,6 @@ USED_UP_FRAC = 0.999
 """Of a limit: what two limits allow exactly differs by rounding."""
 
 
-# ---- the answer ------------------------------------------------------------------------------------------------------
-
-
 def sentences(answer: Budget) -> list[str]:
     """What a manager reads."""
     best, (low, high) = answer.best, answer.even
@@ -137,7 +120,6 @@ def sentences(answer: Budget) -> list[str]:
 
 
 def _rare_words(answer: Budget) -> str:
-    """What an exchange every few steps would bring."""
     rare, every = answer.rare_exchange, f"With an exchange of replicas every {answer.sync_every:,} steps"
     if rare is None:
         return f"{every}, no plan within the limits has replicas."
@@ -151,7 +133,6 @@ def _rare_words(answer: Budget) -> str:
 
 
 def _band_words(answer: Budget) -> str:
-    """The band of the loss, and of what it is where it is not of everything."""
     bands = answer.bands
     if bands.both is not None:
         return f"expected range {_ends(bands.both, 2)}"
@@ -164,7 +145,6 @@ def _band_words(answer: Budget) -> str:
 
 
 def _counting(answer: Budget) -> str:
-    """What a FLOP-only estimate chooses, and what becomes of it."""
     flop, run = answer.flop, answer.flop.run
     chose = (
         f"A FLOP-only estimate at {100 * flop.mfu_frac:.3g}% MFU would choose {short(answer.counted_params)} "
@@ -202,9 +182,6 @@ def limits_words(limits: BudgetLimits) -> str:
     words += [f"{amount(limits.mwh)} MWh"] if limits.mwh is not None else []
     words += [f"{short(limits.tokens_max)} tokens of data"] if limits.tokens_max is not None else []
     return ", ".join(words)
-
-
-# ---- how sure --------------------------------------------------------------------------------------------------------
 
 
 def sure_rows(answer: Budget) -> list[list[str]]:
@@ -281,17 +258,8 @@ def _used_up(limits: BudgetLimits, run: BudgetRun | None, axis: str) -> list[str
         return []
     own = "mwh" if axis == "co2e_kg" else axis
     used = {"days": run.days, "usd": run.cost_usd, "mwh": run.mwh, "tokens_max": run.tokens}
-    return [
-        name
-        for name, taken in used.items()
-        if name != own
-        and taken is not None
-        and (most := getattr(limits, name)) is not None
-        and taken >= USED_UP_FRAC * most
-    ]
-
-
-# ---- what was assumed ------------------------------------------------------------------------------------------------
+    limited = {name: getattr(limits, name) for name in used if name != own and getattr(limits, name) is not None}
+    return [name for name, most in limited.items() if (used[name] or 0.0) >= USED_UP_FRAC * most]
 
 
 def assumptions(answer: Budget) -> list[str]:
@@ -306,9 +274,9 @@ def assumptions(answer: Budget) -> list[str]:
         *_batch_lines(answer),
         _flop_line(answer),
         *(
-            []
+            ()
             if all_counted
-            else ["the FLOP-only size is shown with the embeddings of the nearest model that was tried"]
+            else ("the FLOP-only size is shown with the embeddings of the nearest model that was tried",)
         ),
         f"the models are of the family {problem.family.name}{_ladder_words(answer)}: {problem.family.source}",
         f"the search tried a reduced set of {problem.rates.plans:,} plans; `knee plan` searches all plans of one "
@@ -339,7 +307,6 @@ def _batch_lines(answer: Budget) -> list[str]:
 
 
 def _flop_line(answer: Budget) -> str:
-    """Which FLOP are counted."""
     flop, seq_len = answer.flop, answer.problem.rates.seq_len
     also = "" if answer.problem.law.counts == "all" else ", and those of the output layer"
     source = argument("mfu") if answer.mfu_given else assumed_mfu()[1]
@@ -365,11 +332,9 @@ def _ladder_words(answer: Budget) -> str:
 
 def _site_lines(answer: Budget) -> list[str]:
     price, pue, grid = answer.problem.rates.cluster.usd_per_gpu_h, answer.pue, answer.grid
-    rent = (
-        "the rent per GPU is unknown"
-        if price is None or answer.price is None
-        else f"the rent per GPU is {price:g} USD/h ({answer.price.kind}): {answer.price.text}"
-    )
+    rent = "the rent per GPU is unknown"
+    if price is not None and answer.price is not None:
+        rent = f"the rent per GPU is {price:g} USD/h ({answer.price.kind}): {answer.price.text}"
     return [
         rent,
         "energy and CO2e cover the GPUs and the site's overhead (PUE), but not hosts, switches and storage",
@@ -535,9 +500,6 @@ class Budget(ByValue, Result):
         write_text(Path(out), budget_page(self.to_dict(), command=command, month=month))
 
 
-# ---- data ------------------------------------------------------------------------------------------------------------
-
-
 def as_data(answer: Budget) -> dict[str, Any]:
     """The answer for ``--json``; pictures and pages are made of it."""
     problem, law = answer.problem, answer.problem.law
@@ -581,7 +543,7 @@ def as_data(answer: Budget) -> dict[str, Any]:
         "by_size": [
             run_data(answer, one) | {"counted_loss": answer.flop.loss_of(law, one.counted)} for one in answer.sizes
         ],
-        "flop_counting": _flop_data(answer),
+        "flop_counting": flop_data(answer),
         "marginal": [asdict(one) for one in answer.marginals],
         "frontiers": [frontier_data(answer, one) for one in answer.frontiers],
         "grid": [
@@ -604,7 +566,8 @@ def as_data(answer: Budget) -> dict[str, Any]:
     }
 
 
-def _flop_data(answer: Budget) -> dict[str, Any]:
+def flop_data(answer: Budget) -> dict[str, Any]:
+    """The choice of a FLOP-only estimate as plain data."""
     flop, kg = answer.flop, answer.grid.kg_co2e_per_j
     return {
         "mfu_frac": flop.mfu_frac,
@@ -639,20 +602,10 @@ def run_data(answer: Budget, run: BudgetRun) -> dict[str, Any]:
         "params": run.params,
         "counted_params": run.counted,
         **shape,
-        "gpus": run.gpus,
-        "tokens": run.tokens,
-        "tokens_per_param": run.tokens_per_param,
-        "loss": run.loss,
-        "binding": run.binding,
-        "days": run.days,
-        "gpu_hours": run.gpu_hours,
-        "cost_usd": run.cost_usd,
-        "energy_j": run.energy_j,
+        **{name: getattr(run, name) for name in RUN},
         "energy_mwh": run.mwh,
         "co2e_kg": run.energy_j * answer.grid.kg_co2e_per_j,
-        "tokens_per_s": rate.tokens_per_s,
-        "tokens_per_j": rate.tokens_per_j,
-        "mfu_frac": rate.mfu_frac,
+        **{name: getattr(rate, name) for name in RATE},
         "mfu_6nd_frac": answer.mfu_6nd_frac(run),
         "exposed_frac": rate.exposed_frac,
         "global_batch": rate.global_batch,

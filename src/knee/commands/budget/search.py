@@ -24,8 +24,6 @@ from knee.specs.hardware import Cluster
 from knee.specs.model import Model
 from knee.specs.plan import Plan
 
-# What a budget limits, and what one candidate makes of it.
-
 Name = Literal["days", "usd", "mwh", "tokens_max", "tokens_per_param"]
 J_PER_MWH = 1e3 * J_PER_KWH
 
@@ -114,7 +112,7 @@ the time of an answer."""
 
 def doublings(node: int, most: int) -> list[int]:
     """From a node to the limit, ascending."""
-    least = _least(node, most)
+    least = 1 << (min(node, most).bit_length() - 1)
     return [least << k for k in range((most // least).bit_length())]
 
 
@@ -129,10 +127,6 @@ def rounded(node: int, counts: Iterable[float]) -> set[int]:
     and those than 192."""
     wholes = {int(count) // step * step for count in counts if count >= 1 for step in doublings(node, int(count))}
     return wholes - {0}
-
-
-def _least(node: int, most: int) -> int:
-    return 1 << (min(node, most).bit_length() - 1)
 
 
 Candidate = tuple[int, Model]
@@ -325,7 +319,6 @@ class Problem:
         self.rates.look_ahead(asked for one in candidates for asked in self._asked(limits, *one, below))
 
     def _asked(self, limits: BudgetLimits, gpus: int, model: Model, below: float) -> list[Asked]:
-        """What ``best_at`` asks for first."""
         if self.least_loss(limits, model, gpus) >= below:
             return []
         speed = self._least_tokens_per_s(limits, model, gpus, below)
@@ -694,11 +687,5 @@ def rare_exchange(
 
 
 def _with_replicas(problem: Problem, fixed: Plan, sync_every: int, replicas: int) -> Problem:
-    """The same question of models that so many replicas train."""
-    law = problem.law
-    values = {name: getattr(law, name) for name in Law.__dataclass_fields__}
-    return replace(
-        problem,
-        rates=problem.rates.apart(fixed, sync_every, replicas),
-        law=ReplicaLaw(**values, replicas=replicas),
-    )
+    law = ReplicaLaw(**{name: getattr(problem.law, name) for name in Law.__dataclass_fields__}, replicas=replicas)
+    return replace(problem, rates=problem.rates.apart(fixed, sync_every, replicas), law=law)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from knee.base.units import DAY_S, HOUR_S, amount, counted, short
+from knee.base.units import amount, counted, short
 from knee.commands.budget.frontier import KNEE_WORDS, Frontier, IsoLoss
 from knee.commands.budget.result import (
     AXIS_WORDS,
@@ -16,16 +16,17 @@ from knee.commands.budget.result import (
     assumptions,
     batch_words,
     best_with_failures,
+    flop_data,
     frontier_words,
     limits_words,
     plan_of,
+    run_data,
     sentences,
     sure_rows,
 )
-from knee.commands.budget.search import J_PER_MWH, BudgetLimits, BudgetRun
+from knee.commands.budget.search import BudgetLimits, BudgetRun
 from knee.commands.simulate.text import failure_words
-from knee.engine.reliability.published_interruptions import InterruptedRun
-from knee.show.terminal.table import print_heading, print_rows
+from knee.show.terminal.table import print_columns, print_heading, print_rows, print_table
 from knee.specs.metrics import METRICS
 from knee.specs.plan_words import plan_words
 
@@ -33,51 +34,40 @@ if TYPE_CHECKING:
     from knee.commands.budget.result import Budget
 
 
-# Published training runs against predictions, on the screen.
-
-
 def print_checked(check: BudgetCheck) -> None:
     """Published against predicted, the worst last in words."""
-    print_heading("training runs whose cost was published, predicted with the best plan that knee finds")
     rows = [
-        ["run", "GPUs", "cluster", "tokens", "published cost", "predicted cost", "error", "error with failures", "plan"]
+        {
+            "run": run.name,
+            "GPUs": "-" if run.gpus is None else f"{run.gpus:,}",
+            "cluster": run.cluster or "TPUs",
+            "tokens": short(run.tokens),
+            "published cost": _cost(run.gpu_hours, run.flop),
+            "predicted cost": _cost(run.predicted_gpu_hours, run.predicted_flop),
+            "error": "unknown" if run.error_frac is None else f"{run.error_frac:+.1%}",
+            "error with failures": "-" if run.failed_error_frac is None else f"{run.failed_error_frac:+.1%}",
+            "plan": plan_of(run),
+        }
+        for run in check.runs
     ]
-    for run in check.runs:
-        hours = run.gpu_hours is not None
-        published, predicted = (run.gpu_hours, run.predicted_gpu_hours) if hours else (run.flop, run.predicted_flop)
-        unit = "h" if hours else "FLOP"
-        rows.append(
-            [
-                run.name,
-                "-" if run.gpus is None else f"{run.gpus:,}",
-                run.cluster or "TPUs",
-                short(run.tokens),
-                _with_unit(published, unit),
-                _with_unit(predicted, unit),
-                "unknown" if run.error_frac is None else f"{run.error_frac:+.1%}",
-                "-" if run.failed_error_frac is None else f"{run.failed_error_frac:+.1%}",
-                plan_of(run),
-            ]
-        )
-    print_rows(rows, right=(1, 3, 4, 5, 6, 7), dim=(8,))
+    print_heading("training runs whose cost was published, predicted with the best plan that knee finds")
+    print_columns(list(rows[0]), rows, left=("run", "cluster"), dim=("plan",))
+    rows = [
+        {
+            "run": run.name,
+            "GPUs": f"{run.gpus:,}",
+            "days": f"{run.days:g}",
+            "published": f"{run.least}" if run.least == run.most else f"{run.least} to {run.most}",
+            "predicted": f"{run.predicted:.0f}",
+            "expected range": f"{run.low} to {run.high}",
+            "goodput": f"{run.goodput_frac:.1%}",
+            "published goodput": "unknown" if run.effective_frac is None else f"above {run.effective_frac:.0%}",
+            "agrees": ("yes" if run.agrees else "no") + (", rates fitted to it" if run.fitted else ""),
+        }
+        for run in check.interrupted
+    ]
     print_heading("interruptions that were published, and those that the default failure rates predict")
-    print_rows(
-        [
-            [
-                "run",
-                "GPUs",
-                "days",
-                "published",
-                "predicted",
-                "expected range",
-                "goodput",
-                "published goodput",
-                "agrees",
-            ],
-            *(_interrupted(run) for run in check.interrupted),
-        ],
-        right=range(1, 8),
-    )
+    print_columns(list(rows[0]), rows, left=("run", "agrees"))
     print_heading("assumptions:")
     said = [(run.name, run.assumed, run.source) for run in check.runs]
     said += [(run.name, run.assumed, run.source) for run in check.interrupted]
@@ -86,50 +76,25 @@ def print_checked(check: BudgetCheck) -> None:
     print_heading(check.sentence)
 
 
-def _interrupted(run: InterruptedRun) -> list[str]:
-    return [
-        run.name,
-        f"{run.gpus:,}",
-        f"{run.days:g}",
-        f"{run.least}" if run.least == run.most else f"{run.least} to {run.most}",
-        f"{run.predicted:.0f}",
-        f"{run.low} to {run.high}",
-        f"{run.goodput_frac:.1%}",
-        "unknown" if run.effective_frac is None else f"above {run.effective_frac:.0%}",
-        ("yes" if run.agrees else "no") + (", rates fitted to it" if run.fitted else ""),
-    ]
+def _cost(gpu_hours: float | None, flop: float | None) -> str:
+    if gpu_hours is not None:
+        return f"{gpu_hours:,.0f} GPU-hours"
+    return "no plan" if flop is None else f"{short(flop)} FLOP"
 
 
-def _with_unit(value: float | None, unit: str) -> str:
-    return "no plan" if value is None else f"{value:,.0f} GPU-hours" if unit == "h" else f"{short(value)} FLOP"
-
-
-_HEAD = [
-    "GPUs",
-    "parameters",
-    "tokens",
-    "tokens per parameter",
-    "loss",
-    "days",
-    METRICS["tokens_per_s"].label,
-    "MFU (PaLM)",
-    METRICS["exposed_comm_s"].label,
-    "batch (tokens)",
-    "plan",
-]
-_SIDES = [
-    "parameters",
-    "tokens",
-    "tokens per parameter",
-    "loss",
-    "GPUs",
-    "days",
-    "GPU-hours",
-    "USD",
-    "MWh",
-    "kg CO2e",
-    "MFU (6ND convention)",
-]
+_SIDES = {
+    "parameters": "params",
+    "tokens": "tokens",
+    "tokens per parameter": "tokens_per_param",
+    "loss": "loss",
+    "GPUs": "gpus",
+    "days": "days",
+    "GPU-hours": "gpu_hours",
+    "USD": "cost_usd",
+    "MWh": "energy_mwh",
+    "kg CO2e": "co2e_kg",
+    "MFU (6ND convention)": "mfu_6nd_frac",
+}
 
 
 def print_answer(answer: Budget) -> None:
@@ -145,11 +110,9 @@ def print_answer(answer: Budget) -> None:
     _print_sides(answer)
     failed = best_with_failures(answer)
     print_rows([[f"goodput of the best run: {failed['goodput_frac']:.1%}; {failure_words(failed)}"]])
-    print_heading("the best run at each GPU count")
-    print_rows([_HEAD, *(_row(run) for run in answer.by_count.values())], right=range(10), optional=(8, 9, 7, 3, 6))
+    _print_runs("the best run at each GPU count", answer.by_count.values())
     if len(answer.sizes) > 1:
-        print_heading(f"other sizes on {counted(best.gpus, 'GPU')}")
-        print_rows([_HEAD, *(_row(run) for run in answer.sizes)], right=range(10), optional=(8, 9, 7, 3, 6))
+        _print_runs(f"other sizes on {counted(best.gpus, 'GPU')}", answer.sizes)
     print_heading("change of the loss per additional unit")
     print_rows(
         [
@@ -176,60 +139,49 @@ def print_answer(answer: Budget) -> None:
         sys.stdout.write(f"  - {line}\n")
 
 
-def _row(run: BudgetRun) -> list[str]:
-    return [
-        f"{run.gpus:,}",
-        short(run.params),
-        short(run.tokens),
-        amount(run.tokens_per_param),
-        f"{run.loss:.4f}",
-        amount(run.days),
-        short(run.rate.tokens_per_s),
-        f"{run.rate.mfu_frac:.1%}",
-        f"{run.rate.exposed_frac:.1%}",
-        short(run.batch_tokens),
-        plan_words(run.rate.plan),
+def _print_runs(title: str, runs: Iterable[BudgetRun]) -> None:
+    speed, exposed = METRICS["tokens_per_s"].label, METRICS["exposed_comm_s"].label
+    rows = [
+        {
+            "GPUs": f"{run.gpus:,}",
+            "parameters": short(run.params),
+            "tokens": short(run.tokens),
+            "tokens per parameter": amount(run.tokens_per_param),
+            "loss": f"{run.loss:.4f}",
+            "days": amount(run.days),
+            speed: short(run.rate.tokens_per_s),
+            "MFU (PaLM)": f"{run.rate.mfu_frac:.1%}",
+            exposed: f"{run.rate.exposed_frac:.1%}",
+            "batch (tokens)": short(run.batch_tokens),
+            "plan": plan_words(run.rate.plan),
+        }
+        for run in runs
     ]
+    print_heading(title)
+    optional = (exposed, "batch (tokens)", "MFU (PaLM)", "tokens per parameter", speed)
+    print_columns(list(rows[0]), rows, left=("plan",), optional=optional)
+
+
+def _side(key: str, value: float | None) -> str:
+    if value is None:
+        return "unknown"
+    if key in ("params", "tokens"):
+        return short(value)
+    texts = {"loss": f"{value:.4f}", "gpus": f"{value:,}", "mfu_6nd_frac": f"{value:.1%}"}
+    return texts.get(key) or amount(value)
 
 
 def side_rows(answer: Budget) -> list[list[str]]:
     """The best run, what FLOP counting promises, and what becomes of that; sizes with all parameters."""
-    best, flop, really = answer.best, answer.flop, answer.flop.run
-
-    def bill(gpus: int, time_s: float, cost_usd: float | None, energy_j: float) -> list[str]:
-        return [
-            f"{gpus:,}",
-            amount(time_s / DAY_S),
-            amount(time_s / HOUR_S * gpus),
-            "unknown" if cost_usd is None else amount(cost_usd),
-            amount(energy_j / J_PER_MWH),
-            amount(energy_j * answer.grid.kg_co2e_per_j),
-        ]
-
-    def size(params: float, tokens: float, loss: float) -> list[str]:
-        return [short(params), short(tokens), amount(tokens / params), f"{loss:.4f}"]
-
-    def cells(run: BudgetRun | None) -> list[str]:
-        if run is None:
-            return ["no plan"] + ["-"] * (len(_SIDES) - 1)
-        return [
-            *size(run.params, run.tokens, run.loss),
-            *bill(run.gpus, run.time_s, run.cost_usd, run.energy_j),
-            f"{answer.mfu_6nd_frac(run):.1%}",
-        ]
-
-    counting = [
-        *size(answer.counted_params, flop.tokens, flop.loss),
-        *bill(flop.gpus, flop.time_s, flop.cost_usd, flop.energy_j),
-        f"{flop.mfu_frac:.1%}",
-    ]
-    head = [
-        "",
-        "best run",
-        f"FLOP-only estimate ({100 * flop.mfu_frac:.3g}% MFU)",
-        "that estimate's size on this cluster",
-    ]
-    return [head, *(list(row) for row in zip(_SIDES, cells(best), counting, cells(really), strict=True))]
+    flop = flop_data(answer)
+    flop |= {"params": flop["all_params"], "tokens_per_param": flop["tokens"] / flop["all_params"]}
+    really = flop["really"]
+    sides = (run_data(answer, answer.best), flop, really or {})
+    rows = [[name, *(_side(key, side[key]) if side else "-" for side in sides)] for name, key in _SIDES.items()]
+    if not really:
+        rows[0][-1] = "no plan"
+    estimate = f"FLOP-only estimate ({100 * answer.flop.mfu_frac:.3g}% MFU)"
+    return [["", "best run", estimate, "that estimate's size on this cluster"], *rows]
 
 
 def _print_sides(answer: Budget) -> None:
@@ -251,47 +203,33 @@ def _print_sides(answer: Budget) -> None:
 
 def _print_frontier(limits: BudgetLimits, one: Frontier) -> None:
     unit = AXIS_WORDS[one.axis]
-    knee = (
-        "no doubling pays off"
-        if one.knee is None
-        else (f"knee at {amount(one.knee)} {unit}{' or more' if one.open else ''}")
-    )
-    print_heading(f"loss against {unit}: {knee}")
-    rows = [[unit, "loss", "gain of the last doubling", "GPUs", "parameters", "tokens", "limited by"]]
-    for value, run, worth in zip(one.values, one.runs, one.worth, strict=True):
-        if run is None:
-            rows.append([amount(value), "nothing can be trained", "", "", "", "", ""])
-            continue
-        bought = "" if worth is None else f"{worth:.0%} of the law's prediction"
-        rows.append(
-            [
-                amount(value),
-                f"{run.loss:.4f}",
-                bought,
-                f"{run.gpus:,}",
-                short(run.params),
-                short(run.tokens),
-                LIMIT_WORDS[run.binding],
-            ]
-        )
-    print_rows(rows, right=range(6))
+    at = "" if one.knee is None else f"knee at {amount(one.knee)} {unit}{' or more' if one.open else ''}"
+    knee = at or "no doubling pays off"
+    head = (unit, "loss", "gain of the last doubling", "GPUs", "parameters", "tokens", "limited by")
+    rows = [
+        [amount(value), "nothing can be trained"]
+        if run is None
+        else [
+            amount(value),
+            f"{run.loss:.4f}",
+            "" if worth is None else f"{worth:.0%} of the law's prediction",
+            f"{run.gpus:,}",
+            short(run.params),
+            short(run.tokens),
+            LIMIT_WORDS[run.binding],
+        ]
+        for value, run, worth in zip(one.values, one.runs, one.worth, strict=True)
+    ]
+    print_table(f"loss against {unit}: {knee}", head, rows, right=range(6))
     for remark in frontier_words(limits, one)[1:]:
         sys.stdout.write(f"  {remark[:1].upper()}{remark[1:]}.\n")
 
 
 def _print_iso(iso: Sequence[IsoLoss]) -> None:
-    print_heading("model sizes that reach the same loss, by number of GPUs (columns: loss)")
     losses = sorted({one.loss for one in iso})
-    rows = [["GPUs", *(f"{loss:.4f}" for loss in losses)]]
-    for gpus in sorted({one.gpus for one in iso}):
-        own = {one.loss: one for one in iso if one.gpus == gpus}
-        rows.append(
-            [
-                f"{gpus:,}",
-                *(
-                    f"{short(own[loss].low_params)} to {short(own[loss].high_params)}" if loss in own else "-"
-                    for loss in losses
-                ),
-            ]
-        )
-    print_rows(rows, right=range(len(losses) + 1))
+    sizes = {(one.gpus, one.loss): f"{short(one.low_params)} to {short(one.high_params)}" for one in iso}
+    rows = [
+        [f"{gpus:,}", *(sizes.get((gpus, loss), "-") for loss in losses)] for gpus in sorted({one.gpus for one in iso})
+    ]
+    title = "model sizes that reach the same loss, by number of GPUs (columns: loss)"
+    print_table(title, ["GPUs", *(f"{loss:.4f}" for loss in losses)], rows, right=range(len(losses) + 1))

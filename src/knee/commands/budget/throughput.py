@@ -311,7 +311,6 @@ class Rates:
         return plans is None or plans.is_narrowed(tokens / least_tokens_per_s if least_tokens_per_s else np.inf)
 
     def _is_open(self, model: Model, key: Key, least_tokens_per_s: float) -> bool:
-        """Whether it is not known yet if a plan is that fast."""
         at = model, key
         return at not in self.known and self.ceilings.get(at, np.inf) >= least_tokens_per_s
 

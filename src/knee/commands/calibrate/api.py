@@ -14,6 +14,7 @@ from knee.base.progress import Progress, silent
 from knee.commands.calibrate.result import Calibration
 from knee.commands.job_request import ClusterLike, named_cluster
 from knee.specs.argument_types import checked_arguments
+from knee.specs.arguments import not_in_range
 from knee.specs.defaults import HOLD_OUT_FRAC
 from knee.specs.kept_files import forget_files
 from knee.specs.load import load_profile
@@ -78,7 +79,8 @@ def calibrate(
     >>> knee.simulate("llama2-7b", cluster="dgx-h100", gpus=8, local_batch=2, profile="mine.toml")  # doctest: +SKIP
     """
     forget_files()
-    paths = tuple(dict.fromkeys(Path(file) for file in _as_list(files)))
+    given_files = [files] if isinstance(files, (str, Path)) else files
+    paths = tuple(dict.fromkeys(map(Path, given_files)))
     if not paths:
         raise InputError(
             "no file of measured runs is given",
@@ -90,11 +92,7 @@ def calibrate(
             field="files",
         )
     if not 0 <= hold_out <= MOST_HELD_FRAC:
-        raise InputError(
-            f"{argument('hold_out')} is {hold_out:g}; it must be between 0 and {MOST_HELD_FRAC:g}",
-            code="out-of-range",
-            field="hold_out",
-        )
+        raise not_in_range("hold_out", f"{hold_out:g}", f"it must be between 0 and {MOST_HELD_FRAC:g}")
     parameters = chosen(_names(only), _names(fix))
     need_scipy()
     target = None if out is None else Path(out)
@@ -140,12 +138,7 @@ def calibrate(
     return replace(answer, profile_file=target)
 
 
-def _as_list(files: str | Path | Iterable[str | Path]) -> list[str | Path]:
-    return [files] if isinstance(files, (str, Path)) else list(files)
-
-
 def _names(texts: str | Iterable[str]) -> list[str]:
-    """Names by commas, or one by one."""
     listed = [texts] if isinstance(texts, str) else texts
     return [name.strip() for text in listed for name in text.split(",") if name.strip()]
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 import click
 
+from knee.commands.options.output import print_result, say
 from knee.specs.defaults import HOLD_OUT_FRAC
 
 
@@ -54,18 +56,7 @@ from knee.specs.defaults import HOLD_OUT_FRAC
 )
 @click.option("--suggest", is_flag=True, help="Also suggest the three runs that would reduce the uncertainty most.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; the name of each key ends in its unit.")
-def command(
-    files: tuple[Path, ...],
-    out: Path | None,
-    profile: str | None,
-    cluster: str | None,
-    only: tuple[str, ...],
-    fix: tuple[str, ...],
-    hold_out: float,
-    anyway: bool,
-    suggest: bool,
-    as_json: bool,
-) -> None:
+def command(files: tuple[Path, ...], out: Path | None, as_json: bool, **options: Any) -> None:
     """Fit a software profile to your own measured RUNS, and report which parameters the runs determine.
 
     RUNS are files or folders, in any combination: CSV files as for `knee validate`, one training run per row; JSON
@@ -91,28 +82,11 @@ def command(
     from knee.commands.calibrate.text import print_profile
 
     try:
-        answer = calibrate(
-            files,
-            profile=profile,
-            cluster=cluster,
-            only=only,
-            fix=fix,
-            hold_out=hold_out,
-            anyway=anyway,
-            suggest=suggest,
-            out=out,
-            progress=lambda sentence, *_: click.echo(sentence, err=True),
-        )
+        answer = calibrate(files, out=out, progress=lambda sentence, *_: say(sentence), **options)
     except NothingUsable as error:
         if as_json:
             click.echo(json.dumps(error.to_dict(), indent=2))
         raise
-    if as_json:
-        click.echo(json.dumps(answer.to_dict(), indent=2, allow_nan=False))
-        return
-    print_profile(answer)
-    if out is not None:
-        click.echo(
-            f"try: knee simulate llama2-7b --cluster dgx-h100 --gpus 8 --local-batch 2 --profile {quote(str(out))}",
-            err=True,
-        )
+    print_result(answer, as_json, print_profile)
+    if out is not None and not as_json:
+        say(f"try: knee simulate llama2-7b --cluster dgx-h100 --gpus 8 --local-batch 2 --profile {quote(str(out))}")

@@ -15,9 +15,8 @@ from knee.specs.argument_types import checked_arguments
 from knee.specs.load import Loaded
 from knee.specs.profile import Profile
 from knee.specs.profile_parameters import PARAMETERS
-from knee.trust.profile_fit.calibration import OwnProfile
+from knee.trust.profile_fit.calibration import OwnProfile, profile_text
 from knee.trust.profile_fit.next_runs import SuggestedRun
-from knee.trust.profile_fit.profile_file import profile_text
 from knee.trust.validation.user_records import UserRuns
 
 
@@ -61,9 +60,6 @@ class Calibration(Result):
     """The next runs that would tell most, where they were asked for."""
     profile_file: Path | None = None
     """Where the profile was written."""
-
-    def __repr__(self) -> str:
-        return f"Calibration(base={self.base!r}, runs={len(self.runs.pairs)}, values={self.values})"
 
     @cached_property
     def parameters(self) -> tuple[FittedParameter, ...]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from knee.commands.validate.text import print_counts, print_table
+from knee.commands.validate.text import print_counts, print_scores
 from knee.show.terminal.table import print_heading, print_rows
 from knee.trust.validation.csv_cells import by_kind
 
@@ -19,31 +19,22 @@ if TYPE_CHECKING:
 def print_profile(answer: Calibration) -> None:
     """Tables on stdout."""
     name, runs, found, rows = answer.base, answer.runs, answer.found, answer.parameters
-    fitted = [row for row in rows if row.determined]
+    fitted, kept = [row for row in rows if row.determined], [row for row in rows if not row.determined]
+    left = "uncertainty left"
     print_heading(
         f"{_verdict(name, found)}: {len(runs.pairs):,} run{'s' if len(runs.pairs) > 1 else ''} "
         f"({runs.rows_used:,} of {runs.rows:,} rows), starting from {name}, {len(fitted)} of {len(rows)} "
         f"parameters {'changed' if found.kept_base else 'determined'}"
     )
-    print_table(
+    print_scores(
         "fitted and written",
         [
-            [
-                "parameter",
-                "before",
-                "after",
-                "uncertainty left",
-                "uncertainty left if all are fitted",
-                "confounded with",
-                "meaning",
-            ],
+            ["parameter", "before", "after", left, f"{left} if all are fitted", "confounded with", "meaning"],
             *(
                 [
                     row.name,
-                    _show_value(row.name, row.before),
-                    _show_value(row.name, row.after),
-                    _share(row.uncertainty_left_frac),
-                    _share(row.uncertainty_left_all_free_frac),
+                    *(_show_value(row.name, value) for value in (row.before, row.after)),
+                    *(_share(frac) for frac in (row.uncertainty_left_frac, row.uncertainty_left_all_free_frac)),
                     row.confounded_with or "",
                     row.meaning,
                 ]
@@ -52,20 +43,13 @@ def print_profile(answer: Calibration) -> None:
         ],
         right=range(1, 5),
     )
-    print_table(
+    print_scores(
         "not changed",
         [
-            ["parameter", "value", "uncertainty left", "reason", "meaning"],
+            ["parameter", "value", left, "reason", "meaning"],
             *(
-                [
-                    row.name,
-                    _show_value(row.name, row.before),
-                    _share(row.uncertainty_left_frac),
-                    row.why_left or "",
-                    row.meaning,
-                ]
-                for row in rows
-                if not row.determined
+                [r.name, _show_value(r.name, r.before), _share(r.uncertainty_left_frac), r.why_left or "", r.meaning]
+                for r in kept
             ),
         ],
         right=(1, 2),
@@ -86,7 +70,6 @@ def print_profile(answer: Calibration) -> None:
 
 
 def _verdict(name: str, found: OwnProfile) -> str:
-    """What became of it, in the first words."""
     if found.kept_base:
         why = "; ".join(dict.fromkeys(found.kept_base.values()))
         return f"{'some values' if found.values else 'the values'} of {name} are kept, because {why}"
@@ -109,31 +92,17 @@ def _print_errors(found: OwnProfile) -> None:
             ("memory, held out", held.memory_before, held.memory_after),
         ]
     cells = [["error of", "runs", "median", "p90", "signed median"]]
-    cells += [
-        [
-            what,
-            f"{before.points:,}",
-            _arrow(before.median_frac, after.median_frac),
-            _arrow(before.p90_frac, after.p90_frac),
-            f"{before.bias_frac:+.1%} -> {after.bias_frac:+.1%}",
-        ]
-        for what, before, after in lines
-        if before is not None and after is not None
-    ]
-    print_table("error before -> after the fit" + _not_taken(found), cells)
+    for what, before, after in lines:
+        if before is not None and after is not None:
+            middle = f"{before.median_frac:.1%} -> {after.median_frac:.1%}"
+            high = f"{before.p90_frac:.1%} -> {after.p90_frac:.1%}"
+            bias = f"{before.bias_frac:+.1%} -> {after.bias_frac:+.1%}"
+            cells.append([what, f"{before.points:,}", middle, high, bias])
+    used = "" if not found.kept_base else " (the fit is used in part)" if found.values else " (the fit is not used)"
+    print_scores(f"error before -> after the fit{used}", cells)
     if held is not None:
         how = "each predicted" if held.one_by_one else "predicted"
         print_rows([[f"held-out test: {held.runs:,} runs, {how} by a fit to the other {held.fitted_runs:,}"]])
-
-
-def _not_taken(found: OwnProfile) -> str:
-    if not found.kept_base:
-        return ""
-    return " (the fit is used in part)" if found.values else " (the fit is not used)"
-
-
-def _arrow(before: float, after: float) -> str:
-    return f"{before:.1%} -> {after:.1%}"
 
 
 def _share(value: float | None) -> str:

@@ -19,8 +19,6 @@ from knee.specs.fields import SPECS, unit_of
 from knee.specs.hardware import Fabric, Gpu, NodeNics
 from knee.training.launch.site import Site
 
-# JSON Schemas of the files that people write, from the declarations by which knee reads them.
-
 FileKind = Literal["cluster", "gpu", "model", "profile", "study", "site"]
 FILE_KINDS: tuple[FileKind, ...] = get_args(FileKind)
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -118,15 +116,12 @@ def _entry(kind: str, spec: type, schema: dict[str, Any]) -> dict[str, Any]:
         schema["properties"]["gpu"] = {"description": words, "anyOf": [{"type": "string"}, {"$ref": "#/$defs/Gpu"}]}
     if "Gpu" in schema.get("$defs", {}):
         schema["$defs"]["Gpu"]["properties"]["base"] = {"type": "string", "description": "A GPU, by name or path."}
-    needed = [name for name in NEEDED.get(spec, _without_default(spec)) if name != "name"]
+    without_default = [one.name for one in fields(spec) if default_of(one) is MISSING]
+    needed = [name for name in NEEDED.get(spec, without_default) if name != "name"]
     whole: dict[str, Any] = {"required": needed}
     if spec is Gpu:
         whole["anyOf"] = [{"required": ["fp16_flop_per_s"]}, {"required": ["bf16_flop_per_s"]}]
     return schema | {"anyOf": [{"required": ["base"]}, whole]}
-
-
-def _without_default(spec: type) -> list[str]:
-    return [one.name for one in fields(spec) if default_of(one) is MISSING]
 
 
 def _study(schema: dict[str, Any]) -> dict[str, Any]:
@@ -162,7 +157,6 @@ def catalog_schema(kind: str) -> dict[str, Any]:
     >>> knee.catalog_schema("gpu")["properties"]["tdp_w"]["x-unit"]
     'w'
     """
-
     for known in FILE_KINDS:
         if kind == known:
             return file_schema(known)

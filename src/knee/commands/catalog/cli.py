@@ -28,15 +28,22 @@ def command(name: str | None, as_json: bool, as_toml: bool, schema: str | None) 
     value with its source and the kind of source (vendor, measured, published, fitted, assumed). NAME may also be the
     path of your own file; knee then also shows the values that the file leaves out and where they come from.
     """
-    if schema is not None:
-        _print_schema(schema, name)
-        return
-    if as_toml:
-        _print_toml(name, as_json)
-        return
-    from knee.commands.catalog.api import catalog_entries
+    from knee.commands.catalog.api import catalog_entries, catalog_entry, catalog_schema
     from knee.commands.catalog.text import print_entries, print_values
 
+    if schema is not None:
+        if name is not None:
+            hint = f"knee catalog --schema {schema}"
+            raise InputError("--schema takes no NAME", hint=hint, code="contradiction", field="name")
+        click.echo(json.dumps(catalog_schema(schema), indent=2))
+        return
+    if as_toml:
+        if name is None or as_json:
+            text = "--toml and --json exclude each other" if as_json else "--toml needs a NAME"
+            code = "contradiction" if as_json else "missing-argument"
+            raise InputError(text, hint="knee catalog dgx-h100 --toml", code=code, field="toml")
+        click.echo(catalog_entry(name).to_toml(), nl=False)
+        return
     known = catalog_entries()
     found = known.named(name) if name is not None else ()
     if as_json:
@@ -46,23 +53,3 @@ def command(name: str | None, as_json: bool, as_toml: bool, schema: str | None) 
         print_entries(known)
     else:
         print_values(found)
-
-
-def _print_schema(kind: str, name: str | None) -> None:
-    from knee.commands.catalog.api import catalog_schema
-
-    if name is not None:
-        raise InputError(
-            "--schema takes no NAME", hint=f"knee catalog --schema {kind}", code="contradiction", field="name"
-        )
-    click.echo(json.dumps(catalog_schema(kind), indent=2))
-
-
-def _print_toml(name: str | None, as_json: bool) -> None:
-    from knee.commands.catalog.api import catalog_entry
-
-    if name is None or as_json:
-        text = "--toml and --json exclude each other" if as_json else "--toml needs a NAME"
-        code = "contradiction" if as_json else "missing-argument"
-        raise InputError(text, hint="knee catalog dgx-h100 --toml", code=code, field="toml")
-    click.echo(catalog_entry(name).to_toml(), nl=False)

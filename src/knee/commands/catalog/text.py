@@ -12,7 +12,6 @@ from knee.engine.workload.parameters import active_parameter_count, parameter_co
 from knee.show.terminal.table import print_heading, print_rows
 from knee.specs.hardware import Cluster, Gpu
 from knee.specs.model import Model
-from knee.specs.profile import Profile
 
 WORDS = {
     "scaling_laws": "scaling laws",
@@ -78,14 +77,6 @@ def _cluster(cluster: Cluster) -> str:
     )
 
 
-def _profile(profile: Profile) -> str:
-    return f"{profile.kernels} kernels, {profile.attention} attention"
-
-
-def _family(raw: dict[str, Any]) -> str:
-    return f"{', '.join(raw['members'])}; vocabulary {raw['vocab']:,}"
-
-
 def _training_run(raw: dict[str, Any]) -> str:
     cost = f"{raw['gpu_hours']:,.0f} GPU hours" if "gpu_hours" in raw else f"{short(raw['flop'])} FLOP"
     return f"{short(raw['tokens'])} tokens, {cost}"
@@ -95,10 +86,10 @@ LINES: dict[str, Callable[[Any], str]] = {
     "model": _model,
     "gpu": _gpu,
     "cluster": _cluster,
-    "profile": _profile,
+    "profile": lambda profile: f"{profile.kernels} kernels, {profile.attention} attention",
     "scaling_laws": lambda raw: str(raw["source"]),
     "critical_batches": lambda raw: str(raw["source"]),
-    "families": _family,
+    "families": lambda raw: f"{', '.join(raw['members'])}; vocabulary {raw['vocab']:,}",
     "training_runs": _training_run,
     CONSTANTS: lambda raw: f"{len(raw)} values of the cost model that belong to no entry above",
 }

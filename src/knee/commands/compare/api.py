@@ -21,8 +21,6 @@ from knee.show.result import Result
 from knee.specs.argument_types import checked_arguments
 from knee.trust.validation.user_records import FORM
 
-# Records side by side, and the same as plain data.
-
 HEAD = ("kind", "model", "cluster", "profile", "gpus", "global_batch", "seq_len", "flop_convention", "status")
 """What is said of each record before its values."""
 

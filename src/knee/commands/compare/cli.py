@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 from knee.commands.compare.api import Comparison
+from knee.commands.options.output import print_result
 from knee.show.terminal.table import print_heading, print_rows
-
-# Records side by side, on the screen.
 
 
 def print_answer(found: Comparison) -> None:
@@ -58,8 +56,4 @@ def command(records: tuple[Path, ...], as_json: bool) -> None:
     """
     from knee.commands.compare.api import compare
 
-    found = compare(*records)
-    if as_json:
-        click.echo(json.dumps(found.to_dict(), indent=2, allow_nan=False))
-    else:
-        print_answer(found)
+    print_result(compare(*records), as_json, print_answer)

@@ -34,11 +34,6 @@ class ComparedRow:
         return self.metric.part or self.metric.name
 
     @property
-    def unit(self) -> str | None:
-        """Such as ``s`` or ``bytes``; None for a plain number."""
-        return self.metric.unit.removesuffix("_per_gpu") or None
-
-    @property
     def over(self) -> str | None:
         """The key that it is a share of; None for what is no share."""
         return self.metric.whole or None

@@ -20,8 +20,6 @@ from knee.training.datasets.shard_index import TOKENIZER, Index, read_index
 from knee.training.datasets.tokenize import load_tokenizer
 from knee.training.datasets.write_shards import ShardProgress, write_shards
 
-# The answer of ``prepare_shards`` and ``read_shards``.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ShardFolder(Result):
@@ -38,9 +36,6 @@ class ShardFolder(Result):
     """How long this call took to make them."""
     verified: bool = False
     """Whether the bytes of all shards were held against their checksums."""
-
-    def __repr__(self) -> str:
-        return f"ShardFolder({str(self.folder)!r}, tokens={self.index.tokens}, documents={self.index.documents})"
 
     @property
     def made_tokens(self) -> int:
@@ -63,9 +58,6 @@ class ShardFolder(Result):
     def rows(self) -> list[dict[str, Any]]:
         """The shards, one a row."""
         return [asdict(shard) for shard in self.index.shards]
-
-
-FIRST_TOKENS = 64
 
 
 @checked_arguments
@@ -110,7 +102,7 @@ def prepare_shards(
         shard_tokens=shard_tokens,
         max_bad_frac=max_bad_frac,
         fresh=fresh,
-        report_progress=progress or _silent,
+        report_progress=progress or (lambda _: None),
     )
     return _shard_folder(Path(out), done.index, made=done.made, made_s=time.perf_counter() - began_s)
 
@@ -136,7 +128,7 @@ def read_shards(folder: str | Path, *, verify: bool = False) -> ShardFolder:
 def _shard_folder(folder: Path, index: Index, **more: Any) -> ShardFolder:
     """With the first tokens, and what they say where tokenizers is installed."""
     dtype = np.dtype(index.dtype).newbyteorder("<")
-    tokens = [int(token) for token in np.fromfile(folder / index.shards[0].file, dtype, count=FIRST_TOKENS)]
+    tokens = [int(token) for token in np.fromfile(folder / index.shards[0].file, dtype, count=64)]
     try:
         text = load_tokenizer(folder / TOKENIZER).decode(tokens, skip_special_tokens=False)
     except KneeError:
@@ -145,9 +137,4 @@ def _shard_folder(folder: Path, index: Index, **more: Any) -> ShardFolder:
 
 
 def _cpus() -> int:
-    """That this process may use; not every system says."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _silent(_: ShardProgress) -> None:
-    """Progress that nobody asked for."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
 from knee.commands.main import CommandGroup
+from knee.commands.options.output import print_result
 from knee.commands.options.sections import Word
 from knee.specs.defaults import MAX_BAD_FRAC, SHARD_TOKENS
 
@@ -91,10 +91,7 @@ def prepare(files: tuple[str, ...], tokenizer: Path, max_bad: float, as_json: bo
     with PreparationProgress() as progress:
         answer = prepare_shards(files, tokenizer=tokenizer, max_bad_frac=max_bad, progress=progress, **options)
     say_made(answer)
-    if as_json:
-        click.echo(json.dumps(answer.to_dict(), indent=2))
-    else:
-        print_folder(answer)
+    print_result(answer, as_json, print_folder)
 
 
 @command.command("show")
@@ -109,8 +106,4 @@ def show(folder: Path, verify: bool, as_json: bool) -> None:
     from knee.commands.data.api import read_shards
     from knee.commands.data.text import print_folder
 
-    answer = read_shards(folder, verify=verify)
-    if as_json:
-        click.echo(json.dumps(answer.to_dict(), indent=2))
-    else:
-        print_folder(answer)
+    print_result(read_shards(folder, verify=verify), as_json, print_folder)

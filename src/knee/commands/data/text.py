@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
-
-import click
+from typing import TYPE_CHECKING, Self
 
 from knee.base.units import show
+from knee.commands.options.output import say
+from knee.show.terminal.progress_bar import TenthsBar
 from knee.show.terminal.table import print_heading, print_rows
 
 if TYPE_CHECKING:
@@ -22,6 +21,7 @@ def print_folder(answer: ShardFolder) -> None:
     index = answer.index
     tokenizer, sources = index.asked.tokenizer, index.asked.sources
     size = sum(source.size_bytes for source in sources)
+    few = ", ".join(source.path for source in sources[:3]) + (f" and {len(sources) - 3:,} more" if sources[3:] else "")
     per_token = index.text_bytes / index.tokens if index.tokens else 0
     begins = json.dumps(answer.first_text, ensure_ascii=False)
     if answer.first_text is None:
@@ -37,63 +37,43 @@ def print_folder(answer: ShardFolder) -> None:
                 f"{tokenizer.path}: {tokenizer.vocab_size:,} tokens, {tokenizer.eos} ({tokenizer.eos_id}) ends a "
                 f"document, sha256 {tokenizer.sha256[:12]}",
             ],
-            ["files", f"{len(sources):,} ({show(size, 'bytes')}): {_few([source.path for source in sources])}"],
+            ["files", f"{len(sources):,} ({show(size, 'bytes')}): {few}"],
             ["skipped", f"{index.left_out.records:,} invalid records, {index.left_out.empty:,} empty documents"],
             ["first text", begins],
         ]
     )
     for place in index.left_out.first:
-        click.echo(f"skipped: {place}", err=True)
-
-
-def _few(paths: list[str]) -> str:
-    return ", ".join(paths[:3]) + (f" and {len(paths) - 3:,} more" if len(paths) > 3 else "")
+        say(f"skipped: {place}")
 
 
 def say_made(answer: ShardFolder) -> None:
     """What this call has made, on stderr."""
     if not answer.made:
-        click.echo("nothing to do: the shards already exist", err=True)
+        say("nothing to do: the shards already exist")
         return
     kept = len(answer.index.shards) - answer.made
     made = f"{answer.made:,} shard{'' if answer.made == 1 else 's'} written"
     earlier = f", {kept:,} kept from an earlier run" if kept else ""
     rate = f"{answer.made_tokens / answer.made_s:,.0f} tokens/s, in {show(answer.made_s, 's')}"
-    click.echo(f"{made}{earlier}: {rate}", err=True)
+    say(f"{made}{earlier}: {rate}")
 
 
 class PreparationProgress:
-    """A live bar on a terminal, or a line on stderr per tenth; an interruption is said."""
-
-    def __init__(self) -> None:
-        self.tenth = 0
-        self.bar: Any = None
-        self.task: Any = None
+    """How far the shards are, on stderr; an interruption is said."""
 
     def __enter__(self) -> Self:
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import Progress
-
-            self.bar = Progress(console=Console(stderr=True), transient=True)
-            self.bar.start()
-            self.task = self.bar.add_task("tokenizing", total=None)
+        self.bar = TenthsBar("tokenizing")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()
+        self.bar.stop()
         if kind is not None and issubclass(kind, KeyboardInterrupt):
-            click.echo("stopped: finished shards are kept, and the same command continues", err=True)
+            say("stopped: finished shards are kept, and the same command continues")
 
-    def __call__(self, told: ShardProgress) -> None:
+    def __call__(self, block: ShardProgress) -> None:
         """A block is done."""
-        total = max(1, told.total_bytes)
-        if self.bar is not None:
-            name = Path(told.path).name[:40]
-            self.bar.update(
-                self.task, total=total, completed=told.done_bytes, description=f"{name}: {told.tokens:,} tokens"
-            )
-        elif (tenth := told.done_bytes * 10 // total) > self.tenth:
-            self.tenth = tenth
-            click.echo(f"{tenth * 10}% of the files, {told.tokens:,} tokens", err=True)
+        done, total = block.done_bytes, max(1, block.total_bytes)
+        label = f"{Path(block.path).name[:40]}: {block.tokens:,} tokens"
+        self.bar.show(
+            done, total, label=label, line=f"{done * 10 // total * 10}% of the files, {block.tokens:,} tokens"
+        )

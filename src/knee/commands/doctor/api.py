@@ -11,8 +11,6 @@ from knee.measure.machine.inventory import Inventory, read_inventory
 from knee.measure.machine.requirements import COMMANDS, NEEDS, CheckResult, find
 from knee.show.result import Result
 
-# What a machine has, and what of knee works on it.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class MachineCheck(Result):

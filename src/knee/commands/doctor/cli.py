@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,25 +10,14 @@ import click
 
 from knee.base.units import show
 from knee.commands.doctor.api import MachineCheck
+from knee.commands.options.output import print_result
 from knee.measure.machine.gpus import LocalGpu, NvidiaDriver
 from knee.measure.machine.inventory import Cpu, Nic, Software
 from knee.show.terminal.table import print_heading, print_rows
 
-# ``knee doctor`` on the screen.
-
 
 def print_doctor(answer: MachineCheck) -> None:
     """The machine, the parts that knee needs, and which commands are ready."""
-    _print_machine(answer)
-    parts = [
-        [n.name, n.found or "not found", n.why if n.found else f"{n.why}; to install it: {n.get}"] for n in answer.needs
-    ]
-    _print("software and tools", parts, dim=(2,))
-    states = {name: f"needs {', '.join(lacking)}" if lacking else "ready" for name, lacking in answer.missing.items()}
-    _print("commands", [[f"knee {name}", state] for name, state in states.items()])
-
-
-def _print_machine(answer: MachineCheck) -> None:
     inventory = answer.inventory
     rows = {
         "knee": answer.knee,
@@ -42,6 +30,12 @@ def _print_machine(answer: MachineCheck) -> None:
     _print("this machine", list(rows.items()))
     _print("GPUs", _gpus(inventory.gpus) or [["none found"]])
     _print("network", [_nic(nic) for nic in inventory.network] or [["none found"]])
+    parts = [
+        [n.name, n.found or "not found", n.why if n.found else f"{n.why}; to install it: {n.get}"] for n in answer.needs
+    ]
+    _print("software and tools", parts, dim=(2,))
+    states = {name: f"needs {', '.join(lacking)}" if lacking else "ready" for name, lacking in answer.missing.items()}
+    _print("commands", [[f"knee {name}", state] for name, state in states.items()])
 
 
 def _print(heading: str, rows: Sequence[Sequence[str]], *, dim: Sequence[int] = ()) -> None:
@@ -50,7 +44,6 @@ def _print(heading: str, rows: Sequence[Sequence[str]], *, dim: Sequence[int] = 
 
 
 def _facts(facts: dict[str, str | None]) -> str:
-    """What is known in a row, and the names of what is not."""
     known = ", ".join(fact for fact in facts.values() if fact is not None)
     unknown = ", ".join(name for name, fact in facts.items() if fact is None)
     return "; ".join(part for part in (known, f"unknown: {unknown}" if unknown else "") if part)
@@ -79,7 +72,6 @@ def _nccl(software: Software) -> str:
 
 
 def _gpus(gpus: Sequence[LocalGpu]) -> list[list[str]]:
-    """A line for GPUs that are alike, not one for each."""
     alike: dict[LocalGpu, list[int]] = {}
     for gpu in gpus:
         alike.setdefault(replace(gpu, index=0), []).append(gpu.index)
@@ -144,8 +136,4 @@ def command(as_json: bool) -> None:
     """
     from knee.commands.doctor.api import doctor
 
-    answer = doctor()
-    if as_json:
-        click.echo(json.dumps(answer.to_dict(), indent=2))
-    else:
-        print_doctor(answer)
+    print_result(doctor(), as_json, print_doctor)

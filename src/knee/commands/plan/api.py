@@ -17,8 +17,7 @@ from knee.commands.amounts import Amount, training_of
 from knee.commands.job_request import ClusterLike, ModelLike, Overrides, ProfileLike, pairs_of
 from knee.commands.plan.request import searched_parts, takes_search_arguments
 from knee.commands.plan.result import PlanSearch, RankedPlan, tell_better
-from knee.search.follow_ups import FollowUpSearches, robust
-from knee.search.nearest_plan import no_plan, nothing_fits
+from knee.search.follow_ups import FollowUpSearches, no_plan, nothing_fits, robust
 from knee.search.plan_filter import NUMBERS, WORDS
 from knee.search.plan_search import RANKED, SearchResult, search
 from knee.search.space import Space

@@ -13,12 +13,11 @@ import numpy as np
 
 from knee.base.errors import InputError
 from knee.engine.measurement import Measurement
-from knee.engine.reliability.drawn_runs import month_of_job
+from knee.engine.reliability.whole_run import month_of_job
 from knee.engine.simulator import Results
 from knee.engine.training_cost import TrainingQuestion
 from knee.search.follow_ups import CLOSE, Bar, FollowUpSearches, Robust
-from knee.search.pareto_front import pareto
-from knee.search.plan_search import SearchResult, score
+from knee.search.plan_search import SearchResult, pareto, score
 from knee.show.result import Result, flat
 from knee.specs import Job, Plan
 from knee.specs.argument_types import checked_arguments

@@ -48,10 +48,8 @@ def probe_kernels(
     >>> mine.fit.gpu.gemm["bf16"].peak_frac  # doctest: +SKIP
     0.727
     """
-    session = _session("kernels", out, base, quick, fresh, replay)
-    if session.replay is not None:
-        _replay(session, listener)
-    else:
+    session = _session("kernels", out, base, quick, fresh, replay, listener)
+    if session.replay is None:
         from knee.measure.machine.kernel_timing import types_of
         from knee.measure.machine.machine_facts import ready
 
@@ -81,10 +79,8 @@ def probe_power(
 
     Arguments are those of ``knee.probe_kernels``.
     """
-    session = _session("power", out, base, quick, fresh, replay)
-    if session.replay is not None:
-        _replay(session, listener)
-    else:
+    session = _session("power", out, base, quick, fresh, replay, listener)
+    if session.replay is None:
         from knee.measure.machine.power_loads import measure_power, power_points, ready_gpu
 
         machine, nvml = ready_gpu(anyway=anyway)
@@ -116,10 +112,8 @@ def probe_steps(
     catalogue's entry.
     The other arguments are those of ``knee.probe_kernels``.
     """
-    session = _session("steps", out, base, quick, fresh, replay)
-    if session.replay is not None:
-        _replay(session, listener)
-    else:
+    session = _session("steps", out, base, quick, fresh, replay, listener)
+    if session.replay is None:
         from knee.measure.machine.machine_facts import open_nvml, ready
         from knee.measure.machine.nvml import meter_of
         from knee.measure.machine.plain_step import measure_step
@@ -159,10 +153,8 @@ def probe_collectives(
     """
     check_collectives(collectives)
     most_bytes = message_bytes(max_size)
-    session = _session("collectives", out, base, quick, fresh, replay)
-    if session.replay is not None:
-        _replay(session, listener)
-    else:
+    session = _session("collectives", out, base, quick, fresh, replay, listener)
+    if session.replay is None:
         from knee.measure.machine.collective_timing import measure_collectives, ready_rank
 
         launch, device = ready_rank(backend)
@@ -179,18 +171,23 @@ def probe_collectives(
 
 
 def _session(
-    probe: Probe, out: str | Path, base: str | None, quick: bool, fresh: bool, replay: str | Path | None
+    probe: Probe,
+    out: str | Path,
+    base: str | None,
+    quick: bool,
+    fresh: bool,
+    replay: str | Path | None,
+    listener: ProbeListener,
 ) -> ProbeSession:
+    """The session of a probe; readings of ``replay`` are written as if they had been taken."""
     recording = None if replay is None else Path(replay)
-    return ProbeSession(probe=probe, out=Path(out), base=base, quick=quick, fresh=fresh, replay=recording)
-
-
-def _replay(session: ProbeSession, listener: ProbeListener) -> None:
-    recorded = session.write_replayed()
-    assert session.replay is not None
-    listener.replayed(session.replay, len(recorded.records))
-    if session.probe == "collectives" and recorded.failed:
-        listener.failed(recorded)
+    session = ProbeSession(probe=probe, out=Path(out), base=base, quick=quick, fresh=fresh, replay=recording)
+    if recording is not None:
+        recorded = session.write_replayed()
+        listener.replayed(recording, len(recorded.records))
+        if probe == "collectives" and recorded.failed:
+            listener.failed(recorded)
+    return session
 
 
 def _measured(session: ProbeSession, listener: ProbeListener) -> Readings:

@@ -1,42 +1,30 @@
-"""``knee probe``: measures this machine. One small file per subcommand, imported only when it runs."""
+"""``knee probe``: measures this machine."""
 
 from __future__ import annotations
 
-import importlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import click
 
+from knee.base.errors import KneeError, RunFailed
 from knee.commands.main import CommandGroup
-
-SUBCOMMANDS: dict[str, str] = {
-    "kernels": (
-        "Measure matrix products, attention and memory-bound kernels of one device, and fit its compute model."
-    ),
-    "collectives": "Measure collectives between the ranks of a torchrun job, and fit latency and bandwidth per hop.",
-    "power": "Measure the power of one GPU under several loads, and fit its power model.",
-    "steps": "Measure whole training steps on one device, and compare them with the simulator.",
-}
+from knee.commands.options.output import print_result
+from knee.commands.options.sections import Word
+from knee.measure.machine.collective_grid import COLLECTIVES
+from knee.specs.choices import BACKENDS, DEVICES
+from knee.specs.defaults import CLUSTER_FILE
 
 
 class Probes(CommandGroup):
-    """Subcommands that are imported when they are called."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """Names in the order of the table above."""
-        return list(SUBCOMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """Import a subcommand's module."""
-        if cmd_name not in SUBCOMMANDS:
-            return None
-        command = importlib.import_module(f"knee.commands.probe.{cmd_name}").command
-        assert isinstance(command, click.Command)
-        return command
+    """Subcommands, listed as probes in the order of this file."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """The list in ``--help``, without importing any of them."""
+        """The list in ``--help``."""
         with formatter.section("Probes"):
-            formatter.write_dl(list(SUBCOMMANDS.items()))
+            formatter.write_dl([(name, str(command.short_help)) for name, command in self.commands.items()])
 
 
 @click.group("probe", cls=Probes, invoke_without_command=True)
@@ -51,3 +39,148 @@ def command(ctx: click.Context) -> None:
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
+
+
+DEVICE = click.option("--device", type=Word(DEVICES), help="Device to measure; default: the GPU if there is one.")
+ANYWAY = click.option("--anyway", is_flag=True, help="Measure even if another process uses the GPU.")
+
+
+def _probe(name: str, short_help: str, *own: Callable[..., Any]) -> Callable[[Callable[..., Any]], click.Command]:
+    """A subcommand with the options of every probe, and its own behind them."""
+    shared = (
+        click.option(
+            "--out",
+            type=click.Path(dir_okay=False, path_type=Path),
+            default=CLUSTER_FILE,
+            show_default=True,
+            help="Cluster file to write; the readings are saved next to it.",
+        ),
+        click.option(
+            "--base",
+            metavar="NAME",
+            help="Cluster that provides the values that are not measured: a name from `knee catalog`, or the path "
+            "of a TOML file; default: the catalogue's cluster with this GPU.",
+        ),
+        click.option(
+            "--quick",
+            is_flag=True,
+            help="Measure only a fraction of the points, for a first look in about a minute.",
+        ),
+        click.option("--fresh", is_flag=True, help="Discard earlier readings and measure everything again."),
+        click.option(
+            "--replay",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="Read the readings from a file instead of measuring this machine.",
+        ),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+    )
+
+    def decorate(function: Callable[..., Any]) -> click.Command:
+        for option in reversed((*shared, *own)):
+            function = option(function)
+        return command.command(name, short_help=short_help)(function)
+
+    return decorate
+
+
+@_probe(
+    "kernels",
+    "Measure matrix products, attention and memory-bound kernels of one device, and fit its compute model.",
+    DEVICE,
+    ANYWAY,
+)
+def kernels(as_json: bool, **given: Any) -> None:
+    """Measure matrix products, attention and memory-bound kernels of one device, and fit its compute model.
+
+    The output shows the error of the fit, also on shapes that were held out. The result is written to the cluster
+    file. The full grid takes about eight minutes on an H200; --quick takes one or two.
+    """
+    from knee.commands.probe.api import probe_kernels
+    from knee.commands.probe.text import listening, print_kernels, warn_of_fit
+
+    with listening() as listener:
+        answer = probe_kernels(**given, listener=listener)
+    warn_of_fit(answer)
+    print_result(answer, as_json, print_kernels, allow_nan=True)
+
+
+@_probe(
+    "collectives",
+    "Measure collectives between the ranks of a torchrun job, and fit latency and bandwidth per hop.",
+    click.option(
+        "--backend",
+        type=Word(BACKENDS),
+        help="Communication backend; default: NCCL if there is a GPU, else gloo on the CPU.",
+    ),
+    click.option(
+        "--collectives", metavar="A,B", default=",".join(COLLECTIVES), show_default=True, help="Collectives to measure."
+    ),
+    click.option(
+        "--max-size",
+        metavar="SIZE",
+        default="8 GiB",
+        show_default=True,
+        help="Largest message size; a series stops earlier if memory or time runs out.",
+    ),
+)
+def collectives(as_json: bool, collectives: str, **given: Any) -> None:
+    """Measure collectives between the ranks of this job, and fit latency per hop and bandwidth.
+
+    Start it on every rank, like a training run:
+
+    \b
+        torchrun --nproc-per-node 8 -m knee probe collectives --out mine.toml
+
+    Sizes and bandwidths are defined as in nccl-tests. The groups are all ranks, the ranks of each node, and strided
+    groups such as TP, DP, CP and PP use; all groups of one kind run at the same time. An all-gather that runs during
+    matrix products shows how much the two slow each other down. Each time is the 10th percentile over the repetitions
+    of the slowest rank. The probe takes one or two minutes. --replay needs neither torchrun nor torch.
+    """
+    from knee.commands.probe.api import probe_collectives
+    from knee.commands.probe.text import listening, print_collectives
+
+    names = [name.strip().replace("-", "_") for name in collectives.split(",") if name.strip()]
+    try:
+        with listening() as listener:
+            answer = probe_collectives(collectives=names, **given, listener=listener)
+    except KneeError as error:
+        # every rank finds the same mistake, and one says it; that the others are gone is each rank's own to say
+        if os.environ.get("RANK", "0") == "0" or isinstance(error, RunFailed):
+            raise
+        raise SystemExit(error.exit_code) from None
+    if answer is not None:
+        print_result(answer, as_json, print_collectives, allow_nan=True)
+
+
+@_probe("power", "Measure the power of one GPU under several loads, and fit its power model.", ANYWAY)
+def power(as_json: bool, **given: Any) -> None:
+    """Measure the power of one NVIDIA GPU when idle and during matrix products, copies and attention, and fit its
+    power model.
+
+    Each load runs for about four seconds, and the GPU's energy counter is read. The probe takes two minutes, or one
+    with --quick. The output shows the error of the power model near the power limit and on loads that were held out.
+    The result is written to the cluster file.
+    """
+    from knee.commands.probe.api import probe_power
+    from knee.commands.probe.text import listening, print_power, warn_of_heat
+
+    with listening() as listener:
+        answer = probe_power(**given, listener=listener)
+    warn_of_heat(answer)
+    print_result(answer, as_json, print_power, allow_nan=True)
+
+
+@_probe("steps", "Measure whole training steps on one device, and compare them with the simulator.", DEVICE, ANYWAY)
+def steps(as_json: bool, **given: Any) -> None:
+    """Measure training steps of Llama 1B and 7B on one device, and simulate the same steps.
+
+    The simulator uses the cluster file (--out) if a probe has written one, else the catalogue's entry. Steps are never
+    used for fitting; they show how accurate the cluster file is. The probe takes about five minutes on an H200.
+    """
+    from knee.commands.probe.api import probe_steps
+    from knee.commands.probe.text import listening, print_steps
+
+    with listening() as listener:
+        answer = probe_steps(**given, listener=listener)
+    print_result(answer, as_json, print_steps, allow_nan=True)

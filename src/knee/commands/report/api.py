@@ -14,10 +14,6 @@ from knee.show.result import Result
 from knee.specs.argument_types import checked_arguments
 from knee.specs.notes import Note
 
-# One's own records, as rows and as a page.
-
-TITLE = "Training runs"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RecordsReport(Result):
@@ -48,7 +44,7 @@ class RecordsReport(Result):
             )
 
     @checked_arguments
-    def write_page(self, out: str | Path, *, title: str = TITLE, command: str = "") -> None:
+    def write_page(self, out: str | Path, *, title: str = "Training runs", command: str = "") -> None:
         """Write one HTML file that needs no network, with every chart and its values; the page shows ``command``
         as the command that created it."""
         from knee.commands.report.page import runs_page

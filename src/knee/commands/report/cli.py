@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
+from knee.commands.options.output import print_result, say
 from knee.commands.report.api import RecordsReport
 from knee.show.figures.labels import format_value, heading
 from knee.show.terminal.table import print_rows
 from knee.specs.metrics import VIEWS
-
-# One's own records on the screen.
 
 COLUMNS = ("series", "kind", "gpus", *VIEWS["list of records"])
 
 
 def print_records(answer: RecordsReport) -> None:
     """A table of the records' main figures."""
-    cells = [[_cell(name, row.get(name)) for name in COLUMNS] for row in answer.records]
+    cells = [
+        ["unknown" if row.get(name) is None else format_value(name, row[name]) for name in COLUMNS]
+        for row in answer.records
+    ]
     print_rows([[heading(name) for name in COLUMNS], *cells], right=range(2, len(COLUMNS)))
-
-
-def _cell(name: str, value: Any) -> str:
-    return "unknown" if value is None else format_value(name, value)
-
-
-DEFAULT = "report.html"
 
 
 @click.command("report")
@@ -39,7 +31,7 @@ DEFAULT = "report.html"
     "-o",
     "--out",
     metavar="FILE",
-    default=DEFAULT,
+    default="report.html",
     show_default=True,
     type=click.Path(path_type=Path),
     help="HTML file to write; it needs no network.",
@@ -79,20 +71,12 @@ def command(
 
     answer = read_records(records, by=by, simulate=predict)
     for note in answer.notes:
-        click.echo(f"note: {note}", err=True)
-    if as_json:
-        click.echo(json.dumps(answer.to_dict(), indent=2, allow_nan=False))
-    else:
-        print_records(answer)
+        say(f"note: {note}")
+    print_result(answer, as_json, print_records)
     given = ctx.get_parameter_source("out") is not click.core.ParameterSource.DEFAULT
     if given or not as_json:
-        answer.write_page(out, title=title, command=_command(records, out, by, predict))
-        click.echo(f"wrote {out}", err=True)
+        chosen = [*(["--by", by] if by else []), *(["--simulate"] if predict else [])]
+        again = shlex.join(["knee", "report", *map(str, records), *chosen, "-o", str(out)])
+        answer.write_page(out, title=title, command=again)
+        say(f"wrote {out}")
     answer.check_whole()
-
-
-def _command(records: Sequence[Path], out: Path, by: str | None, predict: bool) -> str:
-    words = ["knee", "report", *map(str, records)]
-    words += ["--by", by] if by else []
-    words += ["--simulate"] if predict else []
-    return shlex.join([*words, "-o", str(out)])

@@ -51,18 +51,13 @@ CHARTS = {
     },
 }
 """Section -> the metrics that it draws, each with its title and caption, where some record has it."""
-TITLES = {
-    "throughput": "Throughput",
-    "time": "Where the time goes",
-    "efficiency": "Utilisation and memory",
-    "energy": "Power and energy",
+SECTIONS = {
+    "throughput": ("Throughput", "Tokens per second of all GPUs, and of one."),
+    "time": ("Where the time goes", "A step's length, and what a GPU does in it."),
+    "efficiency": ("Utilisation and memory", "Model FLOP over the peak, and the memory of the GPU that needs most."),
+    "energy": ("Power and energy", "What a GPU draws, and what a joule trains."),
 }
-SAYS = {
-    "throughput": "Tokens per second of all GPUs, and of one.",
-    "time": "A step's length, and what a GPU does in it.",
-    "efficiency": "Model FLOP over the peak, and the memory of the GPU that needs most.",
-    "energy": "What a GPU draws, and what a joule trains.",
-}
+"""Section -> its title and what it says."""
 ASSUMPTIONS = (
     "Lines and bars are simulated, dots measured, hollow diamonds published. A record says which of them it is.",
     "Unknown means that a record does not say.",
@@ -161,7 +156,6 @@ def _keys(rows: Sequence[Row], pairs: Sequence[Pair]) -> tuple[Key, ...]:
 
 
 def _pair_table(pairs: Sequence[Pair]) -> Table:
-    """Measured beside simulated, with the error."""
     metric = "tokens_per_s_per_gpu"
     rows = [
         {
@@ -180,7 +174,6 @@ def _pair_table(pairs: Sequence[Pair]) -> Table:
 
 
 def _mixed(rows: Sequence[Row]) -> str | None:
-    """Why MFU cannot stand in one chart, if so."""
     try:
         refuse_mixed([str(row.get("record")) for row in rows], rows)
     except InputError as error:
@@ -194,7 +187,7 @@ def charts_of(name: str, rows: Sequence[Row], *, with_mfu: bool = True) -> list[
     named = list(_named(rows))
     draws = []
     for metric, (title, caption) in CHARTS[name].items():
-        if metric == PARTS and any(_has_parts(row) for row in rows):
+        if metric == PARTS and any(all(is_number(row.get(c)) for c in PART_COLUMNS.values()) for row in rows):
             x = "gpus" if several else "who"
             draws.append(Draw(title=title, mark="parts", x=x, color="who", caption=caption))
         elif (with_mfu or metric != "mfu_frac") and any(is_number(row.get(metric)) for row in rows):
@@ -222,17 +215,14 @@ def _draw(metric: str, title: str, caption: str, *, several: bool) -> Draw:
     return Draw(title=title, mark="line", x="gpus", y=metric, log=True, ideal="scaled", caption=ideal)
 
 
-def _has_parts(row: Row) -> bool:
-    return all(is_number(row.get(column)) for column in PART_COLUMNS.values())
-
-
 def _section(name: str, rows: Sequence[Row], *, with_mfu: bool) -> Section:
     charts = tuple(
         chart_of(f, [record_table(f.title, (*(c for c in f.columns if c != "trust"), "record"), f.rows)])
         for f in charts_of(name, rows, with_mfu=with_mfu)
         if f.spec is not None
     )
-    return Section(id=name, title=TITLES[name], says=SAYS[name], charts=charts)
+    title, says = SECTIONS[name]
+    return Section(id=name, title=title, says=says, charts=charts)
 
 
 def _all(rows: Sequence[Row], notes: Sequence[str]) -> Section:

@@ -155,7 +155,6 @@ def stack_of(row: Row) -> tuple[Any, ...]:
 
 
 def _ordered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Curve by curve, each from the smallest count on."""
     curves = list(dict.fromkeys(row["series"] for row in rows))
     return sorted(rows, key=lambda row: (curves.index(row["series"]), row["gpus"], str(row["kind"])))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import groupby
@@ -32,8 +32,6 @@ from knee.specs.choices import STUDY_LAUNCHERS, StudyLauncher
 from knee.specs.kept_files import forget_files
 from knee.trust.validation.bundled_runs import CarriedFidelity, carried_fidelity
 from knee.trust.validation.user_records import records_in
-
-# Studies before they are run: what each asks, runs, assumes and is judged by.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -76,15 +74,11 @@ class StudyDescription(Result):
 
 
 def _plan_words(question: Question) -> str:
-    """A plan as the grid names it, or how it is picked."""
     if len(question.plans) > 1:
         return f"{question.pick} of {len(question.plans)} that fits"
     words = [f"{name} {value}" for name, value in question.plans[0] if name != "placement"]
     words += [f"{name} {value}" for name, value in question.sets]
     return ", ".join(words) or "FSDP"
-
-
-# ``knee.list_studies`` and ``knee.describe_study``: what studies ask, run and are judged by, before they are run.
 
 
 def list_studies() -> tuple[StudySummary, ...]:
@@ -142,9 +136,6 @@ class Studies(Result):
     warnings: tuple[str, ...]
     out: Path | None
     """Folder of the records and tables; None where nothing was written."""
-
-    def __repr__(self) -> str:
-        return f"Studies({[one.study.name for one in self.ran]}, points={self.points}, tally={self.tally})"
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -278,16 +269,14 @@ def study(
     store = Store(None if folder is None else folder / RECORDS, warn, coming=questions)
     with contextlib.ExitStack() as around:
         ahead: list[Future[Any]] = []
-        if (
-            folder is not None
-            and launcher == "simulate"
-            and len(points) - store.before >= WORTH_IT
-            and core_count() > 1
-        ):
+        missing = len(points) - store.before
+        if folder is not None and launcher == "simulate" and missing >= WORTH_IT and core_count() > 1:
             pool = around.enter_context(process_pool(core_count()))
             with contextlib.suppress(OSError):  # no more processes, say: this one does all
                 store.answer_ahead(pool)
-                ahead = [pool.submit(cached_fidelity, folder / KEPT), *_budgets_ahead(pool, wanted, folder / KEPT)]
+                budgets = [grid for one in with_needs(wanted) for grid in one.budget]
+                ahead = [pool.submit(keep_budget, grid, folder / KEPT) for grid in budgets]
+                ahead.insert(0, pool.submit(cached_fidelity, folder / KEPT))
         found = list(_recorded(points, store, progress))
         if launcher == "local" and folder is not None:
             measured += _trained(points, folder / "runs", steps, progress, tell, warn)
@@ -310,20 +299,10 @@ def study(
     return answer
 
 
-def _budgets_ahead(pool: Executor, names: Sequence[str], folder: Path) -> Iterator[Future[Any]]:
-    """Have a pool of processes compute the budgets of studies into a folder."""
-    for study in with_needs(names):
-        for grid in study.budget:
-            yield pool.submit(keep_budget, grid, folder)
-
-
 def _check_launcher(launcher: str, steps: int | None, out: str | Path | None) -> None:
     if launcher not in STUDY_LAUNCHERS:
-        raise InputError(
-            f"{argument('launcher')} is {launcher!r}; it must be {' or '.join(STUDY_LAUNCHERS)}",
-            code="unknown-choice",
-            field="launcher",
-        )
+        text = f"{argument('launcher')} is {launcher!r}; it must be {' or '.join(STUDY_LAUNCHERS)}"
+        raise InputError(text, code="unknown-choice", field="launcher")
     if steps is not None and (launcher != "local" or steps < 1):
         raise InputError(
             f"{argument('steps')} {steps}: a real run needs at least one step",
@@ -332,15 +311,11 @@ def _check_launcher(launcher: str, steps: int | None, out: str | Path | None) ->
             field="steps",
         )
     if launcher == "local" and out is None:
-        raise InputError(
-            f"{argument('launcher')} local needs {argument('out')}, a folder for the runs",
-            code="missing-argument",
-            field="out",
-        )
+        text = f"{argument('launcher')} local needs {argument('out')}, a folder for the runs"
+        raise InputError(text, code="missing-argument", field="out")
 
 
 def _recorded(points: Sequence[StudyPoint], store: Store, progress: Progress | None) -> Iterator[Row]:
-    """Point by point, study by study."""
     for name, group in groupby(points, key=lambda point: point.study):
         some = list(group)
         yield from watched(recorded(some, store.record), name, len(some), progress)
@@ -354,7 +329,6 @@ def _trained(
     tell: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> list[Measured]:
-    """Real runs of the points that this machine can train; how many it cannot is said, and why."""
     from knee.commands.study.trained_points import refused as refused_by
     from knee.commands.study.trained_points import trained
     from knee.measure.machine.machine_facts import need_torch
@@ -380,7 +354,6 @@ def _trained(
 
 
 def _measured(path: Path) -> Iterator[Mapping[str, Any]]:
-    """Measured records of a file, a run's folder, or the folders below one."""
     for file in records_in([path]):
         record = read_record(file)
         if record.get("kind", "measured") != "measured":

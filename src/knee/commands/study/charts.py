@@ -22,8 +22,6 @@ GROWN = ("peak_flop_per_s", "nic_bytes_per_s", "hbm_bytes_per_s", "link_bytes_pe
 """Figures of a data sheet whose growth is drawn."""
 PUBLISHED = "published_"
 """Beginning of the columns that have a published reading beside knee's value."""
-
-
 MOST_DRAWN = 5_000
 """Runs of a chart and of the table behind it: 3 MB of the page."""
 
@@ -42,9 +40,10 @@ def figures_of_rows(
     published: Sequence[Published] = (),
 ) -> list[Figure]:
     """Charts of any rows; their ids begin with the name."""
+    slugs = [re.sub(r"[^a-z0-9]+", "-", draw.title.lower()).strip("-") for draw in draws]
     return [
-        _figure(f"{name}-{number}-{slug(draw.title)}", draw, rows, impossible, published)
-        for number, draw in enumerate(draws, start=1)
+        _figure(f"{name}-{number}-{slug}", draw, rows, impossible, published)
+        for number, (slug, draw) in enumerate(zip(slugs, draws, strict=True), start=1)
     ]
 
 
@@ -91,11 +90,6 @@ def _too_many(id: str, draw: Draw, count: int) -> Figure:
     )
 
 
-def slug(words: str) -> str:
-    """For names of files and anchors."""
-    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
-
-
 def matching(rows: Sequence[Row], where: Mapping[str, Any]) -> list[Row]:
     """Rows that a chart is about; none is no error. What a row does not have does not exclude it where it cannot be."""
     found = {key: value if isinstance(value, tuple) else (value,) for key, value in where.items()}
@@ -131,9 +125,6 @@ def table_columns(draw: Draw, rows: Sequence[Row]) -> tuple[str, ...]:
     every = dict.fromkeys((*wanted, "plan", "kind", "trust", "why"))
     needed = {draw.x, draw.y, draw.shows}
     return tuple(name for name in every if name in needed or any(row.get(name) is not None for row in rows))
-
-
-# ---- the marks -------------------------------------------------------------------------------------------------------
 
 
 def _points(draw: Draw, rows: Sequence[Row]) -> Iterator[ChartPoint]:
@@ -219,9 +210,6 @@ _MARKS = {
     "growth": _growth,
     "strip": _strip,
 }
-
-
-# ---- published values ------------------------------------------------------------------------------------------------
 
 
 def _beside(

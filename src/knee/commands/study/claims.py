@@ -31,8 +31,6 @@ from knee.commands.study.quantities import (
 )
 from knee.show.figures.labels import name_of
 
-# The ways in which the paper's statements are tested, by rows only: numbers here, curves and comparisons beside.
-
 # Tests along an axis: how a metric goes, shrinks, peaks or steepens.
 
 
@@ -237,10 +235,8 @@ class RunComparison:
         for group in dict.fromkeys(tuple(row.get(c) for c in self.each) for row in runs):
             of = [b for b in bases if tuple(b.get(c) for c in self.each) == group]
             if len(of) != 1:
-                text = (
-                    f"{len(of)} runs match, but exactly one is expected for the comparison "
-                    f"({', '.join(map(str, group))})"
-                )
+                names = ", ".join(map(str, group))
+                text = f"{len(of)} runs match, but exactly one is expected for the comparison ({names})"
                 raise NotTestable(text, code="several-runs" if of else "no-run")
             yield group, [row for row in runs if tuple(row.get(c) for c in self.each) == group], of[0]
 

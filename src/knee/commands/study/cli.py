@@ -12,6 +12,7 @@ import click
 
 from knee.base.errors import InputError
 from knee.commands.main import CommandGroup
+from knee.commands.options.output import print_result, say
 from knee.commands.options.sections import Word
 from knee.specs.choices import STUDY_LAUNCHERS, StudyLauncher
 
@@ -86,11 +87,8 @@ def show_command(name: str, as_json: bool) -> None:
     from knee.commands.study.api import describe_study
     from knee.commands.study.text import print_description
 
-    found = describe_study(name)
-    if as_json:
-        click.echo(json.dumps(found.to_dict(), indent=2, default=str))  # the values of a file may be dates
-    else:
-        print_description(found)
+    # the values of a file may be dates
+    print_result(describe_study(name), as_json, print_description, allow_nan=True, default=str)
 
 
 @study.command("run")
@@ -168,28 +166,21 @@ def _run(
             overrides=parse_sets(sets),
             steps=steps,
             progress=bars,
-            say=lambda sentence: click.echo(sentence, err=True),
+            say=say,
         )
-    click.echo(
+    say(
         f"{answer.points:,} points: {answer.simulated:,} simulated, {answer.reused:,} kept from before"
         + (f", {answer.impossible:,} cannot be" if answer.impossible else "")
-        + (f", {answer.measured:,} measured" if answer.measured else ""),
-        err=True,
+        + (f", {answer.measured:,} measured" if answer.measured else "")
     )
     # the answer first, because it needs nothing that may be missing; then figures and the page
-    ran = [one.study.name for one in answer.ran]
-    if as_json:
-        click.echo(json.dumps(answer.to_dict(), indent=2, allow_nan=False))
-    else:
-        print_answer(answer, whole=len(ran) > 1)
+    print_result(answer, as_json, print_answer)
     if not no_page:
-        written = answer.write_page(command=_given(names, out, launcher, records, sets))
-        click.echo(f"wrote {written}", err=True)
+        say(f"wrote {answer.write_page(command=_given(names, out, launcher, records, sets))}")
     click.echo(f"independent claims: {answer.independent}", err=as_json)
 
 
 def _given(names: Sequence[str], out: Path, launcher: str, records: Sequence[Path], sets: Sequence[str]) -> str:
-    """The command that makes the same page."""
     from knee.commands.study.study_file import study_names
 
     words = ["knee", "study"]

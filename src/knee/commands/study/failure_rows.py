@@ -15,9 +15,8 @@ from knee.base.errors import DoesNotFit, SpecError
 from knee.base.units import DAY_S
 from knee.engine.energy import grid as grid_of
 from knee.engine.one_job import simulate
-from knee.engine.reliability.drawn_runs import month_of
 from knee.engine.reliability.goodput import goodput_of
-from knee.engine.reliability.whole_run import whole_run
+from knee.engine.reliability.whole_run import month_of, whole_run
 from knee.engine.training_cost import bill_of, parse_tokens
 from knee.engine.workload.parameters import parameter_count
 from knee.specs.constants import constant
@@ -123,26 +122,19 @@ def largest_run(
     return LargestRun(flop=flop, params=params, batch_tokens=batch, **values)
 
 
-def largest_flop(
-    cluster: Cluster,
-    utilisation_frac: float,
-    *,
-    days: float = DAYS,
-    batch_tokens: float = BATCH_TOKENS,
-    latency_frac: float = 1.0,
-) -> float:
-    """The most FLOP at this utilisation or better; 0 asks for the wall, beyond which no run ends in time."""
+def largest_flop(cluster: Cluster, utilisation_frac: float, **given: float) -> float:
+    """The most FLOP at this utilisation or better; 0 asks for the wall, beyond which no run ends in time. The other
+    arguments are those of ``largest_run``."""
     low, high = 20.0, 36.0
     for _ in range(12):
         middle = 0.5 * (low + high)
-        run = largest_run(cluster, 10.0**middle, days=days, batch_tokens=batch_tokens, latency_frac=latency_frac)
+        run = largest_run(cluster, 10.0**middle, **given)
         good = run.utilisation_frac is not None and run.utilisation_frac >= utilisation_frac
         low, high = (middle, high) if good else (low, middle)
     return float(10.0**low)
 
 
 def _powers(layers: float, batch: float) -> list[Floats]:
-    """Degrees and microbatches that are tried."""
 
     def up_to(most: float) -> Floats:
         return np.asarray(2.0 ** np.arange(int(math.log2(max(most, 1.0))) + 1))
@@ -291,12 +283,7 @@ def long_run_rows(study: str, grid: LongRun) -> Iterator[dict[str, Any]]:
         run = whole_run(goodput, bill.time_s)
         common = {"study": study, "kind": "simulated", "model": grid.model, "cluster": grid.cluster, "gpus": gpus}
         common["trust"] = trust_of(job).label
-        days = {
-            "no failures": bill.time_s,
-            "mean": run.mean_s,
-            "p10": run.p10_s,
-            "p90": run.p90_s,
-        }
+        days = {"no failures": bill.time_s, "mean": run.mean_s, "p10": run.p10_s, "p90": run.p90_s}
         for name, time_s in days.items():
             row = {"goodput_frac": goodput.goodput_frac, "interruptions": run.interruptions}
             yield common | {"series": f"{grid.series}: {name}", "run_days": time_s / DAY_S} | row
@@ -336,11 +323,7 @@ def exchange_rows(study: str, grids: tuple[ReplicaExchange, ...]) -> Iterator[di
 def wall_rows(study: str, grid: Wall) -> Iterator[dict[str, Any]]:
     """A row for each FLOP, and one with the knee and the wall."""
     cluster = load_cluster(grid.cluster).spec
-    given = {
-        "days": float(grid.days),
-        "batch_tokens": float(grid.batch_tokens),
-        "latency_frac": float(grid.latency_frac),
-    }
+    given = {name: float(getattr(grid, name)) for name in ("days", "batch_tokens", "latency_frac")}
     common = {"study": study, "series": grid.series, **ABSTRACT, "cluster": grid.cluster}
     for flop in grid.flop:
         run = largest_run(cluster, float(flop), **given)

@@ -16,8 +16,6 @@ from knee.trust.validation.bundled_runs import carried_runs
 from knee.trust.validation.run_errors import Prediction, predict
 from knee.trust.validation.run_to_job import unseen_job_of
 
-# What followed the paper: MLPerf's ladders of GPUs, measured and predicted, beside the paper's own trend.
-
 LADDERS = {
     "mlperf_training_v3.0": "GPT-3, H100, v3.0",
     "mlperf_training_v3.1": "GPT-3, H100, v3.1",
@@ -94,10 +92,10 @@ def paper_rungs(rows: Sequence[Mapping[str, Any]]) -> list[Rung]:
         return []
     found = []
     for series, stated in PAPER.items():
-        of: Mapping[int, list[Mapping[str, Any]]] = {}
+        of: dict[int, list[Mapping[str, Any]]] = {}
         for row in rows:
             if str(row["series"]).startswith(series) and FIRST <= row["gpus"] <= LAST:
-                of = {**of, row["gpus"]: [*of.get(row["gpus"], []), row]}
+                of.setdefault(row["gpus"], []).append(row)
         for gpus, some in sorted(of.items()):
             best = max(some, key=lambda row: float(row["tokens_per_s_per_gpu"]))
             known = stated if gpus == LAST else 1.0 if gpus == FIRST and series == "FSDP" else None
@@ -154,7 +152,7 @@ def ladder_section(ran: Sequence[Ran], draw: Callable[[Spec], str]) -> Section |
         caption="Lines are knee's, of MLPerf by a profile that saw nothing of that round; diamonds were "
         "published: by the paper (Llama-2-7B), and by MLPerf (GPT-3 175B and Llama 3.1 405B). "
         "Sequences per GPU fall along MLPerf's ladders, as the table says, and are constant in the paper's.",
-        spec=lines(list(_points(rungs)), x="gpus", y="of_first_frac", zero=True),
+        spec=lines(_points(rungs), x="gpus", y="of_first_frac", zero=True),
         columns=tuple(rows[0]),
         rows=tuple(rows),
     )
@@ -169,12 +167,9 @@ def ladder_section(ran: Sequence[Ran], draw: Callable[[Spec], str]) -> Section |
 
 
 def _points(rungs: Sequence[Rung]) -> list[ChartPoint]:
-    drawn = [ChartPoint(series=r.ladder, x=r.gpus, y=r.predicted_frac, kind="simulated") for r in rungs]
-    stated = [r for r in rungs if r.published_frac is not None]
-    return [
-        *drawn,
-        *(ChartPoint(series=r.ladder, x=r.gpus, y=r.published_frac or 0.0, kind="published") for r in stated),
-    ]
+    shares = [(r, r.predicted_frac, "simulated") for r in rungs]
+    shares += [(r, r.published_frac, "published") for r in rungs if r.published_frac is not None]
+    return [ChartPoint(series=r.ladder, x=r.gpus, y=share, kind=kind) for r, share, kind in shares]
 
 
 def _says(rungs: Sequence[Rung], loads: Sequence[EqualLoad]) -> str:
@@ -198,13 +193,7 @@ def _says(rungs: Sequence[Rung], loads: Sequence[EqualLoad]) -> str:
 
 
 def _load_table(loads: Sequence[EqualLoad]) -> Table:
-    kinds = {
-        "ladder": "words",
-        "sequences per GPU": "words",
-        "from GPUs": "count",
-        "to GPUs": "count",
-        "measured": "share",
-        "predicted": "share",
-    }
+    kinds = dict.fromkeys(("ladder", "sequences per GPU"), "words") | dict.fromkeys(("from GPUs", "to GPUs"), "count")
+    kinds |= dict.fromkeys(("measured", "predicted"), "share")
     rows = [(x.ladder, f"{x.local_batch:g}", x.from_gpus, x.to_gpus, x.measured_frac, x.predicted_frac) for x in loads]
     return kind_table("At equal load: change of tokens/s per GPU", kinds, rows)

@@ -128,7 +128,6 @@ def drawn_of(ran: Ran, *, steps: bool = True, pictures: SvgCache | None = None) 
 
 
 def _tables(figure: Figure) -> list[Table]:
-    """The runs behind a figure, and what was published beside them."""
     made = " and ".join(sorted({str(row["kind"]) for row in figure.rows} - {"impossible"})) or "no runs"
     tables = [record_table(f"{figure.title}: {made}", figure.columns, figure.rows)] if figure.rows else []
     if figure.published:
@@ -207,7 +206,6 @@ def study_page(
 
 
 def _claims(verdicts: Sequence[Verdict], drawn: Sequence[DrawnStudy], *, with_uncounted: bool) -> dict[str, object]:
-    """What the page says of claims; the statements that none was made of where the whole paper is looked at."""
     kinds = {"statement": "words", "why no claim is made of it": "words"}
     silent = uncounted() if with_uncounted else {}
     caption = "Statements of the paper that no claim is made of"

@@ -112,24 +112,18 @@ X_END, Y_END = 0.20, 0.20
 STEPS = 20
 
 
-def conflict_chart(
-    e_256: Callable[[float, float], float],
-    *,
-    mfu_16: tuple[float, float],
-    gap: float,
-    small: float,
-    simulated: tuple[float, float] | None,
-) -> Spec:
-    """``e_256`` of the share at 16 GPUs and the MFU there is the line of T09 and T12; the rest are bounds."""
+def conflict_chart(simulated: tuple[float, float] | None) -> Spec:
+    """The band of T09 and T12, the bounds of the others, and knee's exposed shares on 16 and 256 GPUs."""
+    low, high, gap, small = MFU_16 - MFU_16_ROUNDING, MFU_16 + MFU_16_ROUNDING, GAP, SMALL
     xs = [X_END * i / STEPS for i in range(STEPS + 1)]
-    ends = [(x, *(min(max(e_256(x, mfu), 0.0), Y_END) for mfu in mfu_16)) for x in xs]
+    ends = [(x, *(min(max(most_exposed_256(x, mfu), 0.0), Y_END) for mfu in (low, high))) for x in xs]
     x = _axis("x", "exposed share on 16 GPUs", X_END)
     y = _axis("y", "exposed share on 256 GPUs", Y_END)
-    band = [{"x": at, "y": low, "y2": high} for at, low, high in ends]
+    band = [{"x": at, "y": least, "y2": most} for at, least, most in ends]
     words = [
         {"x": small, "y": gap, "text": f"T10: at least {gap:.2%}", "dy": -9, "align": "left"},
         {"x": small, "y": 0.195, "text": f"T17, T29: less than {small:.0%}", "dy": 0, "align": "left"},
-        {"x": 0.075, "y": e_256(0.075, mfu_16[1]), "text": "T09 and T12", "dy": 20, "align": "left"},
+        {"x": 0.075, "y": most_exposed_256(0.075, high), "text": "T09 and T12", "dy": 20, "align": "left"},
     ]
     layers: list[Spec] = [
         _box({"x": 0.0, "x2": X_END, "y": gap, "y2": Y_END}, PARTS["exposed"].light, x, y),
@@ -206,13 +200,7 @@ def conflict_of(ran: Sequence[Ran], draw: Callable[[Spec], str]) -> Conflict:
         title="Where the statements hold",
         caption="Statements can be true together where their areas meet. T09 and T12 are a band, because T12 is "
         "rounded; no point of it lies in both of the others." + (" The cross is knee's own run." if point else ""),
-        spec=conflict_chart(
-            lambda e, mfu: most_exposed_256(e, mfu),
-            mfu_16=(MFU_16 - MFU_16_ROUNDING, MFU_16 + MFU_16_ROUNDING),
-            gap=GAP,
-            small=SMALL,
-            simulated=point,
-        ),
+        spec=conflict_chart(point),
         columns=tuple(rows[0]),
         rows=tuple(rows),
     )

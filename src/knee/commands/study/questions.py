@@ -25,8 +25,6 @@ from knee.specs.profile import Profile
 from knee.specs.schedules import INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from knee.trust.trust import record_of, trust_of
 
-# A study's grid as questions: one training step each, or the best of several plans.
-
 SPECS = ("model", "cluster", "profile")
 Options = tuple[tuple[str, Any], ...]
 
@@ -270,11 +268,7 @@ def specs_of(question_specs: tuple[str, str, str], sets: Options) -> tuple[Loade
         raise SpecError(
             f"set {for_plan[0][0]} is an option of the plan", hint="give it in the table `plan`", code="not-an-override"
         )
-    return (
-        load_model(model, for_model),
-        load_cluster(cluster, for_cluster),
-        load_profile(profile, for_profile),
-    )
+    return load_model(model, for_model), load_cluster(cluster, for_cluster), load_profile(profile, for_profile)
 
 
 def loaded(question: Question) -> tuple[Loaded[Any], Loaded[Any], Loaded[Any]]:
@@ -283,7 +277,6 @@ def loaded(question: Question) -> tuple[Loaded[Any], Loaded[Any], Loaded[Any]]:
 
 
 def _given(question: Question) -> list[str]:
-    """Paths of values that the question changes."""
     parts = zip(("model", "cluster", "profile"), loaded(question), strict=True)
     return [f"{kind}.{path}" for kind, part in parts for path, source in part.sources.items() if source.kind == "user"]
 
@@ -318,9 +311,7 @@ def _jobs(question: Question) -> Iterator[Job]:
 
 def _tuned(question: Question, options: dict[str, Any], layers: int) -> Iterator[dict[str, Any]]:
     """The plan with every schedule and micro-batch that it leaves open."""
-    degrees = 1
-    for axis in ("tp", "pp", "cp"):
-        degrees *= int(options.get(axis, 1))
+    degrees = prod(int(options.get(axis, 1)) for axis in ("tp", "pp", "cp"))
     ranks = question.gpus // max(1, degrees)  # a degree of 0 is refused with the plan
     if not question.tune or ranks == 0 or degrees == 0 or question.gpus % degrees or question.global_batch % ranks:
         yield options

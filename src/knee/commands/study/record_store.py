@@ -130,7 +130,6 @@ class Store:
 
 
 def _answer_into(folder: Path | None, questions: Sequence[Question]) -> None:
-    """Write the records of questions into a folder."""
     store = Store(folder)
     for question, found in answers(questions).items():
         store._keep(question, found)

@@ -23,8 +23,7 @@ from knee.specs.load import load_cluster, load_model
 from knee.specs.metrics import DERIVED, STEP
 from knee.specs.plan import KNOBS, Plan
 from knee.specs.plan_words import plan_words
-from knee.trust.validation.bandwidth_errors import LARGE_BYTES
-from knee.trust.validation.published_bandwidths import carried_bandwidths
+from knee.trust.validation.bandwidth_errors import LARGE_BYTES, carried_bandwidths
 
 MAY_DIFFER = (
     "capacity_factor",
@@ -86,7 +85,6 @@ def _plan_cell(knob: Knob, value: Any) -> Any:
 
 
 def _derived(row: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
-    """What the paper's figures show besides."""
     exposed, bubble = row["exposed_comm_s"], row["bubble_s"]
     sharded = [load for load in record.get("comm_loads") or () if load["group"] == "dp_shard"]
     gathers = [load for load in sharded if load["collective"] == "all_gather"]
@@ -112,7 +110,6 @@ def _derived(row: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any
 
 
 def _sets(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Values of the catalogue that were changed for it."""
     given = record.get("set") or (record.get("question") or {}).get("sets", ())
     return [(str(key), str(value)) for key, value in given]
 

@@ -146,6 +146,7 @@ def _ran(
         verdicts = _judged(study, pools)
     kind, values, finding = _finding(study, pools)
     labels = [] if kind == "measured" else [row["trust"] for row in own if row.get("trust")]
+    options = [f"--set {key}={','.join(map(str, values))}" for key, values in (changes or {}).items()]
     return Ran(
         study=study,
         rows=tuple(own),
@@ -153,13 +154,9 @@ def _ran(
         verdicts=tuple(verdicts),
         values=values,
         finding=finding,
-        again=" ".join([f"knee study run {shlex.quote(asked)}", *_options(changes or {})]),
+        again=" ".join([f"knee study run {shlex.quote(asked)}", *options]),
         trust=max(labels, key=LABELS.index) if labels else None,
     )
-
-
-def _options(changes: Mapping[str, Any]) -> list[str]:
-    return [f"--set {key}={','.join(map(str, values))}" for key, values in changes.items()]
 
 
 def _pools(rows: Rows) -> dict[str, Rows]:

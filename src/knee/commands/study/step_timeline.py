@@ -73,7 +73,6 @@ def step_timelines(ran: Ran) -> Iterator[StepTimeline]:
 
 
 def _point(ran: Ran, where: Where) -> StudyPoint | None:
-    """The point that is meant, if it was run."""
     wanted = {key: value if isinstance(value, tuple) else (value,) for key, value in where.items()}
     for point in points_of(ran.study):
         q = point.question

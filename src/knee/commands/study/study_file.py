@@ -28,13 +28,8 @@ from knee.specs.fields import WrongKey, fields_of, split_overrides
 
 # What a study file says once for several grids, and where the files lie that it names.
 
-NAMED, TABLES = (
-    ("model", "cluster", "profile", "hardware"),
-    (
-        *("grid", "common", "bandwidths", "budget"),
-        *("long_run", "wall"),
-    ),
-)
+NAMED = ("model", "cluster", "profile", "hardware")
+TABLES = ("grid", "common", "bandwidths", "budget", "long_run", "wall")
 """Keys whose words name specs, and the tables that have them."""
 
 
@@ -422,7 +417,6 @@ class Study:
 
 
 def _columns_named(study: Study) -> Iterator[tuple[str, str]]:
-    """Every column that a study names, with its place."""
     parts: list[tuple[str, object]] = [(f"value.{name}", quantity) for name, quantity in study.value.items()]
     parts += [(f"draw.{i}", draw) for i, draw in enumerate(study.draw)]
     parts += [(f"published.{i}", one) for i, one in enumerate(study.published)]

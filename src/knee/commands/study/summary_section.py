@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, fields
 from functools import cache
 from itertools import pairwise
 from statistics import median
-from typing import Protocol
 
 from pydantic import TypeAdapter
 
@@ -18,7 +17,7 @@ from knee.commands.study.quantities import Row, knee_of
 from knee.commands.study.run_study import Ran
 from knee.show.figures.axes import AXIS_WIDTH, WIDTH, with_config
 from knee.show.figures.palette import BAR, GRID, IDEAL, INK, MUTED, PARTS
-from knee.show.figures.vega import CONFIG, SCHEMA, Figure, Spec
+from knee.show.figures.vega import Figure, Spec
 from knee.show.page.page import Chart, chart_of
 from knee.show.page.tables import Cell, Table, kind_table, record_table
 from knee.specs.catalog import ROOT, read_toml
@@ -109,22 +108,7 @@ MANY_GPUS, CROWD_FRAC = 2048, 0.14
 TICKS = (2, 8, 32, 128, 512, 2048, 8192)
 
 
-class ErrorPoint(Protocol):
-    """Runs of one source on one number of GPUs: their error, and the band that was promised, of the same ratio."""
-
-    @property
-    def source(self) -> str: ...
-    @property
-    def n_gpus(self) -> int: ...
-    @property
-    def error_frac(self) -> float: ...
-    @property
-    def low_frac(self) -> float: ...
-    @property
-    def high_frac(self) -> float: ...
-
-
-def error_chart(points: Sequence[ErrorPoint]) -> Spec:
+def error_chart(points: Sequence[GpuCountError]) -> Spec:
     """A line and points for each source, those apart labelled at their largest count; the promised bands behind."""
     edge = SHOWN_FRAC
     values = [
@@ -144,8 +128,8 @@ def error_chart(points: Sequence[ErrorPoint]) -> Spec:
     band = [
         {
             "n_gpus": n,
-            "low_frac": max(_median([p.low_frac for p in points if p.n_gpus == n]), -edge),
-            "high_frac": min(_median([p.high_frac for p in points if p.n_gpus == n]), edge),
+            "low_frac": max(median(p.low_frac for p in points if p.n_gpus == n), -edge),
+            "high_frac": min(median(p.high_frac for p in points if p.n_gpus == n), edge),
         }
         for n in counts
     ]
@@ -154,28 +138,21 @@ def error_chart(points: Sequence[ErrorPoint]) -> Spec:
     y_axis = {"title": "predicted over measured, less one", "format": "+.0%"}
     y = {"field": "shown_frac", "type": "quantitative", "scale": {"domain": [-edge, edge]}, "axis": y_axis}
     ends = {"y": y | {"field": "low_frac"}, "y2": {"field": "high_frac"}}
-    return {
-        "$schema": SCHEMA,
-        "config": CONFIG,
-        "width": ERRORS_WIDTH,
-        "height": HEIGHT,
-        "layer": [
-            {"data": {"values": band}, "mark": {"type": "area", "color": GRID.light}, "encoding": {"x": x, **ends}},
-            {"data": {"values": [{}]}, "mark": {"type": "rule", "color": MUTED.light}, "encoding": {"y": {"datum": 0}}},
-            {
-                "data": {"values": values},
-                "encoding": {"x": x, "y": y, "detail": {"field": "source"}},
-                "layer": [
-                    {"mark": {"type": "line", "color": MUTED.light, "strokeWidth": 1}},
-                    {
-                        "mark": {"type": "point", "filled": True, "color": INK.light, "size": 26},
-                        "encoding": {"description": {"field": "say"}},
-                    },
-                ],
-            },
-            *(_labels(labels, x, y, many=many, below=below) for many in (False, True) for below in (False, True)),
-        ],
-    }
+    dots = {"type": "point", "filled": True, "color": INK.light, "size": 26}
+    layers: list[Spec] = [
+        {"data": {"values": band}, "mark": {"type": "area", "color": GRID.light}, "encoding": {"x": x, **ends}},
+        {"data": {"values": [{}]}, "mark": {"type": "rule", "color": MUTED.light}, "encoding": {"y": {"datum": 0}}},
+        {
+            "data": {"values": values},
+            "encoding": {"x": x, "y": y, "detail": {"field": "source"}},
+            "layer": [
+                {"mark": {"type": "line", "color": MUTED.light, "strokeWidth": 1}},
+                {"mark": dots, "encoding": {"description": {"field": "say"}}},
+            ],
+        },
+        *(_labels(labels, x, y, many=many, below=below) for many in (False, True) for below in (False, True)),
+    ]
+    return with_config({"width": ERRORS_WIDTH, "height": HEIGHT, "layer": layers})
 
 
 def _labels(labels: Sequence[Spec], x: Spec, y: Spec, *, many: bool, below: bool) -> Spec:
@@ -184,11 +161,6 @@ def _labels(labels: Sequence[Spec], x: Spec, y: Spec, *, many: bool, below: bool
     mark = {"type": "text", "align": "right" if many else "left", "dx": 0 if many else 6, "fontSize": 11}
     mark |= {"dy": 12 if below else -9, "color": INK.light}
     return {"data": {"values": some}, "mark": mark, "encoding": {"x": x, "y": y, "text": {"field": "source"}}}
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2.0
 
 
 # What each claim is worth, found by tools/claim_evidence.py: how often it holds under random profiles, and which
@@ -377,7 +349,6 @@ def knee_summary(ran: Sequence[Ran]) -> KneeSummary | None:
 
 
 def _curve(ran: Sequence[Ran]) -> list[Row]:
-    """Throughput of one plan on more and more GPUs."""
     for name in SCALED:
         for one in ran:
             if one.study.name == name:
@@ -465,7 +436,6 @@ def _share(value: float | None) -> str:
 
 
 def _worst(found: CarriedFidelity) -> int:
-    """The source with the largest median error."""
     return max(range(len(found.sources)), key=lambda i: found.sources[i].unseen_frac or 0.0)
 
 

@@ -47,7 +47,6 @@ def _forget(stem: Path) -> None:
 
 
 def _write(stem: Path, rows: Sequence[Row]) -> list[Path]:
-    """Every row with every column."""
     columns = list(dict.fromkeys((*FIRST, *(column for row in rows for column in row))))
     path = stem.with_suffix(".csv")
     write_text(path, csv_text({column: row.get(column) for column in columns} for row in rows))

@@ -11,7 +11,7 @@ from knee.commands.study.api import Studies, StudyDescription, StudySummary
 from knee.commands.study.claims import Tally, Verdict
 from knee.commands.study.run_study import Ran
 from knee.commands.validate.text import print_fidelity
-from knee.show.terminal.table import print_columns, print_heading, print_rows
+from knee.show.terminal.table import print_columns, print_heading, print_rows, print_table
 
 MOST = 90
 """Characters of a finding's numbers in a cell; all of them are on the page and in claims.csv."""
@@ -20,9 +20,8 @@ BEYOND = "beyond the paper"
 
 def print_studies(found: Sequence[StudySummary]) -> None:
     """One line a study."""
-    rows = [["study", "where", "about", "runs", "claims"]]
-    rows += [[s.name, s.place or BEYOND, s.title, str(s.points or ""), str(len(s.claims) or "")] for s in found]
-    print_rows(rows, right=(3, 4))
+    rows = [[s.name, s.place or BEYOND, s.title, str(s.points or ""), str(len(s.claims) or "")] for s in found]
+    print_rows([["study", "where", "about", "runs", "claims"], *rows], right=(3, 4))
 
 
 def print_description(found: StudyDescription) -> None:
@@ -39,23 +38,23 @@ def print_description(found: StudyDescription) -> None:
         ]
     )
     if found.points:
-        print_heading(f"{len(found.points)} runs")
-        rows = [["series", "model", "cluster", "profile", "GPUs", "batch", "tokens", "plan"]]
-        rows += [[f"{v:,}" if isinstance(v, int) else v for v in row.values()] for row in found.rows()]
-        print_rows(rows, right=(4, 5, 6))
+        head = ["series", "model", "cluster", "profile", "GPUs", "batch", "tokens", "plan"]
+        rows = [[f"{v:,}" if isinstance(v, int) else v for v in row.values()] for row in found.rows()]
+        print_table(f"{len(found.points)} runs", head, rows, right=(4, 5, 6))
     if study.claim:
-        print_heading(f"{len(study.claim)} claims")
-        rows = [["id", "says", "paper", "reproduced if", "role", "why"]]
+        head = ["id", "says", "paper", "reproduced if", "role", "why"]
         roles = {c.id: " by ".join(filter(None, (c.role, ", ".join(c.by)))) for c in study.claim}
-        print_rows([*rows, *([c.id, c.says, c.paper, c.bar, roles[c.id], c.because] for c in study.claim)])
+        rows = [[c.id, c.says, c.paper, c.bar, roles[c.id], c.because] for c in study.claim]
+        print_table(f"{len(study.claim)} claims", head, rows, right=())
     if study.assumptions:
         print_heading("assumptions:")
         for sentence in study.assumptions:
             click.echo(f"  - {sentence}")
 
 
-def print_answer(answer: Studies, *, whole: bool) -> None:
+def print_answer(answer: Studies) -> None:
     """Study by study: what was found, and every claim; then why claims failed, and how far all is to be trusted."""
+    whole = len(answer.ran) > 1
     for one in answer.ran:
         print_heading(f"{one.study.name}: {one.study.title}" + (f" ({one.study.place})" if one.study.place else ""))
         if one.finding:
@@ -81,7 +80,6 @@ def print_answer(answer: Studies, *, whole: bool) -> None:
 
 
 def _print_runs(one: Ran) -> None:
-    """The runs of a study that says nothing of them itself."""
     names = ("tokens_per_s_per_gpu", "tokens_per_s", "mfu_frac", "exposed_frac", "memory_bytes")
     labels = ("trust", "model", "cluster")
     rows = [

@@ -15,6 +15,7 @@ from knee.commands.study.questions import StudyPoint, all_points, check_count, j
 from knee.commands.study.study_file import GridChanges, changes_of, load_study
 from knee.commands.sweep.result import SweepPlan, SweepStatus
 from knee.specs.argument_types import checked_arguments
+from knee.specs.arguments import not_in_range
 from knee.specs.catalog import did_you_mean
 from knee.specs.choices import Device, Launcher
 from knee.specs.defaults import TIMEOUT_S, TRACE_STEPS
@@ -29,7 +30,6 @@ from knee.training.sweeps.checks import (
     check_container,
     check_run_numbers,
     checked_folder,
-    not_in_range,
     program_paths,
     refusal_by,
     require_launcher,
@@ -262,7 +262,6 @@ def _check_numbers(pack: int, max_gpu_hours: float | None) -> None:
 
 
 def _check_states(states: Sequence[str]) -> None:
-    """Refuse states of runs that cannot be started again."""
     for state in states:
         if state in STATES and state not in ENDED:
             raise InputError(

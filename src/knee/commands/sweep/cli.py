@@ -13,6 +13,7 @@ from knee.base.errors import InputError
 from knee.base.signals import BY_SIGNAL
 from knee.commands.main import nearest, unknown_command
 from knee.commands.options import job_options
+from knee.commands.options.output import print_result, say
 from knee.commands.options.plan_options import option
 from knee.commands.options.sections import Sectioned, Word
 from knee.commands.options.sweep_options import program_words, run_options, site_options, take_site
@@ -188,9 +189,7 @@ def run(grid: str, out: Path, **options: Any) -> None:
             **options,
         )
     if plan.duplicates:
-        click.echo(
-            f"{plan.duplicates:,} point{'s repeat' if plan.duplicates > 1 else ' repeats'} another run", err=True
-        )
+        say(f"{plan.duplicates:,} point{'s repeat' if plan.duplicates > 1 else ' repeats'} another run")
     if not as_json:
         print_plan(plan, whole=dry_run)
     elif dry_run:
@@ -199,7 +198,7 @@ def run(grid: str, out: Path, **options: Any) -> None:
         plan.check()
         return
     with Bars(least=MANY) as bars:
-        answer = run_sweep(plan, wait=wait, on_run=_print_run, say=_say, progress=bars)
+        answer = run_sweep(plan, wait=wait, on_run=_print_run, say=say, progress=bars)
     _finish(answer, as_json=as_json)
 
 
@@ -228,7 +227,7 @@ def cancel(folder: Path) -> None:
     from knee.commands.sweep.api import cancel_sweep
 
     running, waiting = cancel_sweep(folder)
-    click.echo(f"{running} running and {waiting} waiting runs were cancelled", err=True)
+    say(f"{running} running and {waiting} waiting runs were cancelled")
 
 
 @command.command("retry")
@@ -253,9 +252,9 @@ def retry(folder: Path, states: str, ids: tuple[str, ...], wait: bool, as_json: 
         states=[name.strip() for name in states.split(",") if name.strip()],
         runs=ids,
         wait=wait,
-        on_requeued=lambda count: _say(f"{count} run{'s' if count != 1 else ''} to restart"),
+        on_requeued=lambda count: say(f"{count} run{'s' if count != 1 else ''} to restart"),
         on_run=_print_run,
-        say=_say,
+        say=say,
     )
     if answer.requeued:
         _finish(answer, as_json=as_json)
@@ -271,29 +270,21 @@ def _refuse_misspelt_command(word: str) -> None:
         raise unknown_command(word, list(command.commands), close)
 
 
-def _say(sentence: str) -> None:
-    click.echo(sentence, err=True)
-
-
 def _print_run(number: int, count: int, entry: SweepRun, status: Status) -> None:
     from knee.commands.sweep.text import run_line
 
-    _say(run_line(number, count, entry, status))
+    say(run_line(number, count, entry, status))
 
 
 def _print_answer(answer: SweepStatus, *, as_json: bool) -> None:
     from knee.commands.sweep.text import print_status
 
-    if as_json:
-        click.echo(json.dumps(answer.to_dict(), indent=2))
-    else:
-        print_status(answer)
+    print_result(answer, as_json, print_status)
 
 
 def _finish(answer: SweepStatus, *, as_json: bool) -> None:
-    """Print how the sweep stands, and end with the code for it."""
     _print_answer(answer, as_json=as_json)
     if answer.signal is not None:
-        _say("interrupted: the same command continues the sweep")
+        say("interrupted: the same command continues the sweep")
         sys.exit(BY_SIGNAL + answer.signal)
     answer.check_done()

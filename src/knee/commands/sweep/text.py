@@ -49,17 +49,10 @@ def print_plan(plan: SweepPlan, *, whole: bool) -> None:
         click.echo(line, err=not whole)
     if whole:
         rows = [["run", "GPUs", "nodes", "estimated time", "GPU-hours", "reason not to start"]]
-        rows += [
-            [
-                entry.id,
-                f"{entry.gpus:,}",
-                f"{entry.nodes:,}",
-                show(entry.seconds, "s") if entry.seconds else "",
-                f"{entry.gpu_h:.3f}" if entry.gpu_h is not None else "",
-                entry.refused,
-            ]
-            for entry in sweep.entries[: SHOWN * 5]
-        ]
+        for entry in sweep.entries[: SHOWN * 5]:
+            time = show(entry.seconds, "s") if entry.seconds else ""
+            gpu_h = f"{entry.gpu_h:.3f}" if entry.gpu_h is not None else ""
+            rows.append([entry.id, f"{entry.gpus:,}", f"{entry.nodes:,}", time, gpu_h, entry.refused])
         print_rows(rows, right=(1, 2, 3, 4), dim=(5,))
         if len(sweep.entries) > SHOWN * 5:
             click.echo(f"  and {len(sweep.entries) - SHOWN * 5:,} more; --json lists all")

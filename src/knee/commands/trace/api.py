@@ -45,14 +45,6 @@ class QueryResult(Result):
 class TraceAnalysis(Result, Analysis):
     """Where the time of a job went: by rank, step, collective and kernel."""
 
-    def __repr__(self) -> str:
-        times = self.times
-        return (
-            f"TraceAnalysis(ranks={len(self.ranks)}, steps={self.steps}, window_s={times.window_s:.6g}, "
-            f"compute_s={times.compute_s:.6g}, exposed_comm_s={times.exposed_comm_s:.6g}, idle_s={times.idle_s:.6g}, "
-            f"is_whole={self.is_whole})"
-        )
-
     def _data(self) -> dict[str, Any]:
         return as_json(self)
 
@@ -118,9 +110,6 @@ class TraceDiff(Result, Diff):
 
     a: TraceAnalysis
     b: TraceAnalysis
-
-    def __repr__(self) -> str:
-        return f"TraceDiff({self.finding!r}, a={self.a!r}, b={self.b!r})"
 
     def _data(self) -> dict[str, Any]:
         return self.as_json()

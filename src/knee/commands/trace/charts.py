@@ -98,6 +98,7 @@ def _bars(
     values: list[dict[str, Any]], names: list[str], *, title: str | None, styles: Mapping[str, MarkStyle], step: int
 ) -> Spec:
     """Horizontal stacks of milliseconds, one row for each name, in their order."""
+    longest_ms = max((value["ms"] for value in values), default=0.0)
     spec = {
         "width": WIDTH,
         "height": {"step": step, "for": "position"},
@@ -116,7 +117,7 @@ def _bars(
                 "type": "quantitative",
                 "stack": "zero",
                 "title": "ms",
-                "axis": {"tickCount": 5, "format": ",~r" if _top(values) < 1 else ",~f"},
+                "axis": {"tickCount": 5, "format": ",~r" if longest_ms < 1 else ",~f"},
             },
             "order": {"field": "order", "type": "quantitative"},
             "description": {"field": "say"},
@@ -128,7 +129,3 @@ def _bars(
 
 def _say(value: Mapping[str, Any]) -> str:
     return f"{value['bar']}: {value['part']} {value['ms']:,.3f} ms"
-
-
-def _top(values: Sequence[Mapping[str, Any]]) -> float:
-    return max((float(value["ms"]) for value in values), default=0.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ import click
 
 from knee.base.errors import InputError
 from knee.commands.options import job_options
+from knee.commands.options.output import print_result, say
 from knee.commands.options.plan_options import option
 from knee.commands.options.sections import Sectioned
 
@@ -120,16 +120,14 @@ def command(paths: tuple[str, ...], as_json: bool, **options: Any) -> None:
     analysis = _read(paths, options)
     if options["sql"] is not None:
         print_query(analysis.sql(options["sql"]), as_json)
-    elif as_json:
-        click.echo(json.dumps(analysis.to_dict(), indent=1, allow_nan=False))
     else:
-        print_analysis(analysis)
+        print_result(analysis, as_json, print_analysis, indent=1)
     if options["html"] is not None:
         written = analysis.write_html(options["html"], command=shlex.join(["knee", *sys.argv[1:]]))
-        click.echo(f"wrote {written}", err=True)
+        say(f"wrote {written}")
     if options["perfetto"] is not None:
         small = analysis.write_perfetto(options["perfetto"])
-        click.echo(f"wrote {options['perfetto']}: {small.kernels:,} of {small.of_kernels:,} kernels", err=True)
+        say(f"wrote {options['perfetto']}: {small.kernels:,} of {small.of_kernels:,} kernels")
     analysis.check_whole()
 
 
@@ -161,8 +159,5 @@ def _diff(paths: Sequence[str], as_json: bool, options: dict[str, Any]) -> None:
             raise InputError(f"--{name} is of one job", hint=f"`knee trace {paths[0]} --{name} ...`")
     a, b = (_read([path], options) for path in both)
     found = a.diff(b)
-    if as_json:
-        click.echo(json.dumps(found.to_dict(), indent=1, allow_nan=False))
-    else:
-        print_diff(found, both)
+    print_result(found, as_json, lambda found: print_diff(found, both), indent=1)
     found.check_whole()

@@ -50,11 +50,6 @@ class Timeline:
     """Stretches of all ranks that were given."""
     found_ns: int
 
-    @property
-    def drawn_ns(self) -> int:
-        """Exposed time that is drawn."""
-        return sum(span.length_ns for span in self.spans)
-
 
 def timeline_of(ranks: Sequence[RankAnalysis], everyone: Sequence[RankAnalysis], most: int = MOST_SPANS) -> Timeline:
     """The drawing of ``ranks``, which may be some of ``everyone``."""
@@ -87,13 +82,14 @@ def sentence(drawn: Timeline) -> str:
     """What the drawing holds, and what it leaves out."""
     if not drawn.found:
         return "No communication was exposed in this window, so there is nothing to draw."
-    share = drawn.drawn_ns / drawn.found_ns
+    share = sum(span.length_ns for span in drawn.spans) / drawn.found_ns
+    share = min(share, 0.999) if share < 1 else share  # never rounded up to all of it
     if len(drawn.spans) == drawn.found:
         held = f"All {drawn.found:,} stretches of exposed communication are drawn."
     else:
         held = (
             f"The {len(drawn.spans):,} longest of {drawn.found:,} stretches of exposed communication are drawn: "
-            f"{_percent(share)} of the exposed time."
+            f"{share:.1%} of the exposed time."
         )
     clock = "Each rank begins at 0: their clocks have no time in common."
     if drawn.one_clock:
@@ -101,11 +97,6 @@ def sentence(drawn: Timeline) -> str:
     steps = any(part.step is not None for rank in drawn.ranks for part in rank.steps)
     lines = "Thin lines are where steps begin." if steps else ""
     return " ".join(part for part in (held, clock, lines) if part)
-
-
-def _percent(share: float) -> str:
-    """Never rounded up to all of it."""
-    return f"{min(share, 0.999) if share < 1 else share:.1%}"
 
 
 def timeline_blocks(drawn: Timeline) -> tuple[Lanes | Fold, ...]:

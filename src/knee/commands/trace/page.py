@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from knee.base.units import show
-from knee.commands.trace import sections as sections
+from knee.commands.trace import sections
 from knee.commands.trace.sections import ACROSS, remarks_of
 from knee.measure.kineto.trace_files import left_out_sentences
 from knee.measure.traces.analyse import Analysis

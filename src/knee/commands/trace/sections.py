@@ -11,7 +11,6 @@ from knee.commands.trace import charts as drawn
 from knee.commands.trace.exposed_timeline import sentence, timeline_blocks, timeline_of
 from knee.measure.kineto.trace_files import left_out_sentences
 from knee.measure.traces.analyse import Analysis, RankAnalysis
-from knee.measure.traces.audit import Audit
 from knee.measure.traces.device_time import UNKNOWN, CollectiveLoad, KernelLoad, Times, class_loads, mean_times
 from knee.show.figures.vega import to_svg
 from knee.show.page.page import Block, Bullets, Chart, Fold, Section
@@ -24,20 +23,18 @@ MOST_ROWS = 400
 """Rows of a table; --json has all."""
 LONGEST, IN_THE_OPEN = 40, 12
 """Kernels that are named, and how many of them without opening anything."""
-COUNTS = {
-    "rank": "words",
-    "file": "name",
-    "events": "count",
-    "kernels": "count",
-    "copies": "count",
-    "without launch": "count",
-    "overlaps on a stream": "count",
-    "communication as compute": "count",
-    "clock anomalies": "count",
-    "without duration": "count",
-    "GPUs": "count",
-    "whole": "words",
+READ = {
+    "events": "events",
+    "kernels": "kernels",
+    "copies": "copies",
+    "without launch": "without_launch",
+    "overlaps on a stream": "same_stream_overlaps",
+    "communication as compute": "communication_as_compute",
+    "clock anomalies": "clock_anomalies",
+    "without duration": "without_duration",
+    "GPUs": "devices",
 }
+"""Column -> the count of a rank's audit that it has."""
 TIMES = {
     "window": "ms",
     **{METRICS[name].label: "ms" for name in drawn.BREAKDOWN},
@@ -47,16 +44,18 @@ TIMES = {
     "idle share": "share",
 }
 COLLECTIVES = {
-    "collective": "words",
-    "group": "words",
-    "ranks": "count",
-    "message": "bytes",
-    "calls": "count",
-    "load": "ms",
-    "exposed": "ms",
-    "median time": "us",
-    "bus bandwidth": "rate",
+    "collective": ("words", "collective"),
+    "group": ("words", "group"),
+    "ranks": ("count", "group_size"),
+    "message": ("bytes", "message_bytes"),
+    "calls": ("count", "calls"),
+    "load": ("ms", "load_s"),
+    "exposed": ("ms", "exposed_s"),
+    "median time": ("us", "median_s"),
+    "bus bandwidth": ("rate", "bus_bytes_per_s"),
 }
+"""Column -> its kind, and the field of a ``CollectiveLoad`` that it has."""
+COLLECTIVE_KINDS = {column: kind for column, (kind, _) in COLLECTIVES.items()}
 ACROSS = "Of a call that several ranks show, the shortest is the transfer; what others last beyond it is waiting."
 
 
@@ -126,16 +125,10 @@ def _by_step(analysis: Analysis) -> Chart:
 def _times(t: Times) -> tuple[float | None, ...]:
     whole = t.window_s or None
     shares = [value / whole if whole else None for value in (t.compute_s, t.exposed_comm_s, t.idle_s)]
-    return (
-        t.window_s,
-        *(getattr(t, name) for name in drawn.BREAKDOWN),
-        t.bubble_s,
-        *shares,
-    )
+    return (t.window_s, *(getattr(t, name) for name in drawn.BREAKDOWN), t.bubble_s, *shares)
 
 
 def _capped(caption: str, kinds: dict[str, str], rows: Sequence[Sequence[Any]], most: int = MOST_ROWS) -> Table:
-    """A table that says where it ends."""
     more = "" if len(rows) <= most else f"; the first {most:,} of {len(rows):,} rows, --json has all"
     return kind_table(caption + more, kinds, rows[:most])
 
@@ -149,34 +142,23 @@ def collectives(analysis: Analysis) -> Section:
         each = [(rank.rank, *_collective(load)) for rank in ranks for load in rank.collectives]
         if len(ranks) > 1:
             says = "Calls, load and exposed time are means over ranks; times and bandwidths are medians of the ranks'."
-            every = _capped("Communication of each rank", {"rank": "words"} | COLLECTIVES, each)
+            every = _capped("Communication of each rank", {"rank": "words"} | COLLECTIVE_KINDS, each)
             blocks = (
-                _capped("Communication, mean over ranks, largest load first", COLLECTIVES, _mean_collectives(ranks)),
+                _capped(
+                    "Communication, mean over ranks, largest load first", COLLECTIVE_KINDS, _mean_collectives(ranks)
+                ),
                 Fold(summary="Table of each rank's communication", blocks=(every,)),
             )
         else:
             says = "By collective, group and size of message."
             rows = [row[1:] for row in each]
-            blocks = (_capped("Communication, largest load first", COLLECTIVES, rows),)
+            blocks = (_capped("Communication, largest load first", COLLECTIVE_KINDS, rows),)
     return Section(id="collectives", title="Collectives", says=says, blocks=blocks)
 
 
 def _collective(load: CollectiveLoad) -> tuple[Any, ...]:
-    return (
-        _known(load.collective),
-        _known(load.group),
-        load.group_size,
-        load.message_bytes,
-        load.calls,
-        load.load_s,
-        load.exposed_s,
-        load.median_s,
-        load.bus_bytes_per_s,
-    )
-
-
-def _known(name: str) -> str | None:
-    return None if name == UNKNOWN else name
+    values = (getattr(load, field) for _, field in COLLECTIVES.values())
+    return tuple(None if value == UNKNOWN else value for value in values)
 
 
 def _mean_collectives(ranks: Sequence[RankAnalysis]) -> list[tuple[Any, ...]]:
@@ -314,7 +296,16 @@ def audit(analysis: Analysis) -> Section:
     remarks = remarks_of(analysis.ranks)
     said = [f"{_who(ranks, len(analysis.ranks))}{remark}" for remark, ranks in remarks.items()]
     said += [f"{remark[:1].upper()}{remark[1:]}" for remark in left_out_sentences(analysis.left_out)]
-    rows = [_counts(rank, rank.audit) for rank in analysis.ranks]
+    kinds = dict.fromkeys(READ, "count") | {"whole": "words"}
+    rows = [
+        (
+            rank.rank,
+            rank.path.name,
+            *(getattr(rank.audit, field) for field in READ.values()),
+            "yes" if rank.audit.cut is None else f"no: {rank.audit.cut}",
+        )
+        for rank in analysis.ranks
+    ]
     return Section(
         id="audit",
         title="Audit",
@@ -322,7 +313,7 @@ def audit(analysis: Analysis) -> Section:
         + ("" if said else " Nothing looked odd."),
         blocks=(
             *([Bullets(sentences=tuple(said))] if said else []),
-            _capped("What was read of each rank", COUNTS, rows),
+            _capped("What was read of each rank", {"rank": "words", "file": "name"} | kinds, rows),
         ),
     )
 
@@ -342,20 +333,3 @@ def _who(ranks: Sequence[int], count: int) -> str:
     if len(ranks) == count:
         return "All ranks: "
     return f"Rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:16]))}{', …' if len(ranks) > 16 else ''}: "
-
-
-def _counts(rank: RankAnalysis, a: Audit) -> tuple[Any, ...]:
-    return (
-        rank.rank,
-        rank.path.name,
-        a.events,
-        a.kernels,
-        a.copies,
-        a.without_launch,
-        a.same_stream_overlaps,
-        a.communication_as_compute,
-        a.clock_anomalies,
-        a.without_duration,
-        a.devices,
-        "yes" if a.cut is None else f"no: {a.cut}",
-    )

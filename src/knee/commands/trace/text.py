@@ -13,7 +13,7 @@ from knee.measure.kineto.trace_files import left_out_sentences
 from knee.measure.traces.analyse import RankAnalysis
 from knee.measure.traces.device_time import class_loads
 from knee.measure.traces.diff import Change
-from knee.show.terminal.table import print_heading, print_rows, seen
+from knee.show.terminal.table import print_heading, print_rows, print_table, seen
 from knee.specs.metrics import METRICS, VIEWS
 
 SHOWN = 12
@@ -44,15 +44,12 @@ def print_analysis(analysis: TraceAnalysis) -> None:
     print_heading(f"{which}{world} on {first.device_name or 'an unnamed device'}, {steps}")
     print_rows(_times_rows(analysis), right=(1, 2))
     if len(ranks) == 1 and len(ranks[0].steps) > 1:
-        print_heading("by step")
-        print_rows(_step_rows(ranks[0]), right=(0, 1, 2, 3, 4, 5))
+        _print_steps(ranks[0])
     if len(ranks) > 1:
-        print_heading("by rank")
-        print_rows(_rank_rows(analysis), right=tuple(range(9)))
-    print_heading("communication" + ("" if len(ranks) == 1 else f" of rank {ranks[0].rank}"))
-    print_rows(_collective_rows(ranks[0]), right=(2, 3, 4, 5, 6, 7, 8))
-    print_heading("kernels by class" + ("" if len(ranks) == 1 else f" of rank {ranks[0].rank}"))
-    print_rows(_class_rows(ranks[0]), right=(2, 3, 4))
+        _print_ranks(analysis)
+    of = "" if len(ranks) == 1 else f" of rank {ranks[0].rank}"
+    _print_collectives(f"communication{of}", ranks[0])
+    _print_classes(f"kernels by class{of}", ranks[0])
     _print_audit(analysis)
 
 
@@ -79,98 +76,73 @@ def _times_rows(analysis: TraceAnalysis) -> list[list[str]]:
     return rows
 
 
-def _step_rows(rank: RankAnalysis) -> list[list[str]]:
+def _print_steps(rank: RankAnalysis) -> None:
     names = ("compute_s", "comm_s", "exposed_comm_s", "idle_s")
-    return [
-        ["step", "time", *(METRICS[name].label for name in names)],
-        *(
-            [
-                str(part.step) if part.step is not None else "before the first step",
-                show(part.times.window_s, "s"),
-                *(METRICS[name].text(getattr(part.times, name)) for name in names),
-            ]
-            for part in rank.steps
-        ),
+    rows = [
+        [
+            str(part.step) if part.step is not None else "before the first step",
+            show(part.times.window_s, "s"),
+            *(METRICS[name].text(getattr(part.times, name)) for name in names),
+        ]
+        for part in rank.steps
     ]
+    print_table("by step", ["step", "time", *(METRICS[name].label for name in names)], rows, right=range(6))
 
 
-def _rank_rows(analysis: TraceAnalysis) -> list[list[str]]:
+def _print_ranks(analysis: TraceAnalysis) -> None:
     head = ["rank", "time", "compute", "communication", "exposed", "idle", "transfer", "waits", "others wait for it"]
-    rows = [head]
+    rows = []
     for rank, waits in zip(analysis.ranks, analysis.across.ranks, strict=True):
-        t = rank.times
-        told = [show(waits.transfer_s, "s"), show(waits.waiting_s, "s"), show(waits.waited_for_s, "s")]
-        rows.append(
-            [
-                str(rank.rank),
-                show(t.window_s, "s"),
-                show(t.compute_s, "s"),
-                show(t.comm_s, "s"),
-                show(t.exposed_comm_s, "s"),
-                show(t.idle_s, "s"),
-                *(told if waits.matched else ["unknown"] * 3),
-            ]
-        )
-    return rows
+        t, between = rank.times, (waits.transfer_s, waits.waiting_s, waits.waited_for_s)
+        own = [show(time_s, "s") for time_s in (t.window_s, t.compute_s, t.comm_s, t.exposed_comm_s, t.idle_s)]
+        rows.append([str(rank.rank), *own, *(show(one, "s") if waits.matched else "unknown" for one in between)])
+    print_table("by rank", head, rows, right=range(9))
 
 
-def _collective_rows(rank: RankAnalysis) -> list[list[str]]:
+def _print_collectives(title: str, rank: RankAnalysis) -> None:
     if not rank.collectives:
-        return [["none"]]
+        print_heading(title)
+        print_rows([["none"]])
+        return
     times = ["total time", "exposed time", "median time"]
-    rows = [["collective", "group", "ranks", "message size", "calls", *times, "bus bandwidth"]]
-    rows += [
+    head = ["collective", "group", "ranks", "message size", "calls", *times, "bus bandwidth"]
+    rows = [
         [
             load.collective,
             load.group,
             str(load.group_size or "?"),
             show(load.message_bytes, "bytes") if load.message_bytes else "?",
             f"{load.calls:,}",
-            show(load.load_s, "s"),
-            show(load.exposed_s, "s"),
-            show(load.median_s, "s"),
+            *(show(time_s, "s") for time_s in (load.load_s, load.exposed_s, load.median_s)),
             f"{load.bus_bytes_per_s / 1e9:.2f} GB/s" if load.bus_bytes_per_s else "?",
         ]
         for load in rank.collectives[:SHOWN]
     ]
-    rest = rank.collectives[SHOWN:]
-    if rest:
-        rows.append(
-            [
-                f"{len(rest)} more",
-                "",
-                "",
-                "",
-                f"{sum(load.calls for load in rest):,}",
-                show(sum(load.load_s for load in rest), "s"),
-                show(sum(load.exposed_s for load in rest), "s"),
-                "",
-                "",
-            ]
-        )
-    return rows
+    if rest := rank.collectives[SHOWN:]:
+        sums = (sum(load.load_s for load in rest), sum(load.exposed_s for load in rest))
+        calls = f"{sum(load.calls for load in rest):,}"
+        rows.append([f"{len(rest)} more", "", "", "", calls, *(show(time_s, "s") for time_s in sums)])
+    print_table(title, head, rows, right=(2, 3, 4, 5, 6, 7, 8))
 
 
-def _class_rows(rank: RankAnalysis) -> list[list[str]]:
+def _print_classes(title: str, rank: RankAnalysis) -> None:
     loads = class_loads(list(rank.kernels))
     total = sum(load.load_s for load in loads) or 1.0
     longest: dict[tuple[str, bool], str] = {}
     for kernel in rank.kernels:
         longest.setdefault((kernel.kernel_class, kernel.communication), kernel.name)
-    return [
-        ["class", "", "calls", "total time", "share", "longest kernel"],
-        *(
-            [
-                load.name,
-                "communication" if load.communication else "",
-                f"{load.calls:,}",
-                show(load.load_s, "s"),
-                f"{load.load_s / total:.1%}",
-                longest[load.kernel_class, load.communication][:NAME_WIDTH],
-            ]
-            for load in loads
-        ),
+    rows = [
+        [
+            load.name,
+            "communication" if load.communication else "",
+            f"{load.calls:,}",
+            show(load.load_s, "s"),
+            f"{load.load_s / total:.1%}",
+            longest[load.kernel_class, load.communication][:NAME_WIDTH],
+        ]
+        for load in loads
     ]
+    print_table(title, ["class", "", "calls", "total time", "share", "longest kernel"], rows, right=(2, 3, 4))
 
 
 def _print_audit(analysis: TraceAnalysis) -> None:
@@ -211,40 +183,25 @@ def print_diff(found: TraceDiff, paths: tuple[str, str]) -> None:
     click.echo(seen(found.finding))
     head = ["A", "B", "change", "change (%)"]
     names = [name for name in VIEWS["change of a trace"] if name in found.times]
-    print_heading("time per step")
-    print_rows(
-        [["", *head], *([METRICS[name].label, *_change(found.times[name])] for name in names)],
-        right=(1, 2, 3, 4),
-    )
+    rows = [[METRICS[name].label, *_change(found.times[name])] for name in names]
+    print_table("time per step", ["", *head], rows, right=(1, 2, 3, 4))
     if found.collectives:
-        print_heading("communication")
-        print_rows(
+        rows = [
             [
-                ["collective", "group", "message", *head],
-                *(
-                    [
-                        one.collective,
-                        one.group,
-                        show(one.message_bytes, "bytes") if one.message_bytes else "?",
-                        *_change(one.load_s),
-                    ]
-                    for one in found.collectives[:SHOWN]
-                ),
-            ],
-            right=(2, 3, 4, 5, 6),
-        )
+                one.collective,
+                one.group,
+                show(one.message_bytes, "bytes") if one.message_bytes else "?",
+                *_change(one.load_s),
+            ]
+            for one in found.collectives[:SHOWN]
+        ]
+        print_table("communication", ["collective", "group", "message", *head], rows, right=(2, 3, 4, 5, 6))
     for title, kernels in (("kernels by class", found.classes), ("kernels that changed most", found.kernels)):
-        print_heading(title)
-        print_rows(
-            [
-                ["", *head, ""],
-                *(
-                    [one.name[:NAME_WIDTH], *_change(one.load_s), one.status if one.status != "changed" else ""]
-                    for one in kernels[:SHOWN]
-                ),
-            ],
-            right=(1, 2, 3, 4),
-        )
+        rows = [
+            [one.name[:NAME_WIDTH], *_change(one.load_s), one.status if one.status != "changed" else ""]
+            for one in kernels[:SHOWN]
+        ]
+        print_table(title, ["", *head, ""], rows, right=(1, 2, 3, 4))
     click.echo(f"A is {paths[0]}, B is {paths[1]}; all values are per step and means over ranks")
     for note in found.notes:
         click.echo(f"  - {note}")

@@ -33,6 +33,7 @@ from knee.commands.tune.tuned_state import TunedState, read_state, with_new_runs
 from knee.commands.tune.tuning_folder import open_folder, read_tuning
 from knee.specs import Cluster, Job, Profile
 from knee.specs.argument_types import checked_arguments
+from knee.specs.arguments import not_in_range
 from knee.specs.choices import Device, Launcher
 from knee.specs.defaults import TIMEOUT_S, TRACE_STEPS, WITHIN_FRAC
 from knee.specs.kept_files import forget_files
@@ -45,7 +46,6 @@ from knee.training.sweeps.checks import (
     check_container,
     check_run_numbers,
     checked_folder,
-    not_in_range,
     program_paths,
     refusal_by,
     require_launcher,

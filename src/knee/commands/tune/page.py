@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from knee.base.units import counted, precise
+from knee.show.figures.axes import with_config
 from knee.show.figures.palette import IDEAL, INK, PARTS
-from knee.show.figures.vega import CONFIG, SCHEMA, Figure, Spec
+from knee.show.figures.vega import Figure, Spec
 from knee.show.page.page import Key, Page, Section, chart_of, render_page
 from knee.show.page.tables import Table, record_table
 from knee.specs.metrics import METRICS
-
-# A tuning drawn: predicted against measured, bands that narrow, and the best plan so far against GPU-hours.
 
 Data = Mapping[str, Any]
 WIDTH, HEIGHT, ROW = 360, 240, 30
@@ -40,20 +39,13 @@ def _progress(steps: Sequence[Data]) -> Figure:
         if step["best_tokens_per_s_per_gpu"] is not None
     )
     x = {"field": "gpu_h", "type": "quantitative", "title": "GPU-hours"}
-    y = {"type": "quantitative", "title": RATE, "scale": {"zero": False}}
+    best: Spec = {"x": x, "y": {"type": "quantitative", "title": RATE, "scale": {"zero": False}, "field": "best"}}
+    area = {"type": "area", "interpolate": "step-after", "color": IDEAL.light, "opacity": 0.4}
+    line = {"type": "line", "interpolate": "step-after", "color": INK.light, "strokeWidth": 2}
     layers: list[Spec] = [
-        {
-            "mark": {"type": "area", "interpolate": "step-after", "color": IDEAL.light, "opacity": 0.4},
-            "encoding": {"x": x, "y": y | {"field": "best"}, "y2": {"field": "bound"}},
-        },
-        {
-            "mark": {"type": "line", "interpolate": "step-after", "color": INK.light, "strokeWidth": 2},
-            "encoding": {"x": x, "y": y | {"field": "best"}},
-        },
-        {
-            "mark": {"type": "point", "filled": True, "size": 40, "color": INK.light},
-            "encoding": {"x": x, "y": y | {"field": "best"}},
-        },
+        {"mark": area, "encoding": best | {"y2": {"field": "bound"}}},
+        {"mark": line, "encoding": best},
+        {"mark": {"type": "point", "filled": True, "size": 40, "color": INK.light}, "encoding": best},
     ]
     return Figure(
         id="progress",
@@ -68,27 +60,17 @@ def _progress(steps: Sequence[Data]) -> Figure:
 
 def _predicted(measured: Sequence[Data]) -> Figure:
     rows = tuple(
-        {
-            "plan": one["plan"],
-            "predicted": one["predicted_tokens_per_s_per_gpu"],
-            "measured": one["measured_tokens_per_s_per_gpu"],
-        }
+        {"plan": one["plan"]} | {name: one[f"{name}_tokens_per_s_per_gpu"] for name in ("predicted", "measured")}
         for one in measured
     )
     ends = [value for row in rows for value in (row["predicted"], row["measured"])]
     line = [{"predicted": value, "measured": value} for value in (min(ends), max(ends))]
     x = {"field": "predicted", "type": "quantitative", "title": f"predicted {RATE}", "scale": {"zero": False}}
     y = {"field": "measured", "type": "quantitative", "title": f"measured {RATE}", "scale": {"zero": False}}
+    wide = {"type": "line", "color": IDEAL.light, "strokeWidth": 4, "opacity": 0.6}
     layers: list[Spec] = [
-        {
-            "data": {"values": line},
-            "mark": {"type": "line", "color": IDEAL.light, "strokeWidth": 4, "opacity": 0.6},
-            "encoding": {"x": x, "y": y},
-        },
-        {
-            "mark": {"type": "point", "filled": True, "size": 60, "color": INK.light},
-            "encoding": {"x": x, "y": y},
-        },
+        {"data": {"values": line}, "mark": wide, "encoding": {"x": x, "y": y}},
+        {"mark": {"type": "point", "filled": True, "size": 60, "color": INK.light}, "encoding": {"x": x, "y": y}},
     ]
     return Figure(
         id="predicted",
@@ -150,14 +132,7 @@ def _bands(candidates: Sequence[Data]) -> Figure:
 
 
 def _spec(rows: Sequence[Data], layers: list[Spec], height: int = HEIGHT) -> Spec:
-    return {
-        "$schema": SCHEMA,
-        "width": WIDTH,
-        "height": height,
-        "data": {"values": list(rows)},
-        "layer": layers,
-        "config": CONFIG,
-    }
+    return with_config({"width": WIDTH, "height": height, "data": {"values": list(rows)}, "layer": layers})
 
 
 RUNS = ("run", "stage", "plan", "status", "cause", RATE, "GPU-hours", "message")
@@ -200,25 +175,11 @@ def tune_page(data: Data, *, command: str = "") -> str:
 
 
 def _runs(data: Data) -> Table:
-    rows = [
-        dict(
-            zip(
-                RUNS,
-                (
-                    run["id"],
-                    run["stage"],
-                    run["plan"],
-                    run["state"],
-                    run["cause"],
-                    None if run["tokens_per_s_per_gpu"] is None else precise(run["tokens_per_s_per_gpu"]),
-                    f"{run['gpu_h']:.4g}",
-                    run["words"],
-                ),
-                strict=True,
-            )
-        )
-        for run in data["runs"]
-    ]
+    rows = []
+    for run in data["runs"]:
+        rate = None if run["tokens_per_s_per_gpu"] is None else precise(run["tokens_per_s_per_gpu"])
+        told = [run[name] for name in ("id", "stage", "plan", "state", "cause")]
+        rows.append(dict(zip(RUNS, (*told, rate, f"{run['gpu_h']:.4g}", run["words"]), strict=True)))
     return record_table("Runs", RUNS, rows)
 
 

@@ -311,11 +311,6 @@ def simulated_shares(job: Job, candidates: Candidates) -> SimulatedShares:
     return SimulatedShares(names=names, shares=shares, draws=shares + candidates.positions @ slopes)
 
 
-def noise_of(measured: Floats, simulated: Floats) -> Floats:
-    """Standard deviation of each share."""
-    return np.maximum(NOISE_FRAC * np.maximum(measured, simulated), LEAST_NOISE)
-
-
 def _moved(job: Job, parameters: Sequence[Parameter], at: int) -> Job:
     positions = np.zeros(len(parameters))
     positions[at] = STEP
@@ -510,7 +505,6 @@ class Beliefs:
         )
 
     def _rate_errors(self, outcomes: Sequence[Outcome]) -> tuple[list[int], Floats]:
-        """Rows and errors of log throughput."""
         seen = [(o.plan, log(o.tokens_per_s_per_gpu)) for o in outcomes if o.tokens_per_s_per_gpu is not None]
         at = [plan for plan, _ in seen]
         return at, np.array([value for _, value in seen]) - self.log_rate[at]
@@ -527,7 +521,7 @@ class Beliefs:
             simulated = expected.shares[columns]
             draws.append(expected.draws[:, columns])
             errors.append(measured - simulated)
-            noise.append(noise_of(measured, simulated))
+            noise.append(np.maximum(NOISE_FRAC * np.maximum(measured, simulated), LEAST_NOISE))
         return np.concatenate(draws, axis=1), np.concatenate(errors), np.concatenate(noise)
 
     def _scaled(self, outcomes: Sequence[Outcome]) -> tuple[Floats, float]:

@@ -31,14 +31,13 @@ from knee.commands.tune.replay import (
 )
 from knee.show.result import Result
 from knee.specs.argument_types import checked_arguments
+from knee.specs.arguments import not_in_range
 from knee.specs.defaults import WITHIN_FRAC
 from knee.specs.kept_files import forget_files
 from knee.trust.validation.bundled_runs import carried_runs
 from knee.trust.validation.csv_cells import by_kind
 from knee.trust.validation.published_runs import read_runs
 from knee.trust.validation.run_errors import job_key
-
-# The loop of ``tune`` on published sweeps: how many runs it needs, beside other ways to choose.
 
 FEW_TRIALS = 6
 """Runs within which the loop should stop by itself."""
@@ -126,8 +125,7 @@ def replay_tuning(
     """
     check_within(within)
     if least_plans < 2:
-        text = f"{argument('least_plans')} is {least_plans}; it must be at least 2"
-        raise InputError(text, code="out-of-range", field="least_plans")
+        raise not_in_range("least_plans", str(least_plans), "it must be at least 2")
     forget_files()
     found = carried_runs() if str(file) == PUBLISHED else read_runs(Path(file))
     jobs = published_jobs(found.runs, least_plans=least_plans)
@@ -174,9 +172,5 @@ def _no_job(file: str, least_plans: int, skipped: Mapping[str, int]) -> InputErr
 def check_within(within: float) -> None:
     """Refuse what is no share."""
     if not 0 <= within < 1:
-        raise InputError(
-            f"{argument('within')} is {within:g}; it must be at least 0 and below 1",
-            hint=f"for example {argument('within')} 2%",
-            code="out-of-range",
-            field="within",
-        )
+        hint = f"for example {argument('within')} 2%"
+        raise not_in_range("within", f"{within:g}", "it must be at least 0 and below 1", hint=hint)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from knee.base.errors import DoesNotFit, InputError, SpecError
 from knee.base.progress import Progress, silent
-from knee.search.nearest_plan import no_plan, nothing_fits
+from knee.search.follow_ups import no_plan, nothing_fits
 from knee.search.plan_filter import matching
 from knee.search.plan_search import SearchResult, search
 from knee.search.space import Space
@@ -74,7 +74,6 @@ def searched_plans(
 
 
 def _nothing(found: SearchResult, space: Space, not_run: dict[str, int]) -> InputError | DoesNotFit:
-    """One sentence for a space without a plan that can be run."""
     if not_run:
         why = max(not_run, key=lambda reason: not_run[reason])
         return DoesNotFit(f"none of the plans can be run here: {why}", code="no-run-can-start")

@@ -88,7 +88,6 @@ class Session:
         return self._settings(done, self.best)
 
     def _settings(self, done: Progressed, base: Variant) -> Progressed:
-        """Vary settings around the best run, and around the one that is then best."""
         for number in range(1, 1 + MOST_ROUNDS):
             rows = variants(base, self.knobs, self.refused)
             if len(rows) < 2:
@@ -193,7 +192,6 @@ class Session:
 
 
 def _full_gpu_h(stage: Stage, now: Progressed) -> float:
-    """What the runs would have taken at full size."""
     beliefs = stage.beliefs
     rows = [run.outcome.plan for run in now.made if run.outcome is not None]
     return float(sum(beliefs.candidates.gpu_h[beliefs.goal + row] for row in rows))

@@ -133,11 +133,11 @@ def candidates_for(jobs: Sequence[Job], settings: RunSettings) -> Candidates:
 def stage_of_plans(jobs: Sequence[Job], settings: RunSettings, planner: Planner, smaller: Smaller) -> Stage:
     """Candidates are jobs that differ in their plan; each is run as it is, or smaller."""
     made = [smaller.of(job) for job in jobs]
-    asked = [question_of(job) for job in made]
-    keys = tuple(plan_key(question) for question in asked)
+    keys = tuple(plan_key(question_of(job)) for job in made)
 
     def make(rows: Sequence[int], first: int) -> list[PlannedRun]:
-        return planner([_requested(made[row], asked[row], keys[row]) for row in rows], first)
+        runs = ((made[row], keys[row]) for row in rows)
+        return planner([_requested(job, plan_words(job.plan), question_of(job), key) for job, key in runs], first)
 
     rate, memory = carried_spreads("throughput"), carried_spreads("memory")
     full = candidates_for(jobs, settings)
@@ -167,10 +167,8 @@ def question_of(job: Job, **more: Any) -> dict[str, Any]:
     }
 
 
-def _requested(job: Job, question: Mapping[str, Any], key: str) -> RequestedRun:
-    return RequestedRun(
-        name=plan_words(job.plan), series=key, model=job.model.name, gpus=job.gpus, question=question, job=job
-    )
+def _requested(job: Job, name: str, question: Mapping[str, Any], key: str) -> RequestedRun:
+    return RequestedRun(name=name, series=key, model=job.model.name, gpus=job.gpus, question=question, job=job)
 
 
 def planner_of(settings: RunSettings, *, gpus_per_node: int | None, command: Sequence[str]) -> Planner:
@@ -239,10 +237,8 @@ class Variant:
     @property
     def train_words(self) -> tuple[str, ...]:
         """Variables before `knee train JOB` and options after it that its job file does not have."""
-        return (
-            *(f"{name}={value}" for name, value in self.environment.items()),
-            *(["--compile"] if self.compile else []),
-        )
+        variables = (f"{name}={value}" for name, value in self.environment.items())
+        return (*variables, *(["--compile"] if self.compile else []))
 
 
 def variants(base: Variant, knobs: Sequence[Knob], refused: Refused) -> list[Variant]:
@@ -298,18 +294,8 @@ def stage_of_knobs(found: Sequence[Variant], settings: RunSettings, planner: Pla
     keys = tuple(plan_key(one.question) for one in found)
 
     def make(rows: Sequence[int], first: int) -> list[PlannedRun]:
-        asked = [
-            RequestedRun(
-                name=found[row].words,
-                series=keys[row],
-                model=found[row].job.model.name,
-                gpus=found[row].job.gpus,
-                question=found[row].question,
-                job=found[row].job,
-            )
-            for row in rows
-        ]
-        planned = planner(asked, first)
+        some = ((found[row], keys[row]) for row in rows)
+        planned = planner([_requested(one.job, one.words, one.question, key) for one, key in some], first)
         return [
             one if one.train is None or not found[row].compile else replace(one, train=replace(one.train, compile=True))
             for row, one in zip(rows, planned, strict=True)

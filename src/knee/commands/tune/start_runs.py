@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from queue import SimpleQueue
 
 from knee.base.errors import InputError, argument
 from knee.base.signals import StopSignal, catch_signals
+from knee.specs.arguments import not_in_range
 from knee.specs.choices import Launcher
 from knee.specs.job import Job
 from knee.training.launch.run_status import Status
@@ -74,20 +75,16 @@ def _one(
     hosts = site.hosts[slot * entry.nodes : (slot + 1) * entry.nodes]
     what = local.supervised_run(sweep, replace(site, hosts=hosts) if site.hosts else site, entry, stop)
     if not site.hosts:
-        what.environment = {**what.environment, DEVICES: ",".join(map(str, _devices(slot, entry.gpus)))}
+        devices = range(slot * entry.gpus, (slot + 1) * entry.gpus)
+        what.environment = {**what.environment, DEVICES: ",".join(map(str, devices))}
     on_run(entry, replace(statuses[entry.id], state="running"))
     return supervise(what)
-
-
-def _devices(slot: int, gpus: int) -> Sequence[int]:
-    return range(slot * gpus, (slot + 1) * gpus)
 
 
 def check_room(job: Job, launcher: Launcher, site: Site, at_once: int) -> None:
     """Refuse more runs at once than there is room for; Slurm's queue holds what does not fit."""
     if at_once < 1:
-        text = f"{argument('at_once')} is {at_once}; it must be at least 1"
-        raise InputError(text, code="out-of-range", field="at_once")
+        raise not_in_range("at_once", str(at_once), "it must be at least 1")
     if at_once == 1 or launcher == "slurm":
         return
     if launcher == "torchrun":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from knee.base.units import counted, show
-from knee.show.terminal.table import print_heading, print_rows, seen
+from knee.show.terminal.table import print_heading, print_rows, print_table, seen
 
 if TYPE_CHECKING:
     from knee.commands.tune.replay_api import TuneReplay
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from knee.training.launch.run_status import Status
     from knee.training.launch.sweep_folder import SweepRun
 
-SHOWN = 8
-"""Candidates and reasons that are listed; JSON has all."""
 WHY = {
     "within": "no untried plan is expected to be faster by more than {within}",
     "budget": "the next run would exceed --max-gpu-hours",
@@ -114,34 +112,27 @@ def _print_runs(answer: Tuned) -> None:
     if not state.runs:
         return
     predicted = {one.plan: one for one in state.candidates}
-    rows = [["run", "plan", "status", "measured", "predicted", "80% band before", "GPU-hours"]]
+    rows = []
     for run in state.runs:
         one, now = predicted.get(run.plan), answer.statuses.get(run.id)
-        rows.append(
-            [
-                run.id.partition("-")[0],
-                seen(run.plan),
-                (now.state if now else run.state) + (f" ({run.cause})" if run.cause else ""),
-                "" if run.tokens_per_s_per_gpu is None else f"{run.tokens_per_s_per_gpu:,.0f}",
-                "" if one is None else f"{one.predicted_tokens_per_s_per_gpu:,.0f}",
-                ""
-                if one is None
-                else f"{one.first_low_tokens_per_s_per_gpu:,.0f} to {one.first_high_tokens_per_s_per_gpu:,.0f}",
-                f"{run.gpu_h:,.3f}",
-            ]
-        )
-    print_heading("runs (tokens/s per GPU)")
-    print_rows(rows, right=(3, 4, 5, 6))
+        expected, band = "", ""
+        if one is not None:
+            expected = f"{one.predicted_tokens_per_s_per_gpu:,.0f}"
+            band = f"{one.first_low_tokens_per_s_per_gpu:,.0f} to {one.first_high_tokens_per_s_per_gpu:,.0f}"
+        status = (now.state if now else run.state) + (f" ({run.cause})" if run.cause else "")
+        measured = "" if run.tokens_per_s_per_gpu is None else f"{run.tokens_per_s_per_gpu:,.0f}"
+        name = run.id.partition("-")[0]
+        rows.append([name, seen(run.plan), status, measured, expected, band, f"{run.gpu_h:,.3f}"])
+    head = ["run", "plan", "status", "measured", "predicted", "80% band before", "GPU-hours"]
+    print_table("runs (tokens/s per GPU)", head, rows, right=(3, 4, 5, 6))
 
 
 def print_replay(answer: TuneReplay) -> None:
     """How many runs each way to choose needs, and how the loop stops."""
-    print_heading(
-        f"runs until a plan within 2% of the best is found ({counted(len(answer.jobs), 'job')} of {seen(answer.file)})"
-    )
-    rows = [["method", "median", "p90", "mean"]]
-    rows += [[m.method, f"{m.median:g}", f"{m.p90:.1f}", f"{m.mean:.1f}"] for m in answer.methods]
-    print_rows(rows, right=(1, 2, 3))
+    of = f"{counted(len(answer.jobs), 'job')} of {seen(answer.file)}"
+    rows = [[m.method, f"{m.median:g}", f"{m.p90:.1f}", f"{m.mean:.1f}"] for m in answer.methods]
+    title = f"runs until a plan within 2% of the best is found ({of})"
+    print_table(title, ["method", "median", "p90", "mean"], rows, right=(1, 2, 3))
     plain = answer.to_dict()
     print_heading("how the loop stops")
     print_rows(
@@ -153,35 +144,21 @@ def print_replay(answer: TuneReplay) -> None:
         ]
     )
     if answer.transfers:
-        print_heading("transfer from smaller runs (pairs of runs of one plan)")
-        rows = [["smaller in", "pairs", "sources", "median error", "p90", "within the 90% band"]]
-        rows += [
-            [
-                {"gpus": "GPUs"}.get(one.what, one.what),
-                f"{one.pairs:,}",
-                f"{one.sources:,}",
-                _share(one.median_error_frac),
-                _share(one.p90_error_frac),
-                "unknown" if one.band_holds_frac is None else f"{one.band_holds_frac:.0%} of pairs",
-            ]
-            for one in answer.transfers
-        ]
-        print_rows(rows, right=(1, 2, 3, 4, 5))
-    print_heading("jobs")
-    rows = [["source", "job", "plans", "to 2%", "to stop", "bound", "missed"]]
-    rows += [
-        [
-            seen(job.source),
-            seen(job.name),
-            f"{job.plans:,}",
-            f"{job.trials_to_good}",
-            f"{job.trials_to_stop}",
-            _share(job.bound_frac),
-            _share(job.missed_frac),
-        ]
-        for job in answer.jobs
-    ]
-    print_rows(rows, right=(2, 3, 4, 5, 6))
+        rows = []
+        for one in answer.transfers:
+            errors = [_share(one.median_error_frac), _share(one.p90_error_frac)]
+            within = "unknown" if one.band_holds_frac is None else f"{one.band_holds_frac:.0%} of pairs"
+            what = {"gpus": "GPUs"}.get(one.what, one.what)
+            rows.append([what, f"{one.pairs:,}", f"{one.sources:,}", *errors, within])
+        title = "transfer from smaller runs (pairs of runs of one plan)"
+        head = ["smaller in", "pairs", "sources", "median error", "p90", "within the 90% band"]
+        print_table(title, head, rows, right=(1, 2, 3, 4, 5))
+    rows = []
+    for job in answer.jobs:
+        trials = [f"{job.plans:,}", f"{job.trials_to_good}", f"{job.trials_to_stop}"]
+        rows.append([seen(job.source), seen(job.name), *trials, _share(job.bound_frac), _share(job.missed_frac)])
+    head = ["source", "job", "plans", "to 2%", "to stop", "bound", "missed"]
+    print_table("jobs", head, rows, right=(2, 3, 4, 5, 6))
     if answer.small_jobs:
         click.echo(f"  {counted(answer.small_jobs, 'job')} with fewer measured plans were not played")
     for reason, count in answer.skipped.items():

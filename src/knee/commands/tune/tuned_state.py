@@ -10,7 +10,8 @@ from typing import Any
 
 from knee.base.errors import InputError
 from knee.base.files import write_text
-from knee.commands.tune.loop import Progressed, Stage, Standing, standing
+from knee.commands.tune.loop import Progressed, Stage, standing
+from knee.commands.tune.posterior import Outcome
 from knee.training.launch.run_status import Status
 from knee.training.launch.sweep_folder import Sweep, read_object
 
@@ -130,19 +131,20 @@ def candidate_states(stage: Stage, words: Sequence[str], now: Progressed) -> tup
 def run_states(stages: Mapping[str, str], words: Mapping[str, str], now: Progressed) -> tuple[RunState, ...]:
     """Every run of the folder; ``stages`` and ``words``: key of a candidate -> its stage, and its plan in words."""
     return tuple(
-        RunState(
-            id=run.id,
-            stage=stages.get(run.plan, ""),
-            plan=words.get(run.plan, run.name),
-            state=run.status.state,
-            cause=run.status.cause,
-            words=run.status.words,
-            attempts=run.status.attempts,
-            gpu_h=run.status.gpu_h,
-            tokens_per_s_per_gpu=run.outcome.tokens_per_s_per_gpu if run.outcome else None,
-            memory_bytes=run.outcome.memory_bytes if run.outcome else None,
-        )
+        run_state(run.id, stages.get(run.plan, ""), words.get(run.plan, run.name), run.status, run.outcome)
         for run in now.made
+    )
+
+
+def run_state(id: str, stage: str, plan: str, status: Status, outcome: Outcome | None = None) -> RunState:
+    """A run as plain data: its stage, its plan in words, how it stands, and what it has measured."""
+    return RunState(
+        id=id,
+        stage=stage,
+        plan=plan,
+        **{name: getattr(status, name) for name in ("state", "cause", "words", "attempts", "gpu_h")},
+        tokens_per_s_per_gpu=outcome.tokens_per_s_per_gpu if outcome else None,
+        memory_bytes=outcome.memory_bytes if outcome else None,
     )
 
 
@@ -150,18 +152,7 @@ def with_new_runs(state: TunedState, sweep: Sweep, statuses: Mapping[str, Status
     """The state with runs that were started after it was written."""
     known = {run.id for run in state.runs}
     new = tuple(
-        RunState(
-            id=entry.id,
-            stage=state.stage,
-            plan=entry.name,
-            state=statuses[entry.id].state,
-            cause=statuses[entry.id].cause,
-            words=statuses[entry.id].words,
-            attempts=statuses[entry.id].attempts,
-            gpu_h=statuses[entry.id].gpu_h,
-            tokens_per_s_per_gpu=None,
-            memory_bytes=None,
-        )
+        run_state(entry.id, state.stage, entry.name, statuses[entry.id])
         for entry in sweep.entries
         if entry.id not in known
     )
@@ -181,7 +172,14 @@ def step_states(
             spent += made[count - 1].status.gpu_h
         if count not in known:
             after = now.standing if count == len(made) else standing(stage.beliefs, outcomes)
-            known[count] = _step(after, words, count, spent)
+            known[count] = StepState(
+                runs=count,
+                gpu_h=spent,
+                best_plan=None if after.best is None else words[after.best],
+                best_tokens_per_s_per_gpu=after.best_tokens_per_s_per_gpu,
+                expected_gain_frac=after.expected_gain_frac,
+                bound_frac=after.bound_frac,
+            )
     return tuple(known[count] for count in range(len(made) + 1))
 
 
@@ -192,17 +190,6 @@ def later(steps: Sequence[StepState], after: StepState, already: int) -> list[St
         replace(step, runs=step.runs - already + after.runs, gpu_h=step.gpu_h - first.gpu_h + after.gpu_h)
         for step in steps[already + 1 :]
     ]
-
-
-def _step(after: Standing, words: Sequence[str], runs: int, gpu_h: float) -> StepState:
-    return StepState(
-        runs=runs,
-        gpu_h=gpu_h,
-        best_plan=None if after.best is None else words[after.best],
-        best_tokens_per_s_per_gpu=after.best_tokens_per_s_per_gpu,
-        expected_gain_frac=after.expected_gain_frac,
-        bound_frac=after.bound_frac,
-    )
 
 
 def write_state(folder: Path, state: TunedState) -> None:

@@ -14,10 +14,14 @@ from knee.commands.study.study_file import study_names
 from knee.commands.validate.result import BandwidthsValidation, CarriedValidation, RunsValidation, Validation
 from knee.specs.argument_types import checked_arguments
 from knee.specs.kept_files import forget_files
-from knee.trust.validation.bandwidth_errors import validate_bandwidths
+from knee.trust.validation.bandwidth_errors import (
+    carried_bandwidths,
+    is_bandwidths,
+    read_bandwidths,
+    validate_bandwidths,
+)
 from knee.trust.validation.bundled_runs import carried_fidelity, carried_moe_runs, carried_runs, moe_fidelity
 from knee.trust.validation.csv_cells import Lines, read_table, text_of
-from knee.trust.validation.published_bandwidths import carried_bandwidths, is_bandwidths, read_bandwidths
 from knee.trust.validation.published_runs import REQUIRED, read_runs
 from knee.trust.validation.run_errors import validate as validate_runs
 from knee.trust.validation.run_to_job import job_of, unseen_job_of

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from knee.commands.options.output import say
 from knee.trust.validation.published_runs import DENSE, SPARSE, column_words
 
 if TYPE_CHECKING:
@@ -86,9 +87,9 @@ def command(
     with Bars(least=0 if file is None else MANY) as bars:
         answer = validate(file, profile=profile, cluster=cluster, unseen=unseen, progress=bars)
     for written in () if rows_path is None else answer.write_rows(rows_path):
-        click.echo(f"wrote {written}", err=True)
+        say(f"wrote {written}")
     if answer.used and answer.ignored_columns:
-        click.echo(f"ignored columns: {', '.join(answer.ignored_columns)}", err=True)
+        say(f"ignored columns: {', '.join(answer.ignored_columns)}")
     if as_json:
         click.echo(json.dumps(answer.to_dict(), indent=2, allow_nan=False))
     answer.check_used()

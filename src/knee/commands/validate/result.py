@@ -13,10 +13,9 @@ from knee.base.files import csv_text, real_path, write_text
 from knee.commands.study.claims import Tally, Verdict
 from knee.show.result import Result
 from knee.specs.argument_types import checked_arguments
-from knee.trust.validation.bandwidth_errors import LARGE_BYTES, BandwidthValidation
+from knee.trust.validation.bandwidth_errors import LARGE_BYTES, BandwidthFile, BandwidthValidation
 from knee.trust.validation.bundled_runs import CarriedFidelity
 from knee.trust.validation.csv_cells import none_used
-from knee.trust.validation.published_bandwidths import BandwidthFile
 from knee.trust.validation.published_runs import RunFile
 from knee.trust.validation.run_errors import Validation as RunErrors
 
@@ -67,7 +66,7 @@ class FileValidation(Result):
             raise InputError(none_used(what, self.skipped), code="nothing-usable", field="file")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RunsValidation(FileValidation):
     """Measured training runs and their predictions."""
 
@@ -77,11 +76,6 @@ class RunsValidation(FileValidation):
     """Errors by source, of all rows, and of each."""
     moe_runs: RunsValidation | None = None
     """The published runs of mixtures of experts, beside those of dense models."""
-
-    def __repr__(self) -> str:
-        of = self.found.all
-        words = f"rows={of.rows}, rows_used={of.rows_used}, throughput={of.throughput}, memory={of.memory}"
-        return f"RunsValidation({str(self.path)!r}, {words})"
 
     def _data(self) -> dict[str, Any]:
         found = self.found
@@ -123,7 +117,7 @@ class RunsValidation(FileValidation):
             }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class BandwidthsValidation(FileValidation):
     """Measured bandwidths of collectives and their predictions on idle links."""
 
@@ -131,10 +125,6 @@ class BandwidthsValidation(FileValidation):
     file: BandwidthFile
     found: BandwidthValidation
     """Errors by source, operation, nodes and message size, and of each row."""
-
-    def __repr__(self) -> str:
-        of = self.found.all
-        return f"BandwidthsValidation({str(self.path)!r}, rows={of.rows}, rows_used={of.rows_used}, large={of.large})"
 
     def _data(self) -> dict[str, Any]:
         data = asdict(replace(self.found, predictions={}, reasons={}))
@@ -172,12 +162,6 @@ class CarriedValidation(Result):
     bandwidths: BandwidthsValidation
     verdicts: tuple[Verdict, ...]
     """What became of each claim of the paper."""
-
-    def __repr__(self) -> str:
-        return (
-            f"CarriedValidation(headline_frac={self.fidelity.headline_frac:.4g}, "
-            f"sources={len(self.fidelity.sources)}, tally={self.tally})"
-        )
 
     @property
     def used(self) -> bool:

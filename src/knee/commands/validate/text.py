@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from knee.trust.validation.run_errors import Score, Validation
 
 
-# What ``knee validate`` prints of either kind of file: tables of errors, and counted sentences.
-
 SHOWN = 12
 """Reasons and assumptions that are printed; JSON has all."""
 MOST_NAMED = 40
@@ -26,7 +24,7 @@ MOST_NAMED = 40
 ALL = "all rows"
 
 
-def print_table(title: str, cells: Sequence[Sequence[str]], right: Sequence[int] | None = None) -> None:
+def print_scores(title: str, cells: Sequence[Sequence[str]], right: Sequence[int] | None = None) -> None:
     """Nothing where there is a header only; numbers are in all columns but the first if ``right`` does not say."""
     if len(cells) < 2:
         return
@@ -48,7 +46,7 @@ def print_errors(title: str, residuals: Mapping[str, Residuals | None], *, of: s
         for name, r in residuals.items()
         if r is not None
     ]
-    print_table(title, cells)
+    print_scores(title, cells)
 
 
 def print_skipped(skipped: Mapping[str, Mapping[str, int]]) -> None:
@@ -72,8 +70,6 @@ def print_counts(title: str, counts: Mapping[str, int]) -> None:
         click.echo(f"  - and {len(counts) - SHOWN:,} more; --json lists all, --rows lists them by row")
 
 
-# Bandwidths of collectives in ``knee validate``: what is printed of them.
-
 LARGE = "messages of 16 MiB and more"
 
 
@@ -82,8 +78,7 @@ def print_bandwidths(found: BandwidthValidation) -> None:
     large = found.all.large
     if large:
         print_heading(
-            f"error of bus bandwidth, {LARGE}: {large.median_frac:.1%} (median), {large.p90_frac:.1%} (p90), "
-            "largest "
+            f"error of bus bandwidth, {LARGE}: {large.median_frac:.1%} (median), {large.p90_frac:.1%} (p90), largest "
             f"error a factor of {found.all.large_factor:.2f}, {large.points:,} tests"
         )
     print_bandwidth_scores(found)
@@ -92,12 +87,7 @@ def print_bandwidths(found: BandwidthValidation) -> None:
 def print_bandwidth_scores(found: BandwidthValidation) -> None:
     """By source, operation, nodes and message size."""
     scores = {**found.sources, ALL: found.all} if len(found.sources) > 1 else found.sources
-    cells = [["source", "rows", "used", "skipped", "tests"]]
-    cells += [
-        [name, f"{s.rows:,}", f"{s.rows_used:,}", f"{s.rows - s.rows_used:,}", f"{s.tests:,}"]
-        for name, s in scores.items()
-    ]
-    print_table("rows of bandwidths (repeated measurements count as one test)", cells)
+    _print_used("rows of bandwidths", "test", scores, {name: s.tests for name, s in scores.items()})
     _print_large("source", scores)
     _print_large("operation", found.operations)
     print_errors(f"error by nodes, {LARGE}", _flat(found.nodes, " on {} nodes"), of="operation", counted="tests")
@@ -112,16 +102,13 @@ def _print_large(of: str, scores: Mapping[str, BandwidthScore]) -> None:
         if (r := s.large) is not None:
             rates = [f"{r.median_frac:.1%}", f"{r.p90_frac:.1%}", f"{s.large_factor:.2f}x", f"{r.bias_frac:+.1%}"]
             cells.append([name, f"{r.points:,}", *rates])
-    print_table(f"error by {of}, {LARGE}", cells)
+    print_scores(f"error by {of}, {LARGE}", cells)
 
 
 def _flat(cells: dict[str, dict[str, Residuals]], words: str) -> dict[str, Residuals | None]:
-    """Two names as one."""
+    """The inner names joined to the outer ones by ``words``."""
     flat = {name + words.format(key): r for name, by_key in cells.items() for key, r in by_key.items()}
     return {name.replace(" 1 nodes", " 1 node"): r for name, r in flat.items()}
-
-
-# Training runs in ``knee validate``: what is printed of them.
 
 
 def print_runs(found: Validation) -> None:
@@ -149,7 +136,7 @@ def _scores(found: Validation) -> dict[str, Score]:
 def print_run_scores(found: Validation) -> None:
     """All but the error of throughput: rows, memory, what fits, the choice among plans, and what was assumed."""
     scores = _scores(found)
-    _print_used(scores)
+    _print_used("rows", "run", scores, {name: score.runs for name, score in scores.items()})
     print_errors("error of memory", {name: score.memory for name, score in scores.items()}, of="source", counted="runs")
     _print_fitting(scores)
     _print_ranking(scores)
@@ -168,13 +155,15 @@ def _counted(found: Validation) -> str:
     return "one source" if count == 1 else f"{count} sources"
 
 
-def _print_used(scores: Mapping[str, Score]) -> None:
-    cells = [["source", "rows", "used", "skipped", "runs"]]
+def _print_used(
+    title: str, what: str, scores: Mapping[str, Score] | Mapping[str, BandwidthScore], counts: Mapping[str, int]
+) -> None:
+    cells = [["source", "rows", "used", "skipped", f"{what}s"]]
     cells += [
-        [name, f"{s.rows:,}", f"{s.rows_used:,}", f"{s.rows - s.rows_used:,}", f"{s.runs:,}"]
+        [name, f"{s.rows:,}", f"{s.rows_used:,}", f"{s.rows - s.rows_used:,}", f"{counts[name]:,}"]
         for name, s in scores.items()
     ]
-    print_table("rows (repeated measurements count as one run)", cells)
+    print_scores(f"{title} (repeated measurements count as one {what})", cells)
 
 
 def _print_fitting(scores: Mapping[str, Score]) -> None:
@@ -186,7 +175,7 @@ def _print_fitting(scores: Mapping[str, Score]) -> None:
         for name, s in scores.items()
         if s.runs
     ]
-    print_table("number of runs by measured status, and whether knee predicts that they fit in memory", cells)
+    print_scores("number of runs by measured status, and whether knee predicts that they fit in memory", cells)
 
 
 def _print_ranking(scores: Mapping[str, Score]) -> None:
@@ -194,36 +183,21 @@ def _print_ranking(scores: Mapping[str, Score]) -> None:
     for name, score in scores.items():
         if (r := score.ranking) is not None:
             order = "" if r.median_spearman is None else f"{r.median_spearman:.2f}"
-            cells.append(
-                [
-                    name,
-                    f"{r.groups:,}",
-                    f"{r.plans:,}",
-                    f"{r.median_regret_frac:.1%}",
-                    f"{r.mean_regret_frac:.1%}",
-                    f"{r.worst_regret_frac:.1%}",
-                    f"{r.best_chosen_frac:.0%}",
-                    order,
-                ]
-            )
-    print_table("regret: measured slowdown of the plan that knee ranks first, relative to the fastest plan", cells)
+            regrets = [f"{frac:.1%}" for frac in (r.median_regret_frac, r.mean_regret_frac, r.worst_regret_frac)]
+            cells.append([name, f"{r.groups:,}", f"{r.plans:,}", *regrets, f"{r.best_chosen_frac:.0%}", order])
+    print_scores("regret: measured slowdown of the plan that knee ranks first, relative to the fastest plan", cells)
 
 
 def percent(value: float | None) -> str:
-    """Or nothing."""
+    """A share in percent; empty where it is unknown."""
     return "" if value is None else f"{value:.1%}"
 
 
 def print_fidelity(found: CarriedFidelity) -> None:
     """Runs by source with what a fit says of runs that it did not see; bandwidths."""
     _print_runs("published runs of dense models", found)
-    cells = [["collective", "tests", "median", "p90", "signed median"]]
-    cells += [
-        [name, f"{r.points:,}", percent(r.median_frac), percent(r.p90_frac), f"{r.bias_frac:+.1%}"]
-        for name, r in (("all-reduce", found.all_reduce), ("all-gather", found.all_gather))
-        if r is not None
-    ]
-    print_table("error of bus bandwidth on idle links, messages of 16 MiB and more", cells)
+    links = {"all-reduce": found.all_reduce, "all-gather": found.all_gather}
+    print_errors(f"error of bus bandwidth on idle links, {LARGE}", links, of="collective", counted="tests")
 
 
 def _print_runs(what: str, found: CarriedFidelity) -> None:
@@ -237,7 +211,7 @@ def _print_runs(what: str, found: CarriedFidelity) -> None:
         shares = [percent(share) for share in (s.unseen_frac, s.unseen_p90_frac, s.median_frac, s.p90_frac)]
         last = [f"{s.bias_frac:+.1%}", percent(s.memory_median_frac), s.stacks, s.gpus]
         cells.append([s.source, f"{s.runs:,}", *shares, *last])
-    print_table("error of tokens/s per GPU, and of memory where it was measured", cells, right=range(1, 8))
+    print_scores("error of tokens/s per GPU, and of memory where it was measured", cells, right=range(1, 8))
 
 
 def _why_they_differ(found: CarriedFidelity, runs: Validation) -> str:
@@ -260,15 +234,13 @@ def print_sources(*found: CarriedFidelity) -> None:
 
 def print_unseen(dense: Validation, experts: Validation) -> None:
     """Dense models, then mixtures of experts."""
-
     for what, found in (("dense models", dense), ("mixtures of experts", experts)):
         print_heading(f"published runs of {what}, each predicted with constants that were fitted without its source")
         print_runs(found)
 
 
 def print_own(answer: CarriedValidation) -> None:
-    """All of it."""
-
+    """Errors of the published runs and bandwidths that knee ships, their sources, and the claims of the paper."""
     print_fidelity(answer.fidelity)
     click.echo(_why_they_differ(answer.fidelity, answer.runs.found))
     _print_runs("published runs of mixtures of experts", answer.moe_fidelity)

@@ -41,11 +41,6 @@ def leveled_gather_s(links: Links, group: GroupPlacement, message_bytes: Floats)
     return total
 
 
-def leveled_all_reduce_s(links: Links, group: GroupPlacement, message_bytes: Floats) -> Floats:
-    """A reduce-scatter inside first, then outwards, and a gather back: twice the time of one."""
-    return 2.0 * leveled_gather_s(links, group, message_bytes)
-
-
 def _levels(links: Links, group: GroupPlacement) -> Iterator[tuple[Floats, float, Floats]]:
     """(groups that a level joins, latency of a hop, bytes per second of a rank), from the innermost level."""
     node, fabric = links.cluster.node, links.cluster.fabric
@@ -199,7 +194,8 @@ def all_reduce_s(links: Links, group: GroupPlacement, message_bytes: Floats) -> 
     if links.cluster.node.nvls:
         best = np.where(group.nodes == 1, np.minimum(best, _nvls_s(links, message_bytes)), best)
     if group.leveled.any():
-        leveled = leveled_all_reduce_s(links, group, message_bytes)
+        # a reduce-scatter inside first, then outwards, and a gather back
+        leveled = 2.0 * leveled_gather_s(links, group, message_bytes)
         best = np.where(group.leveled & (group.nodes > 1), np.minimum(best, leveled), best)
     return np.where(group.ranks > 1, best, 0.0)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from knee.base import units
 from knee.base.arrays import normal_deviations
-from knee.specs.catalog import ROOT, Source, read_toml
+from knee.specs.catalog import Source, catalog_file
 from knee.specs.fields import unit_of
 from knee.specs.hardware import Cluster
 from knee.specs.reliability import CAUSES, Cause, CheckpointMethod, Reliability, Startup
@@ -57,16 +57,14 @@ class Conditions:
         return math.log(high / low) / (2.0 * normal_deviations(0.8))
 
 
-@cache
-def defaults_document() -> dict[str, dict[str, Any]]:
-    """The catalogue's file of failure rates and restart times, as it is written."""
-    return read_toml(ROOT / "reliability.toml")
+DEFAULTS = "reliability.toml"
+"""The catalogue's file of failure rates and restart times."""
 
 
 @cache
 def default_of(table: str, name: str) -> tuple[Any, Source]:
     """A value of catalog/reliability.toml in base SI, and its source."""
-    entry = defaults_document()[table][name]
+    entry = catalog_file(DEFAULTS)[table][name]
     unit = unit_of(name)
     value = units.parse(entry["value"], unit or "frac") if unit or table == "run" else entry["value"]
     return value, Source(value=entry["value"], kind=entry["kind"], text=entry["source"])
@@ -97,7 +95,7 @@ def rate_words(defaults: Collection[str]) -> str:
 
 def initialisation_source(startup: Startup) -> Source:
     """Where the initialisation times of a communication library come from."""
-    points = defaults_document()["initialisation"][startup]
+    points = catalog_file(DEFAULTS)["initialisation"][startup]
     return Source(value=points["time_s"], kind=points["kind"], text=points["source"])
 
 
@@ -109,7 +107,7 @@ def initialisation_time_s(startup: Startup, gpus: int) -> float:
     Source:  arXiv 2510.20171, in catalog/reliability.toml
     Valid:   8,192 to 98,304 GPUs
     """
-    points = defaults_document()["initialisation"][startup]
+    points = catalog_file(DEFAULTS)["initialisation"][startup]
     counts, times = np.log(points["gpus"]), np.log(points["time_s"])
     wanted = math.log(gpus)
     if wanted <= counts[0]:

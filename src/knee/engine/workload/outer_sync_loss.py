@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import math
-from functools import cache
-from typing import Any
 
 import numpy as np
 
 from knee.base.units import short
-from knee.specs.catalog import ROOT, read_toml
+from knee.specs.catalog import catalog_file
 
 DEFAULT_OUTER_LAW = "charles-2025"
 
 
-@cache
-def _law(name: str) -> dict[str, Any]:
-    law: dict[str, Any] = read_toml(ROOT / "outer_sync_laws.toml")[name]
-    return law
-
-
 def fitted_replicas(law: str = DEFAULT_OUTER_LAW) -> tuple[int, ...]:
     """Numbers of replicas that the law was fitted to, one alone left out."""
-    return tuple(count for count in _law(law)["replicas"] if count > 1)
+    return tuple(count for count in catalog_file("outer_sync_laws.toml")[law]["replicas"] if count > 1)
 
 
 def loss_ratio(params: float, replicas: int, law: str = DEFAULT_OUTER_LAW) -> float:
@@ -34,7 +26,7 @@ def loss_ratio(params: float, replicas: int, law: str = DEFAULT_OUTER_LAW) -> fl
     Valid:   35 million to 2.4 billion parameters, the nearer of which is used outside; up to 8 replicas; the tokens
              that the law was fitted to, 20 per parameter
     """
-    fit = _law(law)
+    fit = catalog_file("outer_sync_laws.toml")[law]
     counts = np.log(fit["replicas"])
     most = fit["replicas"][-1]
     wanted = math.log(min(replicas, most))
@@ -47,7 +39,7 @@ def loss_ratio(params: float, replicas: int, law: str = DEFAULT_OUTER_LAW) -> fl
 
 def outside_fit(params: float, replicas: int, *, sync_every: int, law: str = DEFAULT_OUTER_LAW) -> list[str]:
     """What of a run is outside the runs that the law was fitted to, as parts of a sentence; empty if nothing is."""
-    fit = _law(law)
+    fit = catalog_file("outer_sync_laws.toml")[law]
     low, high = fit["params"]
     found = []
     if not low <= params <= high:

@@ -21,7 +21,7 @@ from knee.measure.machine.readings import Machine, Probe, Readings, ReadingsFile
 from knee.specs.catalog import gpu_aliases, is_path
 from knee.specs.hardware import Cluster
 from knee.specs.load import load_cluster, load_profile
-from knee.specs.write import Value, cluster_toml, four_digits
+from knee.specs.write import Value, four_digits, spec_toml
 
 MEMORY_FRAC = 0.05
 """Drivers keep some of the memory for themselves."""
@@ -110,7 +110,7 @@ def write_machine_file(out: Path, base: str | None, known: Mapping[Probe, Values
         # paths in a cluster file are relative to the file
         ref = os.path.relpath(name, folder) if is_path(name) else name
         where = ref if is_path(ref) else f"{ref} of knee's catalogue"
-        return cluster_toml(
+        return spec_toml(
             ref,
             values,
             comments=(

@@ -7,7 +7,7 @@ from typing import Any
 
 from knee.base.units import amount
 from knee.engine.reliability.defaults import rate_words
-from knee.engine.reliability.drawn_runs import MONTH_DAYS
+from knee.engine.reliability.whole_run import MONTH_DAYS
 from knee.show.figures.bars import bars
 from knee.show.figures.lines import ChartPoint, run_strip
 from knee.show.figures.vega import Figure

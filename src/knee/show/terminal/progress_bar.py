@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 
@@ -115,3 +115,31 @@ class Meter:
     def __exit__(self, *_: object) -> None:
         if self.terminal and self.shown:
             click.echo(f"\r{'':<{len(self.shown)}}\r", nl=False, err=True)
+
+
+class TenthsBar:
+    """A live bar on a terminal; elsewhere a line on stderr for every tenth that is done."""
+
+    def __init__(self, label: str) -> None:
+        self.tenths = 0
+        self.bar: Any = None
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import Progress
+
+            self.bar = Progress(console=Console(stderr=True), transient=True)
+            self.bar.start()
+            self.task = self.bar.add_task(label, total=None)
+
+    def show(self, done: int, total: int, *, label: str, line: str) -> None:
+        """So much is done: ``label`` stands beside the bar, and ``line`` is printed where there is none."""
+        if self.bar is not None:
+            self.bar.update(self.task, total=total, completed=done, description=label)
+        elif (tenths := done * 10 // total) > self.tenths:
+            self.tenths = tenths
+            click.echo(line, err=True)
+
+    def stop(self) -> None:
+        """Remove the bar."""
+        if self.bar is not None:
+            self.bar.stop()

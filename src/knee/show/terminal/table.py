@@ -7,7 +7,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from unicodedata import combining, east_asian_width
 
@@ -97,6 +97,12 @@ def print_rows(
     if left_out:
         names = ", ".join(rows[0][column] for column in sorted(left_out))
         sys.stdout.write(f"  (columns left out: {names}; --wide shows all)\n")
+
+
+def print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int]) -> None:
+    """A heading and, below it, rows under the names of their columns; those in ``right`` are numbers."""
+    print_heading(title)
+    print_rows([head, *rows], right=right)
 
 
 def print_columns(

@@ -13,6 +13,7 @@ from knee.base.files import real_path
 from knee.measure.machine.inventory import read_inventory
 from knee.measure.machine.machine_facts import need_torch
 from knee.specs import Job
+from knee.specs.arguments import not_in_range
 from knee.specs.choices import Launcher
 from knee.specs.hardware import Cluster
 from knee.training.launch.site import Site, in_folder
@@ -61,11 +62,6 @@ def check_run_numbers(steps: int | None, warmup: int | None, trace_steps: int, t
             raise not_in_range(name, str(value), f"it must be at least {least}")
     if not 0 < timeout_s <= LONGEST_TIMEOUT_S:
         raise not_in_range("timeout_s", f"{timeout_s:g}", f"it must be positive and at most {LONGEST_TIMEOUT_S:,.0f}")
-
-
-def not_in_range(name: str, value: str, rule: str) -> InputError:
-    """The error of an argument whose value breaks a rule."""
-    return InputError(f"{argument(name)} is {value}; {rule}", code="out-of-range", field=name)
 
 
 def checked_folder(out: str | Path) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import as_file, files
@@ -12,8 +12,7 @@ from importlib.resources import as_file, files
 import numpy as np
 
 from knee.measure.hardware_fit.residuals import Residuals
-from knee.trust.validation.bandwidth_errors import BandwidthValidation, validate_bandwidths
-from knee.trust.validation.published_bandwidths import carried_bandwidths
+from knee.trust.validation.bandwidth_errors import BandwidthValidation, carried_bandwidths, validate_bandwidths
 from knee.trust.validation.published_runs import RunFile, read_runs
 from knee.trust.validation.run_errors import Validation, validate
 
@@ -97,12 +96,11 @@ def recorded_moe_fidelity() -> CarriedFidelity:
             [float(row[column]) for row in mine if row[column]]
             for column in ("error_frac", "unseen_error_frac", "memory_error_frac")
         )
-        kinds = sorted({row["gpu"].partition("-")[0].upper() for row in mine})
         sources.append(
             SourceFidelity(
                 source=name,
                 stacks=", ".join(sorted({row["stack"] for row in mine})),
-                gpus=f"{', '.join(kinds)}, up to {max(int(row['n_gpus']) for row in mine):,}",
+                gpus=_gpu_words((row["gpu"], int(row["n_gpus"])) for row in mine),
                 runs=len(shipped),
                 median_frac=float(np.median(np.abs(shipped))),
                 p90_frac=float(np.quantile(np.abs(shipped), 0.9)),
@@ -132,12 +130,11 @@ def _fidelity(
         if score.throughput is None:
             continue
         mine = [p for p in found.predictions.values() if p.run.setting.source == name]
-        kinds = sorted({p.run.setting.gpu.partition("-")[0].upper() for p in mine})
         sources.append(
             SourceFidelity(
                 source=name,
                 stacks=", ".join(sorted({p.stack for p in mine})),
-                gpus=f"{', '.join(kinds)}, up to {max(p.run.setting.n_gpus for p in mine):,}",
+                gpus=_gpu_words((p.run.setting.gpu, p.run.setting.n_gpus) for p in mine),
                 runs=score.throughput.points,
                 median_frac=score.throughput.median_frac,
                 p90_frac=score.throughput.p90_frac,
@@ -150,6 +147,12 @@ def _fidelity(
             )
         )
     return _over_sources(sources, [abs(error) for _, error in errors], bandwidths)
+
+
+def _gpu_words(runs: Iterable[tuple[str, int]]) -> str:
+    """Kinds of GPUs and the most of them, of runs with a name and a number of GPUs each."""
+    names, counts = zip(*runs, strict=True)
+    return f"{', '.join(sorted({name.partition('-')[0].upper() for name in names}))}, up to {max(counts):,}"
 
 
 def _over_sources(

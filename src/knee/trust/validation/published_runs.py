@@ -264,12 +264,13 @@ def _one_run(setting: Setting, rows: Sequence[CsvRow]) -> PublishedRun:
         setting=setting if len(notes) == 1 else replace(setting, note=" | ".join(notes)),
         lines=tuple(row.line for row in rows),
         status=next(status for status in STATUSES if any(row.status == status for row in rows)),
-        tokens_per_s_per_gpu=_median([row.tokens_per_s_per_gpu for row in rows]),
-        memory_bytes=_median([row.memory_bytes for row in rows]),
+        tokens_per_s_per_gpu=median_of([row.tokens_per_s_per_gpu for row in rows]),
+        memory_bytes=median_of([row.memory_bytes for row in rows]),
     )
 
 
-def _median(values: Sequence[float | None]) -> float | None:
+def median_of(values: Sequence[float | None]) -> float | None:
+    """The median of the known values; None where there are none."""
     known = [value for value in values if value is not None]
     return median(known) if known else None
 

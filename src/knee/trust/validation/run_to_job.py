@@ -39,7 +39,7 @@ MemoryRead = Literal["allocator", "device"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """What a family of runs has in common."""
+    """What a family of runs has in common: a table of ``catalog/validation/stacks.toml``."""
 
     name: str
     names: tuple[str, ...] = ()
@@ -51,75 +51,13 @@ class Stack:
     """The profile under torch.compile."""
     old_experts: tuple[str, str] | None = None
     """A release, and the profile of earlier ones for mixtures of experts."""
+    selective: Recompute = "attention"
+    """What its selective recomputation is."""
     reduce_dtype: ReduceDtype = "fp32"
     cp_method: CpMethod = "allgather"
     memory_read: MemoryRead = "allocator"
 
 
-STACKS = (
-    Stack(name="nanotron", names=("nanotron",), profile="nanotron"),
-    Stack(name="llm-foundry", names=("llm foundry", "composer"), profile="llm-foundry"),
-    # reduces gradients in bf16 (fms_fsdp/policies/mixed_precision.py, bfSixteen)
-    Stack(
-        name="fms-fsdp",
-        names=("fms fsdp",),
-        profile="fms-fsdp",
-        compiled_profile="fms-fsdp-compiled",
-        reduce_dtype="bf16",
-    ),
-    # reduces gradients as they are (internlm/solver/optimizer/hybrid_zero_optim.py); only the states are fp32
-    Stack(name="InternEvo", names=("internevo", "internlm"), profile="internevo", reduce_dtype="bf16"),
-    Stack(
-        name="Megatron-DeepSpeed",
-        names=("megatron deepspeed",),
-        profile="megatron-deepspeed",
-        unfused_profile="megatron-deepspeed",
-        compiled_profile="megatron-deepspeed",
-        cp_method="ring",
-        memory_read="device",
-    ),
-    # the benchmarks reduce gradients in bf16 (NeMo-Framework-Launcher, examples/training: optim.grad_sync_dtype=bf16)
-    Stack(
-        name="NeMo",
-        names=("nemo", "nvidia nemo", "megatron bridge", "nemo framework"),
-        profile="nemo",
-        compiled_profile="nemo",
-        old_experts=("25.09", "nemo-early-2025"),
-        reduce_dtype="bf16",
-        cp_method="ring",
-    ),
-    # Transformer Engine passes keys and values around a ring
-    Stack(
-        name="Megatron",
-        names=("megatron", "megatron lm", "megatron core"),
-        profile="fused",
-        unfused_profile="megatron-lm-2022",
-        compiled_profile="fused",
-        old_experts=("0.14", "megatron-core-2025"),
-        cp_method="ring",
-    ),
-    Stack(
-        name="XLA", names=("maxtext", "paxml", "jax", "xla"), profile="jax", compiled_profile="jax", reduce_dtype="bf16"
-    ),
-    Stack(
-        name="torchtitan",
-        names=("torchtitan",),
-        profile="eager",
-        unfused_profile="eager",
-        compiled_profile="torchtitan",
-    ),
-    Stack(
-        name="AA-Scaling",
-        names=("aa scaling", "aa scaling megatron style pytorch"),
-        profile="aa-scaling",
-        unfused_profile="aa-scaling",
-        reduce_dtype="bf16",
-    ),
-)
-PYTORCH = Stack(name="PyTorch", profile="eager", unfused_profile="eager")
-TRANSFORMER_ENGINE = Stack(
-    name="Transformer Engine", profile="fused", unfused_profile="fused", compiled_profile="fused", cp_method="ring"
-)
 FUSED_NORMS = ("rms kernel", "rmsnorm kernel", "fused rmsnorm", "fused norm", "apex")
 """Words of the kernel column that tell a fused RMSNorm; they select kernels, not a stack."""
 NOT_COMPILED = ("eager", "fused_norm")
@@ -129,18 +67,25 @@ FUSED: tuple[AttentionKernel, ...] = ("flash2", "cudnn", "flash3", "cutlass")
 """Fused kernels in the order in which one stands for another that a GPU does not have."""
 
 
+FOLDER = files("knee") / "catalog" / "validation"
+LEFT_OUT, MOE_LEFT_OUT = "left_out.toml", "moe_left_out.toml"
+
+
+@cache
+def stacks() -> Mapping[str, Stack]:
+    """Name -> stack, of all that the catalogue has."""
+    tables = tomllib.loads((FOLDER / "stacks.toml").read_text(encoding="utf-8"))
+    return {name: Stack(name=name, **table) for name, table in tables.items()}
+
+
 def stack_of(setting: Setting) -> Stack:
-    """The stack of the row's ``stack`` column; a generic one where that is empty or nobody's known."""
+    """The stack of the row's ``stack`` column; where that is empty or unknown, the one that its words for kernels tell:
+    Transformer Engine's, or PyTorch's own, compiled or eager."""
     words = re.sub(r"[^a-z0-9]+", " ", setting.stack.lower()).split()
     while words and words[-1].removeprefix("v").isdigit():  # its version
         words.pop()
-    return next((stack for stack in STACKS if " ".join(words) in stack.names), generic_stack(setting))
-
-
-def generic_stack(setting: Setting) -> Stack:
-    """What stands for a stack that is not known, by the words for its kernels: Transformer Engine's, or PyTorch's own,
-    compiled or eager."""
-    return TRANSFORMER_ENGINE if "transformer engine" in setting.kernel.lower() else PYTORCH
+    generic = "Transformer Engine" if "transformer engine" in setting.kernel.lower() else "PyTorch"
+    return next((stack for stack in stacks().values() if " ".join(words) in stack.names), stacks()[generic])
 
 
 def profile_name(setting: Setting, stack: Stack | None = None) -> str:
@@ -354,7 +299,7 @@ def job_of(setting: Setting, *, profile: Profile | None = None, cluster: Cluster
         "virtual_stages": setting.virtual_pp,
         "schedule": usual_schedule(setting.virtual_pp).name,
         "sequence_parallel": setting.sequence_parallel,
-        **_recompute(setting, notes),
+        **_recompute(setting, stack, notes),
         **_precision(setting),
         "cp_method": stack.cp_method,
         "reduce_dtype": setting.reduce_dtype or ("fp32" if setting.precision == "fp16" else stack.reduce_dtype),
@@ -503,15 +448,15 @@ def _model(setting: Setting, notes: list[str]) -> Model:
     )
 
 
-def _recompute(setting: Setting, notes: list[str]) -> Mapping[str, Any]:
+def _recompute(setting: Setting, stack: Stack, notes: list[str]) -> Mapping[str, Any]:
     modules = setting.recompute.split("+")
     if set(modules) <= set(RECOMPUTE_MODULES) and (setting.experts or "+" in setting.recompute):
         return {"recompute": "modules", "recompute_modules": tuple(modules)}
     if setting.recompute not in RECOMPUTE:
         raise unknown_choice("recompute", setting.recompute, RECOMPUTE)
     word, share, why = RECOMPUTE[setting.recompute]
-    if setting.recompute == "selective" and "torchtitan" in (setting.stack or "").lower():
-        word, why = "ops", "torchtitan's selective policy keeps attention and every second matrix product"
+    if setting.recompute == "selective" and stack.selective != word:
+        word, why = stack.selective, f"{stack.name}'s selective policy keeps attention and every second matrix product"
     if why is not None:
         part = "" if share == 1 else f" of {share:.0%}"
         notes.append(f"recompute {setting.recompute} is treated as {word}{part}: {why}")
@@ -573,20 +518,19 @@ def _sharding(text: str, notes: list[str]) -> str:
     raise unknown_choice("sharding", text, SHARDINGS)
 
 
-FOLDER = files("knee") / "catalog" / "validation"
-LEFT_OUT, MOE_LEFT_OUT = "left_out.toml", "moe_left_out.toml"
-
-
 @cache
 def left_out_profiles(name: str = LEFT_OUT) -> Mapping[str, Mapping[str, Profile]]:
-    """Source -> name of a profile that its rows have -> the one that stands for it."""
+    """Source -> name of a profile that its rows have -> the one that stands for it, fitted without the source.
+
+    It is the profile of the source's own stack where other sources have that stack, and a generic one else, so that
+    facts learned from the source are gone too. tools/fit_published.py writes the file; tools/fit_moe_runs.py writes
+    that of mixtures of experts.
+    """
     tables = tomllib.loads((FOLDER / name).read_text(encoding="utf-8"))
-    return {source: {name: _profile(table) for name, table in profiles.items()} for source, profiles in tables.items()}
-
-
-def _profile(table: Mapping[str, Any]) -> Profile:
-    values: dict[str, Any] = {name: value for name, value in table.items() if name != "profile"}
-    return replace(catalog_profile(table["profile"]), **values)
+    return {
+        source: {name: replace(catalog_profile(table.pop("profile")), **table) for name, table in profiles.items()}
+        for source, profiles in tables.items()
+    }
 
 
 def unseen_job_of(setting: Setting) -> RunJob:

@@ -46,6 +46,12 @@ class Predicted:
 
 def cases_of(runs: Iterable[PublishedRun], ask: Ask = job_of) -> tuple[list[SimulatedRun], list[Refused]]:
     """A table for each model, cluster and profile; runs that cannot be asked, with the reason."""
+    pairs, refused = ask_runs(runs, ask)
+    return grouped(pairs), refused
+
+
+def ask_runs(runs: Iterable[PublishedRun], ask: Ask) -> tuple[list[tuple[PublishedRun, RunJob]], list[Refused]]:
+    """Runs with their jobs; runs that cannot be asked, with the reason."""
     pairs: list[tuple[PublishedRun, RunJob]] = []
     refused: list[Refused] = []
     for run in runs:
@@ -55,7 +61,7 @@ def cases_of(runs: Iterable[PublishedRun], ask: Ask = job_of) -> tuple[list[Simu
             pairs.append((run, asked))
         except InputError as error:
             refused.append((run, reason_of(error)))
-    return grouped(pairs), refused
+    return pairs, refused
 
 
 def grouped(pairs: Iterable[tuple[PublishedRun, RunJob]]) -> list[SimulatedRun]:

@@ -7,7 +7,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any, get_args
 
 import numpy as np
@@ -26,10 +25,10 @@ from knee.specs.load import load_cluster, load_model, make_job
 from knee.specs.model import Model
 from knee.specs.profile import Profile
 from knee.trust.validation.csv_cells import LEAST, TooManyRows, reason_of, text_of, unknown_choice
-from knee.trust.validation.published_runs import CsvRow, PublishedRun, RunFile, Setting, Status, read_runs
+from knee.trust.validation.published_runs import CsvRow, PublishedRun, RunFile, Setting, Status, median_of, read_runs
 from knee.trust.validation.run_errors import NO_ANSWER
-from knee.trust.validation.run_to_job import MOST_STAGES, RunJob, catalog_profile, check_memory, job_of
-from knee.trust.validation.simulated_runs import Ask, grouped, predicted
+from knee.trust.validation.run_to_job import MOST_STAGES, RunJob, catalog_profile, job_of
+from knee.trust.validation.simulated_runs import Ask, ask_runs, grouped, predicted
 
 Pair = tuple[PublishedRun, RunJob]
 RECORD, ATTEMPTS = "record.json", "attempts"
@@ -119,30 +118,18 @@ def merged(pairs: Sequence[Pair]) -> list[Pair]:
     repeats: dict[Hashable, list[Pair]] = {}
     for run, asked in pairs:
         job = asked.job
-        key = (
-            run.setting.source,
-            run.status,
-            job.model,
-            job.cluster.name,
-            job.profile,
-            job.plan,
-            job.gpus,
-            job.global_batch,
-            job.seq_len,
-        )
+        sizes = (job.gpus, job.global_batch, job.seq_len)
+        key = (run.setting.source, run.status, job.model, job.cluster.name, job.profile, job.plan, *sizes)
         repeats.setdefault(key, []).append((run, asked))
     return [(_one([run for run, _ in some]), some[0][1]) for some in repeats.values()]
 
 
 def _one(runs: Sequence[PublishedRun]) -> PublishedRun:
-    rates = [run.tokens_per_s_per_gpu for run in runs if run.tokens_per_s_per_gpu is not None]
-    sizes = [run.memory_bytes for run in runs if run.memory_bytes is not None]
-    return PublishedRun(
-        setting=runs[0].setting,
+    return replace(
+        runs[0],
         lines=tuple(line for run in runs for line in run.lines),
-        status=runs[0].status,
-        tokens_per_s_per_gpu=median(rates) if rates else None,
-        memory_bytes=median(sizes) if sizes else None,
+        tokens_per_s_per_gpu=median_of([run.tokens_per_s_per_gpu for run in runs]),
+        memory_bytes=median_of([run.memory_bytes for run in runs]),
     )
 
 
@@ -171,16 +158,8 @@ def _recorded(number: int, path: Path, value: Any, profile: Profile | None, clus
         status, rate, memory_bytes = _measured(value, job)
     except InputError as error:
         return RecordedRun(number=number, reason=reason_of(error))
-    run = PublishedRun(
-        setting=_setting(path.name, job),
-        lines=(number,),
-        status=status,
-        tokens_per_s_per_gpu=rate,
-        memory_bytes=memory_bytes,
-    )
-    return RecordedRun(
-        number=number, pair=(run, RunJob(job=job, stack=job.profile.name, notes=())), simulated=kind == "simulated"
-    )
+    pair = _pair(path, number, job, status, rate, memory_bytes)
+    return RecordedRun(number=number, pair=pair, simulated=kind == "simulated")
 
 
 def job_of_record(record: Mapping[str, Any], profile: Profile | None = None, cluster: Cluster | None = None) -> Job:
@@ -244,11 +223,11 @@ def _measured(record: Mapping[str, Any], job: Job) -> tuple[Status, float | None
     return "ok", rates[0] if rates else None, memory_bytes
 
 
-def _setting(source: str, job: Job) -> Setting:
-    """What is said of the run elsewhere."""
+def _pair(path: Path, number: int, job: Job, status: Status, rate: float | None, memory_bytes: float | None) -> Pair:
+    """The run of a record, and its job."""
     model = job.model
-    return Setting(
-        source=source,
+    setting = Setting(
+        source=path.name,
         model=model.name,
         layers=model.layers,
         hidden=model.hidden,
@@ -262,6 +241,10 @@ def _setting(source: str, job: Job) -> Setting:
         pp=job.plan.pp,
         cp=job.plan.cp,
     )
+    run = PublishedRun(
+        setting=setting, lines=(number,), status=status, tokens_per_s_per_gpu=rate, memory_bytes=memory_bytes
+    )
+    return run, RunJob(job=job, stack=job.profile.name, notes=())
 
 
 def _steps(path: Path, readings: Readings, profile: Profile | None, cluster: Cluster | None) -> list[RecordedRun]:
@@ -280,16 +263,8 @@ def _steps(path: Path, readings: Readings, profile: Profile | None, cluster: Clu
         except InputError as error:
             found.append(RecordedRun(number=number, reason=reason_of(error), probed=True))
             continue
-        run = PublishedRun(
-            setting=_setting(path.name, job),
-            lines=(number,),
-            status="ok",
-            tokens_per_s_per_gpu=job.tokens / record["step_s"],
-            memory_bytes=None,
-        )
-        found.append(
-            RecordedRun(number=number, pair=(run, RunJob(job=job, stack=job.profile.name, notes=())), probed=True)
-        )
+        pair = _pair(path, number, job, "ok", job.tokens / record["step_s"], None)
+        found.append(RecordedRun(number=number, pair=pair, probed=True))
     return found
 
 
@@ -429,15 +404,10 @@ def read_user_runs(paths: Sequence[Path], profile: Profile | None, cluster: Clus
             raise TooManyRows(path, len(rows) + len(records), MOST_FITTED_ROWS)
     skipped = Counter(row.reason for row in rows if row.reason is not None)
     skipped.update(record.reason for record in records if record.reason is not None)
-    pairs: list[Pair] = []
     ask = partial(job_of, profile=profile, cluster=cluster)
-    for run in RunFile(rows=tuple(rows), ignored=()).runs:
-        try:
-            asked = ask(run.setting)
-            check_memory(run, asked)
-            pairs.append((run, asked))
-        except InputError as error:
-            skipped[reason_of(error)] += len(run.lines)
+    pairs, refused = ask_runs(RunFile(rows=tuple(rows), ignored=()).runs, ask)
+    for run, reason in refused:
+        skipped[reason] += len(run.lines)
     pairs += merged([record.pair for record in records if record.pair is not None])
     # a processor shares its host's memory with others, and may be limited to a part of it
     oom = [pair for pair in pairs if pair[0].status == "oom" and pair[1].job.cluster.gpu.vendor != "generic"]
