@@ -252,8 +252,8 @@ def _entries(folder: str) -> dict[str, str]:
 
 def _aliases(key: str) -> Iterator[tuple[str, Any]]:
     """Each cluster that has the key, in the files' order, and what it says; only their text is parsed."""
-    pattern = re.compile(rf"^{key} = ", re.MULTILINE)
-    return ((name, _parsed("cluster", name)[key]) for name, text in _index("cluster").items() if pattern.search(text))
+    line = f"\n{key} = "
+    return ((name, _parsed("cluster", name)[key]) for name, text in _index("cluster").items() if line in text)
 
 
 def _places(text: str) -> Iterator[tuple[str, int, int]]:

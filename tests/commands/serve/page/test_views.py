@@ -193,7 +193,7 @@ def test_a_search_is_watched_and_cancelled_and_its_plan_is_used(explorer: Open) 
     rows = page.locator(".ranking tbody tr")
     assert rows.count() == len(answer.plans)
     assert f"{answer.best.tokens_per_s_per_gpu:,.0f} tokens/s per GPU" in page.locator(".best").inner_text()
-    page.get_by_role("button", name="memory", exact=True).click()
+    page.get_by_role("button", name="memory per GPU", exact=True).click()
     memory = [row.memory_bytes for row in sorted(answer.plans, key=lambda row: row.memory_bytes)]
     assert f"{memory[0] / 2**30:.3g} GiB" in rows.first.inner_text()
     assert page.locator("th[aria-sort=ascending]").inner_text().startswith("memory")
