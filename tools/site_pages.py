@@ -292,7 +292,7 @@ def _meaning(name: str) -> str:
 
 def column_table() -> str:
     """Columns of a study's rows."""
-    from knee.commands.study.row_columns import COLUMNS
+    from knee.commands.study.study_file import COLUMNS
 
     words = descriptions(Measurement) | descriptions(knee.Plan) | descriptions(Trust)
     return table(("column", "meaning"), ((f"`{name}`", words.get(name) or _meaning(name)) for name in COLUMNS))

@@ -102,8 +102,8 @@ if TYPE_CHECKING:
     from knee.commands.train.api import train as train
     from knee.commands.tune.api import tune as tune
     from knee.commands.tune.api import tune_status as tune_status
-    from knee.commands.tune.replay_api import TuneReplay as TuneReplay
-    from knee.commands.tune.replay_api import replay_tuning as replay_tuning
+    from knee.commands.tune.replay import TuneReplay as TuneReplay
+    from knee.commands.tune.replay import replay_tuning as replay_tuning
     from knee.commands.tune.result import Tuned as Tuned
     from knee.commands.validate.api import validate as validate
     from knee.commands.validate.result import BandwidthsValidation as BandwidthsValidation
@@ -161,7 +161,7 @@ _HOMES = {
     "TraceAnalysis": "commands.trace.api",
     "TraceDiff": "commands.trace.api",
     "TrainedRun": "commands.train.api",
-    "TuneReplay": "commands.tune.replay_api",
+    "TuneReplay": "commands.tune.replay",
     "Tuned": "commands.tune.result",
     "budget": "commands.budget.api",
     "budget_check": "commands.budget.api",
@@ -191,7 +191,7 @@ _HOMES = {
     "read_records": "commands.report.api",
     "read_shards": "commands.data.api",
     "read_traces": "commands.trace.api",
-    "replay_tuning": "commands.tune.replay_api",
+    "replay_tuning": "commands.tune.replay",
     "retry_sweep": "commands.sweep.api",
     "run_sweep": "commands.sweep.api",
     "scale": "commands.scale.api",

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 import knee
 from knee.commands.doctor import api as asked
+from knee.commands.doctor import api as doctor
 from knee.commands.main import COMMANDS, main
-from knee.measure.machine import requirements as doctor
 from knee.measure.machine.gpus import LocalGpu, NvidiaDriver
 from knee.measure.machine.inventory import Cpu, Inventory, Nic, Software
 

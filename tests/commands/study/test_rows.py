@@ -235,9 +235,8 @@ def test_a_data_sheet() -> None:
 def test_the_columns_that_files_may_name_are_those_of_rows() -> None:
     from knee.commands.study.budget_rows import budget_rows
     from knee.commands.study.record_store import Store
-    from knee.commands.study.row_columns import COLUMNS
     from knee.commands.study.run_study import points_to_run, recorded, results
-    from knee.commands.study.study_file import Budgets
+    from knee.commands.study.study_file import COLUMNS, Budgets
 
     names = ["fig1", "fig2a", "table1", "failures", "slow-links", "walls"]
     ran = results(names, list(recorded(points_to_run(names), Store().record)))

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from knee.commands.study import table_files as tables
+from knee.commands.study import api as tables
+from knee.commands.study.api import write_tables
 from knee.commands.study.record_store import Store
 from knee.commands.study.run_study import Ran, points_to_run, recorded, results
-from knee.commands.study.table_files import write_tables
 
 NAMES = ["fig2b", "fig12", "table1"]
 

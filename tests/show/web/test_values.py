@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from knee.commands.study.api import KINDS
 from knee.commands.study.study_file import load_study
-from knee.commands.study.table_files import KINDS
 from knee.show.figures.labels import heading
 from lanes import NIGHTLY
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -13,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from knee.base.errors import InputError, MissingExtra, argument, either
-from knee.base.files import csv_text, make_folder, write_text
+from knee.base.files import csv_text, make_folder, write_bytes, write_text
 from knee.base.processes import core_count, process_pool
 from knee.base.progress import Progress, watched
 from knee.commands.compare.side_by_side import read_record
@@ -25,13 +27,63 @@ from knee.commands.study.record_store import KEPT, RECORDS, Store, cached_fideli
 from knee.commands.study.rows import step_row
 from knee.commands.study.run_study import Ran, points_to_run, recorded, results, strangers, with_needs
 from knee.commands.study.study_file import GridChanges, Study, changes_of, load_study, study_names
-from knee.commands.study.table_files import write_tables
 from knee.show.result import Result, flat
 from knee.specs.argument_types import checked_arguments
 from knee.specs.choices import STUDY_LAUNCHERS, StudyLauncher
 from knee.specs.kept_files import forget_files
 from knee.trust.validation.bundled_runs import CarriedFidelity, carried_fidelity
 from knee.trust.validation.user_records import records_in
+
+# Rows as tables for people's own plots: CSV, and Parquet where pyarrow is installed.
+
+KINDS: dict[str, tuple[str, ...]] = {
+    "runs": ("plan",),
+    "bandwidths": ("bus_bytes_per_s",),
+    "budgets": ("loss",),
+    "hardware": ("tdp_w",),
+    "long_runs": ("run_days", "cause_frac", "span"),
+    "exchanges": ("gbit_per_s", "within_frac"),
+    "walls": ("run_flop", "knee_flop"),
+}
+"""Table -> columns of which only its rows have one."""
+FIRST = ("study", "series", "kind")
+HEADER = ",".join((*FIRST, "")).encode()
+"""How each of them begins."""
+
+
+def write_tables(ran: Sequence[Ran], folder: Path) -> list[Path]:
+    """Every table that has rows, in both forms; the files."""
+    written = []
+    for name, marks in KINDS.items():
+        rows = [row for one in ran for row in one.rows if any(mark in row for mark in marks)]
+        if rows:
+            written += _write(folder / name, rows)
+        else:
+            _forget(folder / name)
+    return written
+
+
+def _forget(stem: Path) -> None:
+    """Remove an earlier run's table, which this one's page would stand beside; a user's own file stays."""
+    path = stem.with_suffix(".csv")
+    if path.is_file() and path.read_bytes().startswith(HEADER):
+        path.unlink()
+        stem.with_suffix(".parquet").unlink(missing_ok=True)
+
+
+def _write(stem: Path, rows: Sequence[Row]) -> list[Path]:
+    columns = list(dict.fromkeys((*FIRST, *(column for row in rows for column in row))))
+    path = stem.with_suffix(".csv")
+    write_text(path, csv_text({column: row.get(column) for column in columns} for row in rows))
+    if importlib.util.find_spec("pyarrow") is None:
+        return [path]
+    import pyarrow
+    from pyarrow import parquet
+
+    data = io.BytesIO()
+    parquet.write_table(pyarrow.table({column: [row.get(column) for row in rows] for column in columns}), data)
+    write_bytes(stem.with_suffix(".parquet"), data.getvalue())
+    return [path, stem.with_suffix(".parquet")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -20,11 +20,23 @@ from knee.base.units import parse
 from knee.commands.study.claims import Claim
 from knee.commands.study.failure_rows import LongRun, ReplicaExchange, Wall
 from knee.commands.study.quantities import Quantity, Where
-from knee.commands.study.row_columns import COLUMNS
 from knee.specs.catalog import ROOT, did_you_mean, is_path, read_layers, read_toml
 from knee.specs.check import validate
 from knee.specs.defaults import DEFAULT_FAMILY, DEFAULT_LAW, DEFAULT_SEQ_LEN
 from knee.specs.fields import WrongKey, fields_of, split_overrides
+from knee.specs.metrics import DERIVED, OTHERS, STEP
+from knee.specs.plan import KNOBS
+
+# Every column that a row may have: what study files may name.
+
+LABELS = (
+    *("study", "series", "kind", "model", "cluster", "profile", "gpus", "nodes", "global_batch", "local_batch"),
+    *("seq_len", "set", "plan", "degree", "trust", "low_frac", "high_frac", "experts", "gpu", "node_gpus"),
+    *("collective", "message", "compared", "size", "flop_size", "span", "cause", "cells", "dp"),
+)
+"""Of the question, and of what a row is about."""
+COLUMNS: tuple[str, ...] = (*LABELS, *KNOBS, *STEP, *DERIVED, *OTHERS)
+"""Of training steps, of bandwidths, of data sheets and of budgets."""
 
 # What a study file says once for several grids, and where the files lie that it names.
 

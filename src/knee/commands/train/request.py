@@ -36,13 +36,7 @@ from knee.training.checkpoints.folder import (
 )
 from knee.training.datasets.synthetic import best_loss
 from knee.training.datasets.token_batches import Shards, Share
-from knee.training.parallelism.trainer_job import (
-    AUTO,
-    Dtype,
-    Routing,
-    TrainJob,
-    activation_dtype,
-)
+from knee.training.parallelism.trainer_job import AUTO, Dtype, Routing, TrainJob, activation_dtype
 from knee.training.run.progress import check_installed
 from knee.training.run.run_record import RECORD
 from knee.training.sweeps.job_for_trainer import STEPS, facts_of, warmup_of

@@ -23,12 +23,11 @@ from knee.commands.job_request import (
 )
 from knee.commands.plan.request import searched_parts, takes_search_arguments
 from knee.commands.tune.loop import Limits, Why
-from knee.commands.tune.replay_api import check_within
+from knee.commands.tune.replay import check_within
 from knee.commands.tune.result import BEST, Tuned
 from knee.commands.tune.searched_plans import SearchedPlans, outside_of, refusal_of, searched_plans
-from knee.commands.tune.session import OnStep, Session
+from knee.commands.tune.session import OnStep, Session, check_room, start_runs
 from knee.commands.tune.stages import USUAL, Knob, Smaller, candidates_for, planner_of
-from knee.commands.tune.start_runs import check_room, start_runs
 from knee.commands.tune.tuned_state import TunedState, read_state, with_new_runs, write_state
 from knee.commands.tune.tuning_folder import open_folder, read_tuning
 from knee.specs import Cluster, Job, Profile

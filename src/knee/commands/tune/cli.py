@@ -258,7 +258,7 @@ def _refuse_unplayed(ctx: click.Context, file: str) -> None:
 
 
 def _replay(file: str, *, within: float, least_plans: int | None, as_json: bool) -> None:
-    from knee.commands.tune.replay_api import replay_tuning
+    from knee.commands.tune.replay import replay_tuning
     from knee.commands.tune.text import print_replay
     from knee.show.terminal.progress_bar import Bars
 

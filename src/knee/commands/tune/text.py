@@ -11,7 +11,7 @@ from knee.base.units import counted, show
 from knee.show.terminal.table import print_heading, print_rows, print_table, seen
 
 if TYPE_CHECKING:
-    from knee.commands.tune.replay_api import TuneReplay
+    from knee.commands.tune.replay import TuneReplay
     from knee.commands.tune.result import Tuned
     from knee.commands.tune.tuned_state import TunedState
     from knee.training.launch.run_status import Status
