@@ -28,7 +28,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from knee.base import files as text_files
 from knee.base.errors import InputError
 from knee.base.limits import MOST_JSON_BYTES, MOST_TOML_BYTES
-from knee.specs.huggingface.families import read_config
+from knee.specs.huggingface_families import read_config
 
 Kind = Literal["model", "gpu", "cluster", "profile"]
 SourceKind = Literal["vendor", "measured", "published", "fitted", "assumed", "user"]

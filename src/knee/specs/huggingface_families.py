@@ -1,4 +1,4 @@
-"""A Hugging Face ``config.json``, or the folder that holds one -> the fields of a model."""
+"""Hugging Face ``config.json`` -> the fields of a model: what the keys of each family mean, and what is refused."""
 
 from __future__ import annotations
 
