@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from knee.trust.validation.bandwidth_errors import validate_bandwidths
-from knee.trust.validation.published_bandwidths import carried_bandwidths
+from knee.trust.validation.bandwidth_errors import carried_bandwidths, validate_bandwidths
 from knee.trust.validation.published_runs import read_runs
 from knee.trust.validation.run_errors import validate
 

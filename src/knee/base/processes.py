@@ -174,6 +174,11 @@ class _Worker(SpawnProcess):
     """A process of a pool. Unlike others of multiprocessing it does not run the caller's main module again, which a
     library must not ask for, finds no modules in the current folder, and is not ended by Ctrl-C: its parent ends it."""
 
+    def start(self) -> None:
+        """Start, and only then hear a signal: a worker that is half started could not be ended in silence."""
+        with _later_signals():
+            super().start()
+
     @staticmethod
     def _Popen(process_obj: Any) -> Any:
         from multiprocessing.popen_spawn_posix import Popen
@@ -186,6 +191,24 @@ class _Worker(SpawnProcess):
         finally:
             sys.modules["__main__"], os.environ["PYTHONSAFEPATH"] = main, safe
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _later_signals() -> Iterator[None]:
+    """Signals that arrive in the block are raised after it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught: list[int] = []
+    names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {name: signal.signal(name, lambda number, _: caught.append(number)) for name in names}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+        for number in caught:
+            signal.raise_signal(number)
 
 
 @contextmanager

@@ -69,7 +69,7 @@ def help_of(knob: Knob, default: str = "") -> str:
         first = f"{first.removesuffix('.')}, joined by {knob.joint} or commas: {', '.join(knob.choices)}"
     said = f"{first.removesuffix('.')}; default: {default}." if default else first.removesuffix(".") + "."
     with as_flags():
-        return re.sub(r"`+(\w+)`+", lambda found: argument(found[1]), said + (f" {rest}" if end else ""))
+        return re.sub(r"`{1,2}(\w+)`{1,2}", lambda found: argument(found[1]), said + (f" {rest}" if end else ""))
 
 
 def _knob_option(knob: Knob, section: str, default: str) -> Decorator:
