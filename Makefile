@@ -1,6 +1,6 @@
 # make study   the paper's experiments on the simulator, into out/
 # make check   linters and the fast tests, in about three minutes: before every commit
-# make test    everything that is checked before a change is accepted, in five minutes on two idle cores
+# make test    everything that is checked before a change is accepted, in about nine minutes on two cores
 # make nightly the same, and what a change rarely breaks: all layouts, all studies in a browser, the site, lost hosts
 # make fuzz    damaged and unlikely files and arguments (CASES=20000 SEED=0 KINDS=trace,job, CASE=... repeats one)
 # make mutants random faults of the source, and how many of them the fast tests notice (MUTANTS=200 SEED=0 ONLY=search/)
