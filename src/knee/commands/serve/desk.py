@@ -62,12 +62,14 @@ class Worker:
             await self._receive()
 
     def _start(self) -> None:
-        if self.killed:
-            return
+        if self.killed:  # before it was started: nobody would ever write into the pipe
+            raise ProcessEnded
         # in a thread, whose mask the process inherits: Ctrl-C is for the server, which ends its processes
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         self.process.start()
         self._theirs.close()
+        if self.killed:  # while it was started, when it had no number yet
+            self.process.kill()
 
     @property
     def alive(self) -> bool:
