@@ -24,7 +24,7 @@ MOST_FITTED_ROWS = 20_000
 runs of four models on three GPUs take 81 s of CPU."""
 MOST_POINTS = 100_000
 """Of the grids of all studies that are run together: plans to simulate, at 17 ms of CPU and 7 kB each. More are
-a slip of the pen."""
+probably a mistake."""
 MOST_LISTED_PLANS = 1_000
 """Of a search: the order of so many plans is certain only once they, and all that may be among them, are simulated."""
 MOST_RUNS = 10_000

@@ -178,7 +178,7 @@ def _kind_of_click(error: click.ClickException) -> tuple[str, str | None]:
 
 
 def _bug(error: BaseException) -> KneeError:
-    """What nobody thought of, in one sentence; the whole of it where it was asked for."""
+    """An error that knee does not expect, in one sentence; ``KNEE_TRACEBACK=1`` also prints the traceback."""
     from knee.show.terminal.table import seen
 
     if os.environ.get(TRACEBACK) == "1":

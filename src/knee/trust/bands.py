@@ -95,7 +95,7 @@ class Scores:
         self._median: float | None = None
 
     def ends(self, covered_frac: float) -> tuple[float, float]:
-        """At no distance."""
+        """Both ends of the band, as logarithms of measured over predicted, for a job like the published runs."""
         if covered_frac not in self._ends:
             constants = self.constants
             spread = (constants.assumed_between, constants.assumed_within)

@@ -49,7 +49,7 @@ def layer_work(job: Job) -> float:
 
 
 def layer_work_of_runs(errors: Errors) -> Floats:
-    """The same of every run."""
+    """``layer_work`` of every published run."""
     n = errors.numbers
     tokens = np.where(np.isnan(n["micro_tokens"]), n["seq_len"] / n["cp"], n["micro_tokens"])
     return np.asarray(tokens * n["hidden"] ** 2 / n["tp"], dtype=np.float64)
@@ -70,7 +70,7 @@ def _words(sharding: str, dp: bool, tp: bool, pp: bool, cp: bool) -> str:
 
 @lru_cache(maxsize=8)
 def parallelism_of_runs(errors: Errors) -> tuple[str, ...]:
-    """The same of every run."""
+    """``parallelism`` of every published run."""
     used = [(errors.numbers[axis] > 1).tolist() for axis in ("dp", "tp", "pp", "cp")]
     return tuple(_words(*row) for row in zip(errors.words["sharding"], *used, strict=True))
 

@@ -1,4 +1,4 @@
-"""Which published runs are of a job's kind, which are like it, and what of the job they had not."""
+"""Which published runs are of a job's kind, which are similar to it, and what the job has that none of them had."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ class _Comparison:
         self.around = self.of_kind if self.of_kind.any() else self.of_plan
 
     def result(self) -> Similarity:
-        """All of it."""
+        """Return the similar runs, and what the job has that they had not."""
         like = self._like() & self._alike_in_work()
         absent = tuple(self._absent())
         return Similarity(

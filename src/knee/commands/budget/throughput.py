@@ -257,7 +257,7 @@ class Rates:
     sync_every: int = 1
     """Steps between exchanges of replicas."""
     replicas: int | None = None
-    """Of all plans, where that is given."""
+    """Number of replicas of all plans, if it is given."""
     known: dict[tuple[Model, Key], Rate | None] = field(default_factory=dict)
     """None: no plan fits, or none is."""
     ceilings: dict[tuple[Model, Key], float] = field(default_factory=dict)

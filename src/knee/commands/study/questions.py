@@ -169,7 +169,7 @@ class QuestionPlans:
 
     @property
     def specs(self) -> tuple[Model, Cluster, Profile]:
-        """Of all plans."""
+        """Model, cluster and profile, which all plans share."""
         return self.jobs[0].model, self.jobs[0].cluster, self.jobs[0].profile
 
     def meant(self, results: Results) -> dict[Question, int | SpecError]:

@@ -69,7 +69,7 @@ class StepState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunedState:
-    """All of it; what ``knee tune status`` shows."""
+    """The whole state of a tuning, as ``knee tune status`` shows it."""
 
     job: dict[str, Any]
     """What is tuned, in plain names and numbers."""

@@ -41,7 +41,7 @@ MOST_DAMPING = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windows:
-    """Readings as columns."""
+    """Power readings as columns, one row per window."""
 
     load: tuple[str, ...]
     duty_frac: Floats
@@ -65,7 +65,7 @@ class Windows:
         return np.array([name.split("_")[0] == kind for name in self.load], dtype=bool)
 
     def only(self, rows: Bools) -> Windows:
-        """Some of them."""
+        """The windows of the rows that are True."""
         columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
         kept = tuple(name for name, row in zip(self.load, rows, strict=True) if row)
         return Windows(load=kept, by=self.by, **columns)

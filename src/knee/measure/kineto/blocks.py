@@ -22,7 +22,7 @@ SWITCH_S = 1e-4
 """How long the thread that unpacks waits for the interpreter's lock, which decoding does not let go of by itself.
 Python's 5 ms, for each of the buffers that zlib asks for, are longer than unpacking takes: the two would take turns."""
 AHEAD = 2
-"""So many times such blocks are unpacked before they are asked for."""
+"""Blocks that are unpacked before they are asked for."""
 GZIP = b"\x1f\x8b"
 
 

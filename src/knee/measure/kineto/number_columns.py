@@ -47,7 +47,7 @@ class NumberText:
         self._count += len(values)
 
     def text(self) -> bytes:
-        """All of it, with a comma behind each."""
+        """All numbers as text, each followed by a comma."""
         return b",".join((*self._parts, b""))
 
     def values(self) -> list[Any]:

@@ -35,7 +35,7 @@ class Cohort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """Groups in sum."""
+    """How well knee ranks plans, over all groups of runs of one job."""
 
     groups: int
     plans: int

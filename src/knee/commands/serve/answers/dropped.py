@@ -54,7 +54,7 @@ def _trace(path: Path, name: str) -> dict[str, Any]:
 
 
 def _without_paths(data: Any) -> Any:
-    """The server's folder is nobody's business."""
+    """The data without paths of the server's files."""
     if isinstance(data, dict):
         return {key: _without_paths(value) for key, value in data.items() if key != "path"}
     return [_without_paths(one) for one in data] if isinstance(data, list) else data
