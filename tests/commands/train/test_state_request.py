@@ -22,7 +22,7 @@ from knee.training.checkpoints.folder import (
     read_state,
     write_state,
 )
-from knee.training.checkpoints.huggingface_write import config_of
+from knee.training.checkpoints.huggingface_names import config_of
 from knee.training.parallelism.trainer_job import AUTO, TrainJob
 
 MODEL = load_model("llama-tiny").spec
