@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from knee.base.units import show
-from knee.commands.options import job_options
+from knee.commands.options.job_options import job_options
 from knee.commands.options.plan_options import plan_of, plan_options
-from knee.commands.options.sections import Sectioned
+from knee.commands.options.sections import Sectioned, as_json
 from knee.show.terminal.table import print_heading, print_rows
 
 if TYPE_CHECKING:
@@ -85,14 +85,18 @@ def _print_stages(answer: DryRun, stages: list[int]) -> None:
 
 @click.command("dryrun", cls=Sectioned)
 @click.argument("model")
-@job_options.gpus("Total number of ranks; default: as many as the plan needs.")
-@job_options.local_batch("Sequences per step divided by the number of GPUs; default: 2.")
-@job_options.global_batch()
-@job_options.seq_len()
-@job_options.profile("Software profile for the simulation that is compared with the trace; default: `eager`.")
-@job_options.sets("Override one value of the model or plan, for example --set model.layers=2. May be repeated.")
+@job_options(
+    "gpus",
+    "local_batch",
+    "global_batch",
+    "seq_len",
+    gpus="Total number of ranks; default: as many as the plan needs.",
+    local_batch="Sequences per step divided by the number of GPUs; default: 2.",
+    profile="Software profile for the simulation that is compared with the trace; default: `eager`.",
+    sets="Override one value of the model or plan, for example --set model.layers=2. May be repeated.",
+)
 @plan_options
-@job_options.as_json()
+@as_json()
 def command(model: str, profile: str | None, sets: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Trace one step of `knee train MODEL` without any GPU.
 

@@ -13,7 +13,7 @@ import click
 from knee.base.errors import InputError
 from knee.commands.main import CommandGroup
 from knee.commands.options.output import print_result, say
-from knee.commands.options.sections import Word
+from knee.commands.options.sections import PATH, Word, as_json, option, options
 from knee.specs.choices import STUDY_LAUNCHERS, StudyLauncher
 
 DEFAULT_OUT = "out"
@@ -30,20 +30,12 @@ class StudyGroup(CommandGroup):
 
 
 def _out(command: Any) -> Any:
-    option = click.option(
-        "--out",
-        metavar="DIR",
-        default=DEFAULT_OUT,
-        show_default=True,
-        type=click.Path(path_type=Path),
-        help="Folder for the page, figures, tables and records.",
-    )
-    return option(command)
+    return option("--out DIR", PATH, "Folder for the page, figures, tables and records.", default=DEFAULT_OUT)(command)
 
 
 @click.group("study", cls=StudyGroup, invoke_without_command=True)
 @_out
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; the name of each key ends in its unit.")
+@as_json()
 @click.pass_context
 def study(ctx: click.Context, out: Path, as_json: bool) -> None:
     """Reproduce every figure and claim of the paper, and answer further questions.
@@ -66,7 +58,7 @@ command = study
 
 
 @study.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@as_json("Print JSON.")
 def list_command(as_json: bool) -> None:
     """List all studies: place in the paper, topic, number of runs and claims."""
     from knee.commands.study.api import list_studies
@@ -81,7 +73,7 @@ def list_command(as_json: bool) -> None:
 
 @study.command("show")
 @click.argument("name")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: the study and every point of its grid.")
+@as_json("Print JSON: the study and every point of its grid.")
 def show_command(name: str, as_json: bool) -> None:
     """Show the question, the runs, the assumptions and the claims of a study."""
     from knee.commands.study.api import describe_study
@@ -94,34 +86,20 @@ def show_command(name: str, as_json: bool) -> None:
 @study.command("run")
 @click.argument("names", nargs=-1, metavar="[STUDY]...")
 @_out
-@click.option(
-    "--launcher",
-    type=Word(STUDY_LAUNCHERS),
-    default="simulate",
-    show_default=True,
-    help="local: train the points that this machine can run, and simulate the others. simulate: simulate all points.",
+@options(
+    "Options",
+    {
+        ("--launcher", Word(STUDY_LAUNCHERS), "simulate"): "local: train the points that this machine can run, and "
+        "simulate the others. simulate: simulate all points.",
+        ("--records PATH", (PATH,)): "Measured records: a run's folder, its record.json, or a folder of runs. They "
+        "replace the simulated points of the same jobs. May be repeated.",
+        ("--set sets KEY=VALUES", (str,)): "Override a key of the grid: model, cluster, profile, gpus, local_batch, "
+        "global_batch or seq_len. Separate values by commas. Claims are then not tested. May be repeated.",
+        ("--steps N", int): "Number of steps of each real run; default: the default of `knee train`.",
+        ("--no-page", bool): "Write records, tables and verdicts only; no figures and no page.",
+        ("--json as_json", bool): "Print JSON; the name of each key ends in its unit.",
+    },
 )
-@click.option(
-    "--records",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    metavar="PATH",
-    help="Measured records: a run's folder, its record.json, or a folder of runs. They replace the simulated points of "
-    "the same jobs. May be repeated.",
-)
-@click.option(
-    "--set",
-    "sets",
-    multiple=True,
-    metavar="KEY=VALUES",
-    help="Override a key of the grid: model, cluster, profile, gpus, local_batch, global_batch or seq_len. Separate "
-    "values by commas. Claims are then not tested. May be repeated.",
-)
-@click.option(
-    "--steps", type=int, metavar="N", help="Number of steps of each real run; default: the default of `knee train`."
-)
-@click.option("--no-page", is_flag=True, help="Write records, tables and verdicts only; no figures and no page.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; the name of each key ends in its unit.")
 def run(names: tuple[str, ...], out: Path, **options: Any) -> None:
     """Run the named studies, or all of them if none is named.
 
