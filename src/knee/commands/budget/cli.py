@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-import sys
 from contextlib import nullcontext
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
+from knee.base.errors import InputError
 from knee.commands.options.job_options import job_options, wide
+from knee.commands.options.output import check_targets, print_result, say, write_page
 from knee.commands.options.plan_options import knob_options
 from knee.commands.options.sections import Sectioned, as_json, option, options
 from knee.specs.defaults import DEFAULT_BATCH_LAW, DEFAULT_FAMILY, DEFAULT_GRID, DEFAULT_LAW, DEFAULT_SEQ_LEN
@@ -44,7 +44,7 @@ from knee.specs.defaults import DEFAULT_BATCH_LAW, DEFAULT_FAMILY, DEFAULT_GRID,
         ("--seq-len S", int, DEFAULT_SEQ_LEN): "Tokens per sequence.",
     },
 )
-@job_options("profile", sets="Override one value of the cluster or profile. May be repeated.")
+@job_options("profile", overrides="Override one value of the cluster or profile. May be repeated.")
 @options(
     "Site",
     {
@@ -110,42 +110,42 @@ def command(
     range of the runs that it was fitted to, the answer says so. If the budget can train nothing, knee suggests what
     would help and exits with code 3.
     """
-    from knee.commands.options.budget_options import check_files, refuse_beside_check
-
     if check:
-        refuse_beside_check(ctx)
-        _check(as_json)
+        _refuse_beside_check(ctx)
+        from knee.commands.budget.api import budget_check
+        from knee.commands.budget.text import print_checked
+
+        print_result(budget_check(), as_json, print_checked)
         return
-    check_files(plot, html)
+    check_targets(plot=plot, html=html)
     from knee.commands.budget.api import budget
     from knee.commands.budget.text import print_answer
-    from knee.commands.options.overrides import parse_sets
     from knee.show.figures.vega import drawing_beside
     from knee.show.terminal.progress_bar import Steady
 
-    overrides = parse_sets(options.pop("sets"))
     options = {name: value for name, value in options.items() if value is not None}
     drawn = plot is not None or html is not None
     with drawing_beside() if html is not None else nullcontext():
-        answer = budget(overrides=overrides, frontier=frontier or drawn, progress=Steady(), **options)
-        if as_json:
-            click.echo(json.dumps(answer.to_dict(), indent=2, allow_nan=False))
-        else:
-            print_answer(answer)
+        answer = budget(frontier=frontier or drawn, progress=Steady(), **options)
+        print_result(answer, as_json, print_answer)
         if plot is not None:
             answer.plot(plot)
-            click.echo(f"wrote {plot}", err=True)
-        if html is not None:
-            answer.write_page(html, command=shlex.join(["knee", *sys.argv[1:]]))
-            click.echo(f"wrote {html}", err=True)
+            say(f"wrote {plot}")
+        write_page(answer, html)
 
 
-def _check(as_json: bool) -> None:
-    from knee.commands.budget.api import budget_check
-    from knee.commands.budget.text import print_checked
-
-    answer = budget_check()
-    if as_json:
-        click.echo(json.dumps(answer.to_dict(), indent=2, allow_nan=False))
-    else:
-        print_checked(answer)
+def _refuse_beside_check(ctx: click.Context) -> None:
+    """``--check`` asks about published runs, and nothing of a budget of one's own."""
+    given = [
+        param.opts[0]
+        for param in ctx.command.params
+        if param.name not in ("check", "as_json", None)
+        and ctx.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise InputError(
+            f"--check cannot be combined with {', '.join(given)}",
+            hint="leave out --check, or combine it only with --json",
+            code="contradiction",
+            field="check",
+        )

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from knee.commands.options.sections import Decorator, option, options
+from knee.commands.options.sections import KEY_VALUE, Decorator, option, options
 from knee.specs.defaults import DEFAULT_CONVENTION, DEFAULT_GRID
 
 USUAL: dict[str, tuple[str, Any, str]] = {
@@ -22,8 +22,8 @@ USUAL: dict[str, tuple[str, Any, str]] = {
         *("--profile NAME", str),
         "Software profile: a name from `knee catalog`, or the path of a TOML file; default: `eager`.",
     ),
-    "sets": (
-        *("--set sets KEY=VALUE", (str,)),
+    "overrides": (
+        *("--set overrides KEY=VALUE", (KEY_VALUE,)),
         "Override one value of the model, cluster, profile or plan. May be repeated.",
     ),
 }

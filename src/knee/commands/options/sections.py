@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,39 @@ class Word(click.Choice[str]):
         )
 
 
+class KeyValue(click.ParamType):
+    """A pair, written as ``key=value``."""
+
+    name = "key=value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:  # noqa: ARG002
+        """The pair, or an error that shows how one is written."""
+        key, equals, text = (part.strip() for part in str(value).partition("="))
+        if not (key and equals and text):
+            raise InputError(
+                f"--set {value!r} is not key=value",
+                hint="for example --set fabric.nic_bytes_per_s=200Gbit/s",
+                code="not-key-value",
+                field="overrides",
+            )
+        return key, text
+
+
+KEY_VALUE = KeyValue()
+
+
+def _refuse_repeated(
+    ctx: click.Context,  # noqa: ARG001 - click's signature
+    param: click.Parameter,  # noqa: ARG001
+    pairs: Sequence[tuple[str, str]],
+) -> Sequence[tuple[str, str]]:
+    keys = [key for key, _ in pairs]
+    if twice := {key for key in keys if keys.count(key) > 1}:
+        text = f"--set {min(twice)} is given twice"
+        raise InputError(text, hint="give it once", code="contradiction", field="overrides")
+    return pairs
+
+
 def option(flags: str, kind: Any, text: str, *, section: str = "Options", **settings: Any) -> Decorator:
     """An option with its type and its text under a heading of ``--help``.
 
@@ -69,6 +102,7 @@ def option(flags: str, kind: Any, text: str, *, section: str = "Options", **sett
     names = [word for word in words if word.startswith("-") or (word.isidentifier() and word.islower())]
     settings |= {"is_flag": True} if kind is bool else {"type": kind}
     settings |= {"metavar": words[-1]} if words[-1] not in names else {}
+    settings |= {"callback": _refuse_repeated} if kind is KEY_VALUE else {}
     settings.setdefault("show_default", "default" in settings)
     return click.option(*names, cls=Option, section=section, help=text, **settings)
 

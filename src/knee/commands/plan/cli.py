@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-import sys
 from typing import Any
 
 import click
 
 from knee.base.errors import InputError
 from knee.commands.options.job_options import job_options, training, wide
+from knee.commands.options.output import check_targets, print_result, write_page
 from knee.commands.options.plan_options import knob_options, space_limits
 from knee.commands.options.sections import Sectioned, Word, as_json, option, options
 from knee.show.terminal.progress_bar import Patience
@@ -28,7 +26,7 @@ from knee.training.export.formats import TARGETS
     "local_batch",
     "seq_len",
     "profile",
-    sets="Override one value of the model, cluster or profile. May be repeated.",
+    overrides="Override one value of the model, cluster or profile. May be repeated.",
 )
 @knob_options(
     KEPT,
@@ -86,22 +84,13 @@ def command(model: str, as_json: bool, top: int, export_to: str | None, html: st
         raise InputError(
             "--export and --json are two forms of one answer", hint="give one of them", code="contradiction"
         )
-    if html is not None:
-        from knee.commands.options.budget_options import check_files
-
-        check_files(None, html)
-    from knee.commands.options.overrides import parse_sets
+    check_targets(html=html)
     from knee.commands.plan.api import plan
     from knee.commands.plan.text import print_exported, print_search
 
-    overrides = parse_sets(options.pop("sets"))
-    answer = plan(model, top=top, overrides=overrides, progress=Patience(), **options)
+    answer = plan(model, top=top, progress=Patience(), **options)
     if export_to is not None:
         print_exported(answer, export_to)
-    elif as_json:
-        click.echo(json.dumps(answer.to_dict(), indent=1, allow_nan=False))
     else:
-        print_search(answer)
-    if html is not None:
-        answer.write_page(html, command=shlex.join(["knee", *sys.argv[1:]]))
-        click.echo(f"wrote {html}", err=True)
+        print_result(answer, as_json, print_search, indent=1)
+    write_page(answer, html)

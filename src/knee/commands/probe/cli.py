@@ -50,11 +50,8 @@ def _probe(name: str, short_help: str, *own: Callable[..., Any]) -> Callable[[Ca
         "Options",
         {
             ("--out", FILE, CLUSTER_FILE): "Cluster file to write; the readings are saved next to it.",
-            (
-                "--base NAME",
-                str,
-            ): "Cluster that provides the values that are not measured: a name from `knee catalog`, or "
-            "the path of a TOML file; default: the catalogue's cluster with this GPU.",
+            ("--base NAME", str): "Cluster that provides the values that are not measured: a name from `knee catalog`, "
+            "or the path of a TOML file; default: the catalogue's cluster with this GPU.",
             ("--quick", bool): "Measure only a fraction of the points, for a first look in about a minute.",
             ("--fresh", bool): "Discard earlier readings and measure everything again.",
             ("--replay FILE", PATH): "Read the readings from a file instead of measuring this machine.",
@@ -63,7 +60,7 @@ def _probe(name: str, short_help: str, *own: Callable[..., Any]) -> Callable[[Ca
     )
 
     def decorate(function: Callable[..., Any]) -> click.Command:
-        for add in reversed((*shared, *own)):
+        for add in reversed((shared, *own)):
             function = add(function)
         return command.command(name, short_help=short_help)(function)
 

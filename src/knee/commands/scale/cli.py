@@ -9,6 +9,7 @@ import click
 
 from knee.base.errors import InputError
 from knee.commands.options.job_options import flop_convention, job_options, training, wide
+from knee.commands.options.output import print_result
 from knee.commands.options.plan_options import plan_of, plan_options
 from knee.commands.options.sections import Sectioned, Word, as_json, option, options
 from knee.show.terminal.progress_bar import Patience
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     "global_batch",
     "seq_len",
     "profile",
-    "sets",
+    "overrides",
     local_batch="Weak scaling: sequences per step divided by the number of GPUs; may be a fraction.",
     global_batch="Strong scaling: sequences per step over all GPUs, the same at every GPU count.",
 )
@@ -69,7 +70,6 @@ if TYPE_CHECKING:
 def command(
     models: tuple[str, ...],
     clusters: tuple[str, ...],
-    sets: tuple[str, ...],
     as_json: bool,
     plot: str | None,
     **options: Any,
@@ -94,7 +94,6 @@ def command(
 
     If nothing fits at any count, knee suggests what would fit and exits with code 3.
     """
-    from knee.commands.options.overrides import parse_sets
     from knee.commands.scale.api import scale
     from knee.commands.scale.text import print_answer
 
@@ -104,17 +103,11 @@ def command(
     answer = scale(
         _split_names(models),
         cluster=_split_names(clusters) or None,
-        overrides=parse_sets(sets),
         progress=Patience(),
         **sizes,
         **plan_of(options),
     )
-    if as_json:
-        import json
-
-        click.echo(json.dumps(answer.to_dict(), indent=2, allow_nan=False))
-    else:
-        print_answer(answer)
+    print_result(answer, as_json, print_answer)
     if plot is not None:
         _draw(answer, plot)
     answer.check_usable()

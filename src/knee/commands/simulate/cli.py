@@ -22,7 +22,7 @@ from knee.commands.options.sections import Sectioned, as_json, options
     "seq_len",
     "profile",
     local_batch="Sequences per step divided by the number of GPUs (not by data-parallel ranks); may be a fraction.",
-    sets="Override one value of the model, cluster, profile or plan, for example --set "
+    overrides="Override one value of the model, cluster, profile or plan, for example --set "
     "fabric.nic_bytes_per_s=200Gbit/s. `knee catalog NAME` lists the keys. May be repeated.",
 )
 @plan_options
@@ -42,7 +42,7 @@ def command(
     model: str,
     cluster: str | None,
     profile: str | None,
-    sets: tuple[str, ...],
+    overrides: list[tuple[str, str]],
     flop_convention: str,
     as_json: bool,
     trace: str | None,
@@ -70,7 +70,6 @@ def command(
     If the plan does not fit in memory, knee prints the full answer, reports how much memory is missing, and exits with
     code 3.
     """
-    from knee.commands.options.overrides import parse_sets
     from knee.commands.simulate.api import simulate
     from knee.commands.simulate.text import print_answer
 
@@ -81,7 +80,7 @@ def command(
         model,
         cluster=cluster,
         profile=profile,
-        overrides=parse_sets(sets),
+        overrides=overrides,
         flop_convention=flop_convention,
         **sizes,
         **plan_of(options),

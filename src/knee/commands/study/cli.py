@@ -13,7 +13,7 @@ import click
 from knee.base.errors import InputError
 from knee.commands.main import CommandGroup
 from knee.commands.options.output import print_result, say
-from knee.commands.options.sections import PATH, Word, as_json, option, options
+from knee.commands.options.sections import KEY_VALUE, PATH, Word, as_json, option, options
 from knee.specs.choices import STUDY_LAUNCHERS, StudyLauncher
 
 DEFAULT_OUT = "out"
@@ -93,8 +93,8 @@ def show_command(name: str, as_json: bool) -> None:
         "simulate the others. simulate: simulate all points.",
         ("--records PATH", (PATH,)): "Measured records: a run's folder, its record.json, or a folder of runs. They "
         "replace the simulated points of the same jobs. May be repeated.",
-        ("--set sets KEY=VALUES", (str,)): "Override a key of the grid: model, cluster, profile, gpus, local_batch, "
-        "global_batch or seq_len. Separate values by commas. Claims are then not tested. May be repeated.",
+        ("--set overrides KEY=VALUES", (KEY_VALUE,)): "Override a key of the grid: model, cluster, profile, gpus, "
+        "local_batch, global_batch or seq_len. Separate values by commas. Claims are then not tested. May be repeated.",
         ("--steps N", int): "Number of steps of each real run; default: the default of `knee train`.",
         ("--no-page", bool): "Write records, tables and verdicts only; no figures and no page.",
         ("--json as_json", bool): "Print JSON; the name of each key ends in its unit.",
@@ -119,11 +119,10 @@ def _run(
     as_json: bool,
     launcher: StudyLauncher = "simulate",
     records: Sequence[Path] = (),
-    sets: Sequence[str] = (),
+    overrides: Sequence[tuple[str, str]] = (),
     steps: int | None = None,
     no_page: bool = False,
 ) -> None:
-    from knee.commands.options.overrides import parse_sets
     from knee.commands.study.api import study
     from knee.commands.study.study_file import load_study
     from knee.commands.study.text import print_answer
@@ -141,7 +140,7 @@ def _run(
             out=out,
             launcher=launcher,
             records=records,
-            overrides=parse_sets(sets),
+            overrides=overrides,
             steps=steps,
             progress=bars,
             say=say,
@@ -154,15 +153,19 @@ def _run(
     # the answer first, because it needs nothing that may be missing; then figures and the page
     print_result(answer, as_json, print_answer)
     if not no_page:
-        say(f"wrote {answer.write_page(command=_given(names, out, launcher, records, sets))}")
+        say(f"wrote {answer.write_page(command=_given(names, out, launcher, records, overrides))}")
     click.echo(f"independent claims: {answer.independent}", err=as_json)
 
 
-def _given(names: Sequence[str], out: Path, launcher: str, records: Sequence[Path], sets: Sequence[str]) -> str:
+def _given(
+    names: Sequence[str], out: Path, launcher: str, records: Sequence[Path], sets: Sequence[tuple[str, str]]
+) -> str:
     from knee.commands.study.study_file import study_names
 
     words = ["knee", "study"]
-    rest = [f"--set {shlex.quote(s)}" for s in sets] + [f"--records {shlex.quote(str(path))}" for path in records]
+    rest = [f"--set {shlex.quote(f'{key}={value}')}" for key, value in sets] + [
+        f"--records {shlex.quote(str(path))}" for path in records
+    ]
     rest += [] if launcher == "simulate" else [f"--launcher {launcher}"]
     some = list(dict.fromkeys(names))
     some = [] if some == study_names() else some

@@ -13,7 +13,7 @@ from knee.base.errors import InputError
 from knee.base.signals import BY_SIGNAL
 from knee.commands.main import nearest, unknown_command
 from knee.commands.options.output import print_result, say
-from knee.commands.options.sections import PATH, Sectioned, Word, as_json, option, options
+from knee.commands.options.sections import KEY_VALUE, PATH, Sectioned, Word, as_json, option, options
 from knee.commands.options.sweep_options import program_words, run_options, site_options, take_site
 from knee.specs.choices import LAUNCHERS
 
@@ -69,8 +69,8 @@ def command(ctx: click.Context) -> None:
         "started.",
         ("--launcher", Word(LAUNCHERS), "local"): "local: run one after another on this machine. torchrun: run on "
         "--hosts. slurm: submit jobs with sbatch; each job starts torchrun on its nodes with srun.",
-        ("--set sets KEY=VALUES", (str,)): "Override a key of the grid: model, cluster, profile, gpus, local_batch, "
-        "global_batch or seq_len. Separate values by commas. May be repeated.",
+        ("--set overrides KEY=VALUES", (KEY_VALUE,)): "Override a key of the grid: model, cluster, profile, gpus, "
+        "local_batch, global_batch or seq_len. Separate values by commas. May be repeated.",
         ("--max-gpu-hours H", float): "Refuse to start if the runs that remain are estimated to take more GPU-hours "
         "than this.",
         ("--until-knee", bool): "Start with the fewest GPUs, and stop each series once the measured speed-up of a "
@@ -115,7 +115,6 @@ def run(grid: str, out: Path, **options: Any) -> None:
     restarts runs that were cancelled, were preempted or lost their node. It does not restart runs that failed; use
     `knee sweep retry` for those.
     """
-    from knee.commands.options.overrides import parse_sets
     from knee.commands.sweep.api import prepare_sweep, run_sweep
     from knee.commands.sweep.text import print_plan
     from knee.show.terminal.progress_bar import Bars
@@ -131,7 +130,6 @@ def run(grid: str, out: Path, **options: Any) -> None:
             out=out,
             site=site,
             program=program,
-            overrides=parse_sets(options.pop("sets")),
             check_launcher=not dry_run,
             command=["knee", *sys.argv[1:]],
             progress=bars,

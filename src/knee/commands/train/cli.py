@@ -121,7 +121,7 @@ def print_record(record: dict[str, Any]) -> None:
     cluster="Name of the cluster in the record; default: the catalogue's cluster with this GPU.",
     profile="Name of the software profile in the record; default: `knee` (`knee-compiled` with --compile), or "
     "`eager` and `compiled` on a CPU.",
-    sets="Override one value of the model or plan, for example --set model.layers=2. May be repeated.",
+    overrides="Override one value of the model or plan, for example --set model.layers=2. May be repeated.",
 )
 @plan_options
 @flop_convention
@@ -130,7 +130,7 @@ def command(
     model: str,
     out: Path | None,
     force: bool,
-    sets: tuple[str, ...],
+    overrides: list[tuple[str, str]],
     as_json: bool,
     job_file: Path | None,
     **options: Any,
@@ -154,12 +154,11 @@ def command(
     time and exposed and overlapped communication. `knee compare` shows the record next to a simulation, and `knee
     calibrate` fits a profile to it. A run that stops early also leaves a record, which states the reason.
     """
-    from knee.commands.options.overrides import parse_sets
     from knee.commands.train.api import train, write_train_job
 
     say = partial(click.echo, err=True)
     settings = {name: value for name, value in options.items() if name not in KNOBS} | plan_of(options)
-    settings |= {"overrides": parse_sets(sets), "command": ["knee", *sys.argv[1:]]}
+    settings |= {"overrides": overrides, "command": ["knee", *sys.argv[1:]]}
     if job_file is not None:
         written = write_train_job(model, job_file, out=out, say=say, **settings)
         if as_json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from click.core import ParameterSource
 from knee.base.errors import InputError
 from knee.base.signals import BY_SIGNAL
 from knee.commands.options.job_options import job_options
+from knee.commands.options.output import check_targets, print_result, say, write_page
 from knee.commands.options.plan_options import knob_options, space_limits
 from knee.commands.options.sections import Sectioned, Word, as_json, option, options
 from knee.commands.options.sweep_options import program_words, run_options, site_options, take_site
@@ -69,7 +69,7 @@ def command(ctx: click.Context) -> None:
     "seq_len",
     profile="Software profile: a name from `knee catalog`, or the path of a TOML file; default: `knee` if knee's "
     "trainer runs on GPUs, else `eager`.",
-    sets="Override one value of the model, cluster or profile. May be repeated.",
+    overrides="Override one value of the model, cluster or profile. May be repeated.",
 )
 @knob_options(("precision", "reduce_dtype", "state_dtype"), section="Job")
 @space_limits
@@ -123,7 +123,7 @@ def run(
 
     The answer is the fastest measured plan, and a bound: with 90% probability, no untried candidate is faster by more.
     """
-    _check_page(html)
+    check_targets(html=html)
     options["within"] = _share_of(options["within"])
     if replay is not None:
         _refuse_unplayed(ctx, replay)
@@ -141,7 +141,6 @@ def run(
             code="missing-argument",
             field=missing[0],
         )
-    from knee.commands.options.overrides import parse_sets
     from knee.commands.tune.api import tune
     from knee.commands.tune.text import print_step, print_tuned
     from knee.training.sweeps.checks import refuse_unread
@@ -153,20 +152,16 @@ def run(
         model,
         site=site,
         program=program,
-        overrides=parse_sets(options.pop("sets")),
         knobs=_knobs(options.pop("knobs")),
         command=["knee", *sys.argv[1:]],
         on_run=_print_run,
         on_step=print_step,
-        say=_say,
+        say=say,
         progress=Patience(),
         **options,
     )
-    if as_json:
-        click.echo(json.dumps(answer.to_dict(), indent=1, allow_nan=False))
-    else:
-        print_tuned(answer)
-    _write_page(answer, html)
+    print_result(answer, as_json, print_tuned, indent=1)
+    write_page(answer, html)
     _finish(answer)
 
 
@@ -179,13 +174,10 @@ def show_status(folder: Path, html: str | None, as_json: bool) -> None:
     from knee.commands.tune.api import tune_status
     from knee.commands.tune.text import print_tuned
 
-    _check_page(html)
+    check_targets(html=html)
     answer = tune_status(folder)
-    if as_json:
-        click.echo(json.dumps(answer.to_dict(), indent=1, allow_nan=False))
-    else:
-        print_tuned(answer)
-    _write_page(answer, html)
+    print_result(answer, as_json, print_tuned, indent=1)
+    write_page(answer, html)
 
 
 def _refuse_unplayed(ctx: click.Context, file: str) -> None:
@@ -212,10 +204,7 @@ def _replay(file: str, *, within: float, least_plans: int | None, as_json: bool)
     more = {} if least_plans is None else {"least_plans": least_plans}
     with Bars(least=0) as bars:
         answer = replay_tuning(file, within=within, progress=bars, **more)
-    if as_json:
-        click.echo(json.dumps(answer.to_dict(), indent=1, allow_nan=False))
-    else:
-        print_replay(answer)
+    print_result(answer, as_json, print_replay, indent=1)
 
 
 def _share_of(text: str) -> float:
@@ -225,19 +214,6 @@ def _share_of(text: str) -> float:
     except ValueError:
         hint = "use --within 2% or --within 0.02"
         raise InputError(f"--within {text!r} is not a share", hint=hint, code="invalid-value", field="within") from None
-
-
-def _check_page(html: str | None) -> None:
-    if html is not None:
-        from knee.commands.options.budget_options import check_files
-
-        check_files(None, html)
-
-
-def _write_page(answer: Tuned, html: str | None) -> None:
-    if html is not None:
-        answer.write_page(html, command=shlex.join(["knee", *sys.argv[1:]]))
-        _say(f"wrote {html}")
 
 
 def _knobs(text: str) -> list[Any]:
@@ -256,18 +232,14 @@ def _knobs(text: str) -> list[Any]:
     return names
 
 
-def _say(sentence: str) -> None:
-    click.echo(sentence, err=True)
-
-
 def _print_run(entry: SweepRun, status: Status) -> None:
     from knee.commands.tune.text import run_words
 
-    _say(run_words(entry, status))
+    say(run_words(entry, status))
 
 
 def _finish(answer: Tuned) -> None:
     if answer.signal is not None:
-        _say("interrupted: the same command continues the tuning")
+        say("interrupted: the same command continues the tuning")
         sys.exit(BY_SIGNAL + answer.signal)
     answer.check_found()
