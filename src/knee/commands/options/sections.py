@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,32 +59,26 @@ class Word(click.Choice[str]):
         )
 
 
-class KeyValue(click.ParamType):
-    """A pair, written as ``key=value``."""
+KEY_VALUE = object()
+"""The type of ``--set``, whose texts become pairs."""
 
-    name = "key=value"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:  # noqa: ARG002
-        """The pair, or an error that shows how one is written."""
-        key, equals, text = (part.strip() for part in str(value).partition("="))
-        if not (key and equals and text):
+def _parse_pairs(
+    ctx: click.Context,  # noqa: ARG001 - click's signature
+    param: click.Parameter,  # noqa: ARG001
+    texts: Sequence[str],
+) -> list[tuple[str, str]]:
+    pairs = []
+    for text in texts:
+        key, equals, value = (part.strip() for part in text.partition("="))
+        if not (key and equals and value):
             raise InputError(
-                f"--set {value!r} is not key=value",
+                f"--set {text!r} is not key=value",
                 hint="for example --set fabric.nic_bytes_per_s=200Gbit/s",
                 code="not-key-value",
                 field="overrides",
             )
-        return key, text
-
-
-KEY_VALUE = KeyValue()
-
-
-def _refuse_repeated(
-    ctx: click.Context,  # noqa: ARG001 - click's signature
-    param: click.Parameter,  # noqa: ARG001
-    pairs: Sequence[tuple[str, str]],
-) -> Sequence[tuple[str, str]]:
+        pairs.append((key, value))
     keys = [key for key, _ in pairs]
     if twice := {key for key in keys if keys.count(key) > 1}:
         text = f"--set {min(twice)} is given twice"
@@ -100,14 +94,14 @@ def option(flags: str, kind: Any, text: str, *, section: str = "Options", **sett
     """
     words = flags.split()
     names = [word for word in words if word.startswith("-") or (word.isidentifier() and word.islower())]
-    settings |= {"is_flag": True} if kind is bool else {"type": kind}
+    settings |= {"is_flag": True} if kind is bool else {"type": str if kind is KEY_VALUE else kind}
     settings |= {"metavar": words[-1]} if words[-1] not in names else {}
-    settings |= {"callback": _refuse_repeated} if kind is KEY_VALUE else {}
+    settings |= {"callback": _parse_pairs} if kind is KEY_VALUE else {}
     settings.setdefault("show_default", "default" in settings)
     return click.option(*names, cls=Option, section=section, help=text, **settings)
 
 
-def options(section: str, table: Mapping[tuple[Any, ...], str]) -> Decorator:
+def options(section: str, table: dict[tuple[Any, ...], str]) -> Decorator:
     """A decorator that adds the options of a table in its order: ``flags`` and ``kind`` of ``option``, and a default
     where there is one -> the text. A type in a tuple may be repeated, and ``...`` as the default makes an
     option required."""
