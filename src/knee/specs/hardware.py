@@ -185,12 +185,8 @@ class Gpu:
         rate = rates[precision]
         if rate is None:
             others = " or ".join(name for name, value in rates.items() if value is not None)
-            raise SpecError(
-                f"{self.name} has no {precision} tensor cores",
-                hint=f"use {argument('precision')} {others}",
-                code="no-rate",
-                field="plan.precision",
-            )
+            text = f"{self.name} has no {precision} tensor cores"
+            raise SpecError(text, hint=f"use {argument('precision')} {others}", code="no-rate", field="plan.precision")
         return rate
 
     @property

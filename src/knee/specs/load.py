@@ -117,12 +117,9 @@ def _inside(node: Any, table: str, path: str) -> Any:
     if table.isdecimal():
         items = node if isinstance(node, list) else []
         if int(table) >= len(items):
-            raise InputError(
-                f"{SET} {path}: there is no number {table} among {len(items)}, counted from 0",
-                hint="`knee catalog NAME` lists them; use a file to add more",
-                code="out-of-range",
-                field=path,
-            )
+            text = f"{SET} {path}: there is no number {table} among {len(items)}, counted from 0"
+            hint = "`knee catalog NAME` lists them; use a file to add more"
+            raise InputError(text, hint=hint, code="out-of-range", field=path)
         return items[int(table)]
     below = node.setdefault(table, {})
     if isinstance(below, Leaf) and not isinstance(below.value, list):
@@ -160,12 +157,9 @@ def _worded_value(kind: str, path: str, text: str) -> Any:
     assert field is not None
     if str(field.type).startswith("tuple"):
         if "str" not in str(field.type):
-            raise InputError(
-                f"{SET} {path}: a list of tables cannot be given as an option",
-                hint=f"change one value, such as {path}.0.NAME, or use a file",
-                code="not-an-override",
-                field=path,
-            )
+            text = f"{SET} {path}: a list of tables cannot be given as an option"
+            hint = f"change one value, such as {path}.0.NAME, or use a file"
+            raise InputError(text, hint=hint, code="not-an-override", field=path)
         return [part.strip() for part in text.replace("-", ",").split(",")]
     return text.strip()
 
@@ -248,23 +242,16 @@ def default_profile_note() -> Note:
 def global_batch_of(gpus: int, *, global_batch: int | None, local_batch: float | None) -> int:
     """Sequences of a step: as given, or those of a GPU times the GPUs."""
     if global_batch is not None and local_batch is not None:
-        raise SpecError(
-            f"global_batch {global_batch} and local_batch {local_batch} are both given",
-            hint="give only one of them: global_batch = local_batch * gpus",
-            code="contradiction",
-            field="global_batch",
-        )
+        text = f"global_batch {global_batch} and local_batch {local_batch} are both given"
+        hint = "give only one of them: global_batch = local_batch * gpus"
+        raise SpecError(text, hint=hint, code="contradiction", field="global_batch")
     if global_batch is not None:
         if global_batch > MOST:
             raise out_of_range("global_batch", global_batch, f"more than {MOST:,} is not supported")
         return global_batch
     if local_batch is None:
-        raise SpecError(
-            "the batch is missing",
-            hint="give global_batch (sequences per step) or local_batch (sequences per step and per GPU)",
-            code="missing-argument",
-            field="global_batch",
-        )
+        hint = "give global_batch (sequences per step) or local_batch (sequences per step and per GPU)"
+        raise SpecError("the batch is missing", hint=hint, code="missing-argument", field="global_batch")
     if not 0 < local_batch <= MOST:
         raise out_of_range("local_batch", local_batch, f"it must be above 0 and at most {MOST:,}")
     total = local_batch * gpus
@@ -276,12 +263,9 @@ def global_batch_of(gpus: int, *, global_batch: int | None, local_batch: float |
             field="local_batch",
         )
     if not (total >= 1 and math.isclose(total, round(total), rel_tol=1e-9)):
-        raise SpecError(
-            f"local_batch({local_batch:g}) * gpus({gpus}) = {total:g} is not a whole number of sequences",
-            hint="local_batch is the global batch divided by all GPUs; choose one whose product is a whole number",
-            code=NOT_WHOLE,
-            field="local_batch",
-        )
+        text = f"local_batch({local_batch:g}) * gpus({gpus}) = {total:g} is not a whole number of sequences"
+        hint = "local_batch is the global batch divided by all GPUs; choose one whose product is a whole number"
+        raise SpecError(text, hint=hint, code=NOT_WHOLE, field="local_batch")
     return round(total)
 
 
@@ -298,12 +282,8 @@ def _fill_degrees(options: dict[str, Any], gpus: int, notes: list[str]) -> None:
     used = math.prod(factors.values())
     if gpus % used:
         shown = " * ".join(f"{axis}({size})" for axis, size in factors.items())
-        raise SpecError(
-            f"{shown} does not divide gpus({gpus})",
-            hint=f"make the product a divisor of {gpus}",
-            code="does-not-divide",
-            field="gpus",
-        )
+        text = f"{shown} does not divide gpus({gpus})"
+        raise SpecError(text, hint=f"make the product a divisor of {gpus}", code="does-not-divide", field="gpus")
     options[open_axis] = gpus // used
     all_gpus = "the only GPU" if gpus == 1 else f"the {gpus:,} GPUs"
     notes.append(Note("default-degree", f"{open_axis} defaulted to {gpus // used:,}, which fills {all_gpus}"))

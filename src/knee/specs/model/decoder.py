@@ -68,36 +68,24 @@ class Experts:
             rule = f"it must be more than 0 and at most {MOST:,}"
             raise out_of_range("model.experts.weight_scale", f"{self.weight_scale:g}", rule)
         if self.top_k > self.count:
-            raise SpecError(
-                f"model.experts.top_k is {self.top_k}, but a layer has {self.count} experts",
-                hint=f"use a top_k of at most {self.count}",
-                code="out-of-range",
-                field="model.experts.top_k",
-            )
+            text = f"model.experts.top_k is {self.top_k}, but a layer has {self.count} experts"
+            hint = f"use a top_k of at most {self.count}"
+            raise SpecError(text, hint=hint, code="out-of-range", field="model.experts.top_k")
         if self.shared_gate and not self.shared_ffn:
-            raise SpecError(
-                "model.experts.shared_gate is true, but there are no shared experts",
-                hint="give shared_ffn, or leave shared_gate out",
-                code="contradiction",
-                field="model.experts.shared_gate",
-            )
+            text = "model.experts.shared_gate is true, but there are no shared experts"
+            hint = "give shared_ffn, or leave shared_gate out"
+            raise SpecError(text, hint=hint, code="contradiction", field="model.experts.shared_gate")
         self._check_groups()
 
     def _check_groups(self) -> None:
         if self.count % self.groups:
-            raise SpecError(
-                f"{self.count} experts do not divide into {self.groups} groups",
-                hint=f"use a number of groups that divides {self.count}",
-                code="does-not-divide",
-                field="model.experts.groups",
-            )
+            text = f"{self.count} experts do not divide into {self.groups} groups"
+            hint = f"use a number of groups that divides {self.count}"
+            raise SpecError(text, hint=hint, code="does-not-divide", field="model.experts.groups")
         if self.top_groups > self.groups:
-            raise SpecError(
-                f"model.experts.top_groups is {self.top_groups}, but there are {self.groups} groups",
-                hint=f"use at most {self.groups}",
-                code="out-of-range",
-                field="model.experts.top_groups",
-            )
+            text = f"model.experts.top_groups is {self.top_groups}, but there are {self.groups} groups"
+            hint = f"use at most {self.groups}"
+            raise SpecError(text, hint=hint, code="out-of-range", field="model.experts.top_groups")
         if self.top_k > self.top_groups * (self.count // self.groups):
             raise SpecError(
                 f"top_k {self.top_k} is more than the {self.count // self.groups} experts of {self.top_groups} groups",
