@@ -21,6 +21,13 @@ MOST_MTP = 64
 LETTERS = "sf"
 
 
+def check_sizes(where: str, spec: object, least: int, *names: str) -> None:
+    """Refuse fields of a part of a model that are below ``least`` or beyond any model."""
+    for name in names:
+        if not least <= getattr(spec, name) <= MOST:
+            raise out_of_range(f"{where}.{name}", getattr(spec, name), f"it must be between {least} and {MOST:,}")
+
+
 def check_numbers(model: Model) -> None:
     """Refuse sizes that no model has."""
     for field in ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "max_seq_len"):

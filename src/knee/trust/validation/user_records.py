@@ -20,8 +20,7 @@ from knee.measure.hardware_fit.measured_steps import job_of_step
 from knee.measure.machine.readings import Readings, Record, StepPoint, point_of, read_readings
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
-from knee.specs.kept_files import kept_for_a_question
-from knee.specs.load import load_cluster, load_model, make_job
+from knee.specs.load import kept_for_a_question, load_cluster, load_model, make_job
 from knee.specs.model import Model
 from knee.specs.profile import Profile
 from knee.trust.validation.csv_cells import LEAST, TooManyRows, reason_of, text_of, unknown_choice
