@@ -1,7 +1,7 @@
 """Rules of legality: where a plan, a job or a program breaks one, and what is said then.
 
 A rule is a row of a table. The table of a plan is in ``specs.plan``, that of the trainer in
-``training.parallelism.trainable``, those of exports beside each export. Predicates that a search needs for many
+``training.parallelism.trainer_job``, those of exports beside each export. Predicates that a search needs for many
 plans at once take columns as well as numbers, and stand in ``specs.schedules`` and here.
 """
 

@@ -12,8 +12,7 @@ import pytest
 
 from knee.specs.model import Experts, LatentAttention, Model
 from knee.specs.plan import Plan
-from knee.training.parallelism.trainable import SPLITS_EXPERTS, torch_release
-from knee.training.parallelism.trainer_job import TrainJob
+from knee.training.parallelism.trainer_job import SPLITS_EXPERTS, TrainJob, torch_release
 from lanes import of_lane
 
 from .torch_pool import Shown, TorchPool, TorchWork, apart

@@ -56,7 +56,7 @@ def test_a_split_backward_with_experts_needs_a_later_torch(monkeypatch: pytest.M
         return TrainJob(model=load_model("moe-tiny").spec, plan=split, gpus=4, global_batch=8, seq_len=8)
 
     job(ep=2)
-    monkeypatch.setattr("knee.training.parallelism.trainable.version", lambda _: "2.11.0+cu130")
+    monkeypatch.setattr("knee.training.parallelism.trainer_job.version", lambda _: "2.11.0+cu130")
     job()
     with pytest.raises(SpecError) as refusal:
         job(ep=2)

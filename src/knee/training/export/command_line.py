@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -50,6 +50,12 @@ class LaunchCommand:
         self._check(name, of)
         values = () if value is None else value if isinstance(value, tuple) else (value,)
         self.lines.append(" ".join((name, *(shlex.quote(str(v)) for v in values))))
+
+    def options(self, table: Mapping[str, object]) -> None:
+        """Add options in order: True is one without a value, None and False leave one out."""
+        for name, value in table.items():
+            if value is not None and value is not False:
+                self.option(name, None if value is True else value)
 
     def shell_option(self, name: str, text: str, *, of: str | None = None) -> None:
         """Add an option whose value the shell fills in."""

@@ -32,25 +32,24 @@ TOOL = "megatron"
 
 def add_experts(launch: LaunchCommand, experts: Experts, layers: int) -> None:
     """The experts of a model and their router."""
-    launch.option("--num-experts", experts.count)
-    launch.option("--moe-router-topk", experts.top_k)
-    launch.option("--moe-ffn-hidden-size", experts.ffn)
-    if experts.shared_ffn:
-        launch.option("--moe-shared-expert-intermediate-size", experts.shared_ffn)
-    if experts.shared_gate:
-        launch.option("--moe-shared-expert-gate")
-    if experts.dense_layers or experts.every > 1:
-        launch.option("--moe-layer-freq", layer_pattern(experts, layers))
-    launch.option("--moe-router-score-function", experts.scores)
-    if experts.top_k == 1 and experts.scores == "softmax":
-        launch.option("--moe-router-pre-softmax")
-    if experts.groups > 1:
-        launch.option("--moe-router-num-groups", experts.groups)
-        launch.option("--moe-router-group-topk", experts.top_groups)
-    if experts.router_bias and experts.scores == "sigmoid":
-        launch.option("--moe-router-enable-expert-bias")
-    launch.option("--moe-router-dtype", "fp32")
-    launch.option("--moe-grouped-gemm")
+    grouped, sparse = experts.groups > 1, experts.dense_layers or experts.every > 1
+    launch.options(
+        {
+            "--num-experts": experts.count,
+            "--moe-router-topk": experts.top_k,
+            "--moe-ffn-hidden-size": experts.ffn,
+            "--moe-shared-expert-intermediate-size": experts.shared_ffn or None,
+            "--moe-shared-expert-gate": experts.shared_gate,
+            "--moe-layer-freq": layer_pattern(experts, layers) if sparse else None,
+            "--moe-router-score-function": experts.scores,
+            "--moe-router-pre-softmax": experts.top_k == 1 and experts.scores == "softmax",
+            "--moe-router-num-groups": experts.groups if grouped else None,
+            "--moe-router-group-topk": experts.top_groups if grouped else None,
+            "--moe-router-enable-expert-bias": experts.router_bias and experts.scores == "sigmoid",
+            "--moe-router-dtype": "fp32",
+            "--moe-grouped-gemm": True,
+        }
+    )
 
 
 def layer_pattern(experts: Experts, layers: int) -> str:
@@ -65,19 +64,20 @@ def layer_pattern(experts: Experts, layers: int) -> str:
 
 def add_expert_plan(launch: LaunchCommand, job: Job) -> None:
     """How experts are spread over ranks, and how tokens reach them."""
-    plan = job.plan
-    launch.option("--expert-model-parallel-size", plan.ep)
-    # by default it is tp
-    launch.option("--expert-tensor-parallel-size", plan.etp)
+    plan, factor = job.plan, job.plan.capacity_factor
     flex = plan.ep > 1 and plan.dispatcher != "alltoall"
-    launch.option("--moe-token-dispatcher-type", "flex" if flex else "alltoall")
+    launch.options(
+        {
+            "--expert-model-parallel-size": plan.ep,
+            "--expert-tensor-parallel-size": plan.etp,  # by default it is tp
+            "--moe-token-dispatcher-type": "flex" if flex else "alltoall",
+            "--moe-flex-dispatcher-backend": plan.dispatcher if flex else None,
+            "--overlap-moe-expert-parallel-comm": _overlaps(job),
+            "--moe-expert-capacity-factor": None if factor is None else f"{factor:g}",
+        }
+    )
     if flex:
-        launch.option("--moe-flex-dispatcher-backend", plan.dispatcher)
         launch.notes.append("older releases have no flex backends, but --moe-enable-deepep")
-    if plan.ep_overlap and plan.ep > 1:
-        launch.option("--overlap-moe-expert-parallel-comm")
-    if plan.capacity_factor is not None:
-        launch.option("--moe-expert-capacity-factor", f"{plan.capacity_factor:g}")
     launch.notes.append(routing_note(plan, "--moe-router-force-load-balancing"))
     launch.notes.append(
         "add the options that balance the experts in training: --moe-router-load-balancing-type, --moe-aux-loss-coeff"
@@ -149,21 +149,13 @@ def refuse_model(job: Job) -> None:
     if model.window_kind == "chunked":
         raise cannot(TOOL, "model.window_kind", f"{model.name} has chunked attention, for which it has no option", HINT)
     every_bias = _every_bias(model)
-    runs = {
+    always = ("norm", "positions", "biases", "qkv_bias", "rope_frac", "attention_sinks", "experts", "latent_attention")
+    runs = dict.fromkeys((*always, "mtp_layers"), True) | {
         "mlp": model.mlp != "geglu",
-        "norm": True,
-        "positions": True,
-        "biases": True,
-        "qkv_bias": True,
         "attention_output_bias": every_bias,
         "mlp_bias": every_bias,
-        "rope_frac": True,
         "qk_norm": model.qk_norm == "head",
         "window": _full_every(model) is not None,
-        "attention_sinks": True,
-        "experts": True,
-        "latent_attention": True,
-        "mtp_layers": True,
     }
     for name, shown in departures(model, job.seq_len).items():
         if not runs.get(name):
@@ -181,33 +173,28 @@ def refuse_model(job: Job) -> None:
 
 def add_model(launch: LaunchCommand, job: Job) -> None:
     """The options that describe the model."""
-    model = job.model
-    launch.option("--num-layers", model.layers)
-    launch.option("--hidden-size", model.hidden)
-    launch.option("--ffn-hidden-size", model.ffn)
+    model, turns, biased = job.model, job.model.positions == "rope", _every_bias(job.model)
+    launch.options({"--num-layers": model.layers, "--hidden-size": model.hidden, "--ffn-hidden-size": model.ffn})
     _add_attention(launch, job)
-    if model.mlp != "gelu":
-        launch.option({"swiglu": "--swiglu", "relu2": "--squared-relu"}[model.mlp])
-    launch.option("--normalization", {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}[model.norm])
-    launch.option("--position-embedding-type", {"rope": "rope", "learned": "learned_absolute"}[model.positions])
-    if model.positions == "rope":
-        launch.option("--rotary-base", int(model.rope_base))
-        if model.rope_frac != 1:
-            launch.option("--rotary-percent", model.rope_frac)
-    launch.option("--max-position-embeddings", max(model.max_seq_len, job.seq_len))
-    if not model.tied_embeddings:
-        launch.option("--untie-embeddings-and-output-weights")
-    if not _every_bias(model):
-        launch.option("--disable-bias-linear")
-        if model.qkv_bias:
-            launch.option("--add-qkv-bias")
+    launch.options(
+        {
+            "--swiglu": model.mlp == "swiglu",
+            "--squared-relu": model.mlp == "relu2",
+            "--normalization": {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}[model.norm],
+            "--position-embedding-type": {"rope": "rope", "learned": "learned_absolute"}[model.positions],
+            "--rotary-base": int(model.rope_base) if turns else None,
+            "--rotary-percent": model.rope_frac if turns and model.rope_frac != 1 else None,
+            "--max-position-embeddings": max(model.max_seq_len, job.seq_len),
+            "--untie-embeddings-and-output-weights": not model.tied_embeddings,
+            "--disable-bias-linear": not biased,
+            "--add-qkv-bias": not biased and model.qkv_bias,
+        }
+    )
     if model.experts is not None:
         add_experts(launch, model.experts, model.layers)
-    if model.mtp_layers:
-        launch.option("--mtp-num-layers", model.mtp_layers)
     # Megatron drops out a tenth by default
-    launch.option("--attention-dropout", 0.0)
-    launch.option("--hidden-dropout", 0.0)
+    dropout = {"--attention-dropout": 0.0, "--hidden-dropout": 0.0}
+    launch.options({"--mtp-num-layers": model.mtp_layers or None, **dropout})
     multiple = VOCAB_MULTIPLE * job.plan.tp
     padded = -(-model.vocab // multiple) * multiple
     words = f", padded to {padded:,}" if padded != model.vocab else ""
@@ -233,29 +220,32 @@ def _add_attention(launch: LaunchCommand, job: Job) -> None:
     model, latent = job.model, job.model.latent_attention
     launch.option("--num-attention-heads", model.heads)
     if latent is not None:
-        launch.option("--multi-latent-attention")
-        if latent.q_rank:
-            launch.option("--q-lora-rank", latent.q_rank)
-        launch.option("--kv-lora-rank", latent.kv_rank)
-        launch.option("--qk-head-dim", latent.nope_size)
-        launch.option("--qk-pos-emb-head-dim", latent.rope_size)
-        launch.option("--v-head-dim", latent.value_size)
-        launch.option("--kv-channels", latent.value_size)
+        launch.options(
+            {
+                "--multi-latent-attention": True,
+                "--q-lora-rank": latent.q_rank or None,
+                "--kv-lora-rank": latent.kv_rank,
+                "--qk-head-dim": latent.nope_size,
+                "--qk-pos-emb-head-dim": latent.rope_size,
+                "--v-head-dim": latent.value_size,
+                "--kv-channels": latent.value_size,
+            }
+        )
     elif model.head_dim * model.heads != model.hidden:
         launch.option("--kv-channels", model.head_dim)
-    if model.kv_heads != model.heads:
-        launch.option("--group-query-attention")
-        launch.option("--num-query-groups", model.kv_heads)
-    # with latent attention these are the norms of its narrow vectors
-    if model.qk_norm == "head" or latent is not None:
-        launch.option("--qk-layernorm")
-    if model.slides(job.seq_len):
-        # tokens before the query's own, and after it
-        launch.option("--window-size", f"{model.window - 1},0")
-        if every := _full_every(model):
-            launch.option("--window-attn-skip-freq", every)
-    if model.attention_sinks:
-        launch.option("--softmax-type", "learnable")
+    grouped, slides = model.kv_heads != model.heads, model.slides(job.seq_len)
+    launch.options(
+        {
+            "--group-query-attention": grouped,
+            "--num-query-groups": model.kv_heads if grouped else None,
+            # with latent attention these are the norms of its narrow vectors
+            "--qk-layernorm": model.qk_norm == "head" or latent is not None,
+            # tokens before the query's own, and after it
+            "--window-size": f"{model.window - 1},0" if slides else None,
+            "--window-attn-skip-freq": _full_every(model) or None if slides else None,
+            "--softmax-type": "learnable" if model.attention_sinks else None,
+        }
+    )
 
 
 PP_BEFORE_DP = ("tp", "cp", "pp", "dp_shard", "dp_replicate")
@@ -269,13 +259,8 @@ def megatron_command(job: Job) -> str:
     _refuse(job)
     add_torchrun(launch, job)
     launch.lines.append("pretrain_gpt.py")
-    add_model(launch, job)
-    _add_batch(launch, job)
-    _add_precision(launch, job)
-    _add_degrees(launch, job)
-    _add_pipeline(launch, job)
-    _add_sharding(launch, job)
-    _add_recompute(launch, job)
+    for add in (add_model, _add_batch, _add_precision, _add_degrees, _add_pipeline, _add_sharding, _add_recompute):
+        add(launch, job)
     launch.lines.append('"$@"')
     launch.notes.append(
         "run this script in a checkout of Megatron-LM, and add the options for tokenizer, data, --train-iters and --lr"
@@ -365,6 +350,20 @@ NO_RESHARD_RULES = (
     ),
 )
 """Keeping gathered parameters is an option of torch's FSDP2 alone."""
+LAST_RULES = (
+    PlanRule(
+        "plan.fp8_recipe",
+        lambda job: job.plan.precision == "fp8" and job.plan.fp8_recipe == "rowwise",
+        "it has no fp8 recipe with a scale for each row",
+        f"{NEAREST} --fp8-recipe tensorwise",
+    ),
+    PlanRule(
+        "plan.recompute",
+        lambda job: job.plan.recompute == "ops",
+        "it cannot recompute every second matrix product",
+        "the nearest plans that it can run have --recompute attention, blocks or full",
+    ),
+)
 
 
 def _refuse(job: Job) -> None:
@@ -378,12 +377,12 @@ def _refuse(job: Job) -> None:
         refuse(TOOL, FSDP_RULES, job)
         if job.plan.sharding == "fsdp_no_reshard":
             refuse(TOOL, NO_RESHARD_RULES, job)
+    refuse(TOOL, LAST_RULES, job)
 
 
 def _add_batch(launch: LaunchCommand, job: Job) -> None:
-    launch.option("--seq-length", job.seq_len)
-    launch.option("--micro-batch-size", job.plan.micro_batch)
-    launch.option("--global-batch-size", job.global_batch)
+    sizes = {"--micro-batch-size": job.plan.micro_batch, "--global-batch-size": job.global_batch}
+    launch.options({"--seq-length": job.seq_len, **sizes})
     launch.notes.append(
         f"a data-parallel rank runs {job.microbatches} microbatches of {job.plan.micro_batch} a step; "
         "knee's --local-batch is the global batch divided by all GPUs"
@@ -391,22 +390,17 @@ def _add_batch(launch: LaunchCommand, job: Job) -> None:
 
 
 def _add_precision(launch: LaunchCommand, job: Job) -> None:
-    plan = job.plan
+    plan, in_fp8 = job.plan, job.plan.precision == "fp8"
     if plan.precision == "fp16":
-        launch.option("--fp16")
-        launch.option("--accumulate-allreduce-grads-in-fp32")
+        launch.options({"--fp16": True, "--accumulate-allreduce-grads-in-fp32": True})
         return
-    launch.option("--bf16")
-    if plan.precision == "fp8":
-        if plan.fp8_recipe == "rowwise":
-            raise cannot(
-                TOOL,
-                "plan.fp8_recipe",
-                "it has no fp8 recipe with a scale for each row",
-                "the nearest plan that it can run has --fp8-recipe tensorwise",
-            )
-        launch.option("--fp8-format", "hybrid")
-        launch.option("--fp8-recipe", plan.fp8_recipe)
+    launch.options(
+        {
+            "--bf16": True,
+            "--fp8-format": "hybrid" if in_fp8 else None,
+            "--fp8-recipe": plan.fp8_recipe if in_fp8 else None,
+        }
+    )
     if plan.precision == "fp4":
         _add_fp4(launch, job)
     if plan.reduce_dtype == "bf16":
@@ -418,36 +412,38 @@ def _add_precision(launch: LaunchCommand, job: Job) -> None:
 
 def _add_fp4(launch: LaunchCommand, job: Job) -> None:
     """NVFP4; of the layers that stay in bf16 a fifth are the first ones, as in arXiv 2509.25149."""
-    launch.option("--fp4-format", "e2m1")
-    launch.option("--fp4-recipe", "nvfp4")
     kept = round(job.profile.bf16_layers_frac * job.model.layers)
-    if kept:
-        launch.option("--first-last-layers-bf16")
-        launch.option("--num-layers-at-start-in-bf16", kept // 5)
-        launch.option("--num-layers-at-end-in-bf16", kept - kept // 5)
+    launch.options(
+        {
+            "--fp4-format": "e2m1",
+            "--fp4-recipe": "nvfp4",
+            "--first-last-layers-bf16": bool(kept),
+            "--num-layers-at-start-in-bf16": kept // 5 if kept else None,
+            "--num-layers-at-end-in-bf16": kept - kept // 5 if kept else None,
+        }
+    )
     launch.notes.append(
         "fp4 uses Transformer Engine's NVFP4, which needs a Blackwell GPU; parameters are gathered in bf16"
     )
 
 
 def _add_degrees(launch: LaunchCommand, job: Job) -> None:
-    plan = job.plan
-    launch.option("--tensor-model-parallel-size", plan.tp)
-    if plan.tp > 1 and plan.sequence_parallel:
-        launch.option("--sequence-parallel")
-    if plan.tp > 1 and tp_overlap_frac(job) > 0:
-        if plan.sequence_parallel:
-            launch.option("--tp-comm-overlap")
-        else:
-            launch.notes.append(
-                "knee overlaps part of the TP communication; Megatron does so only with sequence parallelism"
-            )
-    launch.option("--context-parallel-size", plan.cp)
-    if plan.cp > 1:
-        launch.option("--cp-comm-type", CP_TYPES[plan.cp_method])
-    launch.option("--pipeline-model-parallel-size", plan.pp)
-    if not placed(plan, AXES):
-        launch.option("--use-tp-pp-dp-mapping")
+    plan, overlaps = job.plan, job.plan.tp > 1 and tp_overlap_frac(job) > 0
+    launch.options(
+        {
+            "--tensor-model-parallel-size": plan.tp,
+            "--sequence-parallel": plan.tp > 1 and plan.sequence_parallel,
+            "--tp-comm-overlap": overlaps and plan.sequence_parallel,
+            "--context-parallel-size": plan.cp,
+            "--cp-comm-type": CP_TYPES[plan.cp_method] if plan.cp > 1 else None,
+            "--pipeline-model-parallel-size": plan.pp,
+            "--use-tp-pp-dp-mapping": not placed(plan, AXES),
+        }
+    )
+    if overlaps and not plan.sequence_parallel:
+        launch.notes.append(
+            "knee overlaps part of the TP communication; Megatron does so only with sequence parallelism"
+        )
     launch.notes.append(f"data parallelism uses the remaining GPUs: {plan.dp} ranks")
     if job.model.experts is not None:
         add_expert_plan(launch, job)
@@ -464,11 +460,14 @@ def _add_pipeline(launch: LaunchCommand, job: Job) -> None:
     if (len(set(layers)) > 1 and layers != ends_less) or job.model.mtp_layers:
         launch.option("--pipeline-model-parallel-layout", _layout(layers, job.model.mtp_layers))
         return
-    if plan.virtual_stages > 1:
-        launch.option("--num-virtual-stages-per-pipeline-rank", plan.virtual_stages)
-    if len(set(layers)) > 1:
-        launch.option("--account-for-embedding-in-pipeline-split")
-        launch.option("--account-for-loss-in-pipeline-split")
+    uneven = len(set(layers)) > 1
+    launch.options(
+        {
+            "--num-virtual-stages-per-pipeline-rank": plan.virtual_stages if plan.virtual_stages > 1 else None,
+            "--account-for-embedding-in-pipeline-split": uneven,
+            "--account-for-loss-in-pipeline-split": uneven,
+        }
+    )
 
 
 def _layout(layers: tuple[int, ...], mtp_layers: int = 0) -> str:
@@ -478,14 +477,10 @@ def _layout(layers: tuple[int, ...], mtp_layers: int = 0) -> str:
     for n in reversed(layers):
         of_mtp = min(n, further)
         further -= of_mtp
-        stages.insert(0, _letters("t", n - of_mtp) + _letters("m", of_mtp))
+        stages.insert(0, "".join(f"{letter}*{m}" for letter, m in (("t", n - of_mtp), ("m", of_mtp)) if m))
     middle = [(stage, len(list(run))) for stage, run in groupby(stages[1:-1])]
     between = "".join(f"({stage}|)*{n}," if n > 1 else f"{stage}|" for stage, n in middle)
     return f"E{stages[0]}|{between}{stages[-1]}L"
-
-
-def _letters(letter: str, n: int) -> str:
-    return f"{letter}*{n}" if n else ""
 
 
 def _add_sharding(launch: LaunchCommand, job: Job) -> None:
@@ -493,59 +488,48 @@ def _add_sharding(launch: LaunchCommand, job: Job) -> None:
     if plan.dp * plan.cp == 1:
         return
     if plan.sharding == "fsdp_no_reshard":
-        launch.option("--use-torch-fsdp2")
-        launch.option("--torch-fsdp2-no-reshard-after-forward")
-        launch.option("--no-gradient-accumulation-fusion")
+        names = ("--use-torch-fsdp2", "--torch-fsdp2-no-reshard-after-forward", "--no-gradient-accumulation-fusion")
+        launch.options(dict.fromkeys(names, True))
         return
-    launch.option("--overlap-grad-reduce")
-    if plan.sharding == "ddp":
-        return
-    launch.option("--use-distributed-optimizer")
-    if plan.dp_replicate > 1:
-        launch.option("--num-distributed-optimizer-instances", plan.dp_replicate)
-    if plan.sharding == "zero1":
-        if job.profile.gather_overlap:
-            launch.option("--overlap-param-gather")
-        return
-    launch.option("--overlap-param-gather")
-    launch.option("--use-megatron-fsdp")
-    launch.option("--data-parallel-sharding-strategy", "optim_grads_params")
-    launch.option("--ckpt-format", "fsdp_dtensor")
-    if plan.reduce_dtype == "fp32":
-        launch.option("--megatron-fsdp-main-grads-dtype", "fp32")
-        launch.option("--megatron-fsdp-grad-comm-dtype", "fp32")
+    sharded, whole = plan.sharding != "ddp", plan.sharding not in ("ddp", "zero1")
+    in_fp32 = "fp32" if whole and plan.reduce_dtype == "fp32" else None
+    launch.options(
+        {
+            "--overlap-grad-reduce": True,
+            "--use-distributed-optimizer": sharded,
+            "--num-distributed-optimizer-instances": plan.dp_replicate if sharded and plan.dp_replicate > 1 else None,
+            "--overlap-param-gather": whole or (sharded and job.profile.gather_overlap),
+            "--use-megatron-fsdp": whole,
+            "--data-parallel-sharding-strategy": "optim_grads_params" if whole else None,
+            "--ckpt-format": "fsdp_dtensor" if whole else None,
+            "--megatron-fsdp-main-grads-dtype": in_fp32,
+            "--megatron-fsdp-grad-comm-dtype": in_fp32,
+        }
+    )
 
 
 def _add_recompute(launch: LaunchCommand, job: Job) -> None:
     plan = job.plan
     if plan.recompute == "none":
         return
-    if plan.recompute == "ops":
-        raise cannot(
-            TOOL,
-            "plan.recompute",
-            "it cannot recompute every second matrix product",
-            "the nearest plans that it can run have --recompute attention, blocks or full",
-        )
     if plan.recompute in ("attention", "modules"):
-        launch.option("--recompute-granularity", "selective")
-        if plan.recompute_modules:
-            launch.option("--recompute-modules", plan.recompute_modules)
+        modules = plan.recompute_modules or None
+        launch.options({"--recompute-granularity": "selective", "--recompute-modules": modules})
         return
-    launch.option("--recompute-granularity", "full")
-    if plan.recompute_frac == 1:
-        launch.option("--recompute-method", "uniform")
-        launch.option("--recompute-num-layers", 1)
-        return
-    layers = layers_per_chunk(job)
+    whole, layers = plan.recompute_frac == 1, layers_per_chunk(job)
     again = plan.recompute_frac * layers[0]
-    if len(set(layers)) > 1 or abs(again - round(again)) > 1e-9:
+    if not whole and (len(set(layers)) > 1 or abs(again - round(again)) > 1e-9):
         raise cannot(
             TOOL,
             "plan.recompute_frac",
             "it recomputes the same whole number of layers on every stage, but the plan recomputes "
             f"a share of {plan.recompute_frac:g} of {'-'.join(map(str, sorted(set(layers))))} layers",
-            "the nearest plan that it can run has --recompute full",
+            f"{NEAREST} --recompute full",
         )
-    launch.option("--recompute-method", "block")
-    launch.option("--recompute-num-layers", round(again))
+    launch.options(
+        {
+            "--recompute-granularity": "full",
+            "--recompute-method": "uniform" if whole else "block",
+            "--recompute-num-layers": 1 if whole else round(again),
+        }
+    )

@@ -106,23 +106,19 @@ def add_model(launch: LaunchCommand, job: Job, *, compiled: bool) -> str:
         return ""
     launch.option("--module", "knee_plan")
     launch.option("--config", "plan")
+    names = [*(["Float8GroupedExpertsConverter"] if job.model.experts else []), "Float8LinearConverter"]
+    quantized = FLOAT8.format(names=", ".join(names)) if plan.precision == "fp8" else ""
     base = entry["base"]
     what = f"{plan.precision} configuration of this model" if plain else "configuration of this model for this plan"
     launch.notes.append(f"torchtitan has no {what}: knee_plan.py derives it from {base} and keeps its learning rate")
     return MODULE.format(
         module=module,
         base=base,
-        imports=_imports(job),
+        imports=quantized + (MTP_IMPORTS if job.model.mtp_layers else ""),
         flavor=flavor,
         arguments=_arguments(job, compiled),
         loss=MTP_LOSS if job.model.mtp_layers else "",
     )
-
-
-def _imports(job: Job) -> str:
-    names = (["Float8GroupedExpertsConverter"] if job.model.experts else []) + ["Float8LinearConverter"]
-    quantized = FLOAT8.format(names=", ".join(names)) if job.plan.precision == "fp8" else ""
-    return quantized + (MTP_IMPORTS if job.model.mtp_layers else "")
 
 
 def _arguments(job: Job, compiled: bool) -> str:
@@ -213,15 +209,12 @@ def torchtitan_command(job: Job) -> str:
     add_torchrun(launch, job)
     launch.option("-m", "torchtitan.train", of="torchrun")
     before = add_model(launch, job, compiled=_compiles(job))
-    _add_batch(launch, job)
-    _add_degrees(launch, job)
-    _add_pipeline(launch, job)
-    _add_precision(launch, job)
-    _add_compile(launch, job)
+    for add in (_add_batch, _add_degrees, _add_pipeline, _add_precision, _add_compile):
+        add(launch, job)
     launch.notes.append("you can add more torchtitan options to this script: steps, data, checkpoints")
     # a choice among kinds of configurations comes after all options
     launch.lines.append('"$@"')
-    _add_recompute(launch, job)
+    launch.option(f"activation_checkpoint:{'selective' if job.plan.recompute == 'ops' else job.plan.recompute}")
     return launch.text(job, before=before)
 
 
@@ -335,15 +328,18 @@ def _add_batch(launch: LaunchCommand, job: Job) -> None:
 
 def _add_degrees(launch: LaunchCommand, job: Job) -> None:
     plan = job.plan
-    launch.option("--parallelism.data_parallel_replicate_degree", plan.dp_replicate)
-    launch.option("--parallelism.data_parallel_shard_degree", plan.dp_shard)
-    launch.option("--parallelism.tensor_parallel_degree", plan.tp)
-    launch.option("--parallelism.context_parallel_degree", plan.cp)
-    launch.option("--parallelism.pipeline_parallel_degree", plan.pp)
-    if job.model.experts is not None:
-        launch.option("--parallelism.expert_parallel_degree", plan.ep)
     reshards = plan.sharding in RESHARDING
-    launch.option("--parallelism.fsdp_reshard_after_forward", "always" if reshards else "never")
+    launch.options(
+        {
+            "--parallelism.data_parallel_replicate_degree": plan.dp_replicate,
+            "--parallelism.data_parallel_shard_degree": plan.dp_shard,
+            "--parallelism.tensor_parallel_degree": plan.tp,
+            "--parallelism.context_parallel_degree": plan.cp,
+            "--parallelism.pipeline_parallel_degree": plan.pp,
+            "--parallelism.expert_parallel_degree": None if job.model.experts is None else plan.ep,
+            "--parallelism.fsdp_reshard_after_forward": "always" if reshards else "never",
+        }
+    )
     if plan.pp > 1 and plan.sharding != "ddp":
         launch.notes.append(
             "by default, torchtitan does not reshard after the forward pass in a pipeline; "
@@ -425,7 +421,3 @@ def _add_compile(launch: LaunchCommand, job: Job) -> None:
         "CUDA graphs are disabled because knee does not model them; torchtitan uses them by default, except "
         "in a pipeline"
     )
-
-
-def _add_recompute(launch: LaunchCommand, job: Job) -> None:
-    launch.option(f"activation_checkpoint:{'selective' if job.plan.recompute == 'ops' else job.plan.recompute}")

@@ -12,7 +12,13 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from knee.training.parallelism.torch_internals import NamedGroup, all_gather, flash_lower_right, reduce_scatter
+from knee.training.parallelism.torch_internals import (
+    NamedGroup,
+    all_gather,
+    exchange,
+    flash_lower_right,
+    reduce_scatter,
+)
 
 
 def blocks_of(rank: int, ranks: int) -> tuple[int, int]:
@@ -71,12 +77,7 @@ def _in_order(gathered: Any, ranks: int) -> Any:
     return ordered.movedim(0, 2).reshape(two, batch, ranks * tokens, heads, width)
 
 
-class _GatherBlocks(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Any, group: NamedGroup) -> Any:
-        ctx.group = group
-        return all_gather(x, group).view(group.size, *x.shape)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        return reduce_scatter(grad.flatten(0, 1), ctx.group), None
+_GatherBlocks = exchange(
+    lambda x, group: all_gather(x, group).view(group.size, *x.shape),
+    lambda grad, group: reduce_scatter(grad.flatten(0, 1), group),
+)

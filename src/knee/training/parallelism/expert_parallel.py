@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from knee.training.parallelism.experts import ExpertWeights, Rows, offsets_of
-from knee.training.parallelism.torch_internals import NamedGroup, all_gather, all_to_all, reduce_scatter
+from knee.training.parallelism.torch_internals import NamedGroup, all_gather, all_to_all, exchange, reduce_scatter
 
 
 class Here:
@@ -61,7 +61,7 @@ class TokenExchange(Here):
         weights = weights.unsqueeze(-1)
         if self.ep_group:
             here = got[self.etp_group.rank if self.etp_group else 0]
-            rows, weights = (_AllToAll.apply(x, sent, here, self.ep_group) for x in (rows, weights))
+            rows, weights = (_AllToAll.apply(x, self.ep_group, sent, here) for x in (rows, weights))
         own = rows.shape[0]
         lengths = [sum(of_rank) for of_rank in got]
         if self.etp_group:
@@ -72,7 +72,7 @@ class TokenExchange(Here):
         done = _Reorder.apply(done, place, order)
         if self.etp_group:
             done = _ScatterRows.apply(done, lengths, self.etp_group)[:own]
-        return _AllToAll.apply(done, here, sent, self.ep_group) if self.ep_group else done
+        return _AllToAll.apply(done, self.ep_group, here, sent) if self.ep_group else done
 
 
 def _by_expert(table: Any, rows: int) -> tuple[Any, Any]:
@@ -82,51 +82,6 @@ def _by_expert(table: Any, rows: int) -> tuple[Any, Any]:
     expert = numbers.repeat_interleave(table.flatten(), output_size=rows)
     order = expert.argsort(stable=True)
     return order, torch.empty_like(order).scatter(0, order, torch.arange(rows, device=order.device))
-
-
-class _Reorder(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Any, order: Any, place: Any) -> Any:
-        # not saved as such: recomputation would run the second product and what follows it for it
-        ctx.place = place
-        return x.index_select(0, order)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        return grad.index_select(0, ctx.place), None, None
-
-
-class _AllToAll(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Any, sent: list[int], got: list[int], group: NamedGroup) -> Any:
-        ctx.sent, ctx.got, ctx.group = sent, got, group
-        return all_to_all(x, group, sent, got)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        return all_to_all(grad, ctx.group, ctx.got, ctx.sent), None, None, None
-
-
-class _GatherRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Any, lengths: list[int], group: NamedGroup) -> Any:
-        ctx.lengths, ctx.group = lengths, group
-        return _gather_rows(x, lengths, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        return _scatter_rows(grad, ctx.lengths, ctx.group), None, None
-
-
-class _ScatterRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Any, lengths: list[int], group: NamedGroup) -> Any:
-        ctx.lengths, ctx.group = lengths, group
-        return _scatter_rows(x, lengths, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        return _gather_rows(grad, ctx.lengths, ctx.group), None, None
 
 
 def _gather_rows(x: Any, lengths: list[int], group: NamedGroup) -> Any:
@@ -147,3 +102,11 @@ def _scatter_rows(x: Any, lengths: list[int], group: NamedGroup) -> Any:
 
 def _padded(x: Any, rows: int) -> Any:
     return x if x.shape[0] == rows else torch.cat((x, x.new_zeros(rows - x.shape[0], *x.shape[1:])))
+
+
+_Reorder = exchange(lambda x, order, _: x.index_select(0, order), lambda grad, _, place: grad.index_select(0, place))
+_AllToAll = exchange(
+    lambda x, group, sent, got: all_to_all(x, group, sent, got),
+    lambda grad, group, sent, got: all_to_all(grad, group, got, sent),
+)
+_GatherRows, _ScatterRows = exchange(_gather_rows, _scatter_rows), exchange(_scatter_rows, _gather_rows)

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from knee.specs.model import Experts, Model
-from knee.training.parallelism.torch_internals import NamedGroup, all_reduce, grouped
+from knee.training.parallelism.torch_internals import NamedGroup, all_reduce, exchange, grouped
 
 EXPERT_WEIGHTS = ("expert_in", "expert_out")
 """Weights of the routed experts, which experts' own groups cut."""
@@ -136,8 +136,8 @@ class MixtureOfExperts(nn.Module):
             rows = capped_rows(chosen, weights, self.spec, factor, sequences=x.shape[0])
         else:
             rows = sorted_rows(chosen, weights, self.spec, balanced=self.rules.balanced)
-        done = self.exchange(self.experts, to_rows(tokens, rows), rows)
-        out = to_tokens(done, rows, tokens.shape[0]).view_as(x)
+        done = self.exchange(self.experts, _ToRows.apply(tokens, rows.token, rows.place), rows)
+        out = _ToTokens.apply(done, rows.token, rows.place, tokens.shape[0]).view_as(x)
         return out if shared is None else out + shared
 
     def route(self, tokens: Any) -> tuple[Any, Any, Any]:
@@ -217,16 +217,6 @@ def capped_rows(chosen: Any, weights: Any, spec: Experts, factor: float, *, sequ
     )
 
 
-def to_rows(x: Any, rows: Rows) -> Any:
-    """Tokens -> rows."""
-    return _ToRows.apply(x, rows.token, rows.place)
-
-
-def to_tokens(y: Any, rows: Rows, tokens: int) -> Any:
-    """Rows -> tokens: the sum of each token's rows."""
-    return _ToTokens.apply(y, rows.token, rows.place, tokens)
-
-
 def _sum_of_rows(y: Any, token: Any, place: Any, tokens: int) -> Any:
     """Every token picks its rows, which needs no atomic addition, or unlucky tokens have no rows at all."""
     if place is None:
@@ -247,16 +237,7 @@ class _ToRows(torch.autograd.Function):
         return _sum_of_rows(grad, token, place, ctx.tokens), None, None
 
 
-class _ToTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, y: Any, token: Any, place: Any, tokens: int) -> Any:
-        # not saved as such: recomputation would run the second product and what follows it for it
-        ctx.token = token
-        return _sum_of_rows(y, token, place, tokens)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        return grad.index_select(0, ctx.token), None, None, None
+_ToTokens = exchange(_sum_of_rows, lambda grad, token, *_: grad.index_select(0, token))
 
 
 def weighted_swiglu(gate_and_up: Any, weights: Any) -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional
 
 from knee.specs.model import Model
+from knee.training.parallelism.torch_internals import exchange
 
 
 def linear(x: Any, weight: Any, bias: Any = None) -> Any:
@@ -39,20 +41,6 @@ def turned(x: Any, cos: Any, sin: Any) -> Any:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 
-class _Turn(torch.autograd.Function):
-    """The formula in four kernels; backward turns the other way."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, cos: Any, sin: Any) -> Any:
-        ctx.save_for_backward(cos, sin)
-        return _turn(x, cos, sin, 1.0)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        cos, sin = ctx.saved_tensors
-        return _turn(grad, cos, sin, -1.0), None, None
-
-
 def _turn(x: Any, cos: Any, sin: Any, way: float) -> Any:
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     (a, b), (left, right) = x.chunk(2, dim=-1), out.chunk(2, dim=-1)
@@ -61,3 +49,7 @@ def _turn(x: Any, cos: Any, sin: Any, way: float) -> Any:
     left.addcmul_(b, sin, value=-way)
     right.addcmul_(a, sin, value=way)
     return out
+
+
+_Turn = exchange(partial(_turn, way=1.0), partial(_turn, way=-1.0))
+"""The formula in four kernels; backward turns the other way."""

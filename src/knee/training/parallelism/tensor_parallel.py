@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch.nn import functional
 
-from knee.training.parallelism.torch_internals import NamedGroup, all_gather, all_reduce, reduce_scatter
+from knee.training.parallelism.torch_internals import NamedGroup, all_gather, all_reduce, exchange, reduce_scatter
 
 CUT_DIM = {"wq": 0, "wk": 0, "wv": 0, "wo": 1, "w1": 0, "w3": 0, "w2": 1, "embedding": 0, "output": 0}
 CUT_DIM |= {"wq_b": 0, "wkv_b": 0, "shared_w1": 0, "shared_w3": 0, "shared_w2": 1}
@@ -27,6 +26,10 @@ class Whole:
     """One rank: nothing crosses anything."""
 
     size, rank, splits_sequence = 1, 0, False
+    vocabulary: NamedGroup | None = None
+    """The group on whose parts of the vocabulary the loss is computed (loss parallel)."""
+    gathers_sequence: NamedGroup | None = None
+    """The group whose ranks have parts of each sequence outside a block's inner parts (sequence parallelism)."""
 
     def enter(self, x: Any) -> Any:
         """Bring activations into a block's inner part."""
@@ -40,23 +43,14 @@ class Whole:
         """Return the tokens' rows of the embedding."""
         return functional.embedding(tokens, table)
 
-    @property
-    def vocabulary(self) -> NamedGroup | None:
-        """The group that shares the vocabulary of the loss."""
-        return None
-
-    @property
-    def gathers_sequence(self) -> NamedGroup | None:
-        """The group whose ranks have parts of each sequence outside a block's inner parts (sequence parallelism)."""
-        return None
-
 
 class Split(Whole):
     """A tensor-parallel group."""
 
     def __init__(self, group: NamedGroup, *, sequence_parallel: bool) -> None:
         self.group, self.size, self.rank = group, group.size, group.rank
-        self.splits_sequence = sequence_parallel
+        self.splits_sequence, self.vocabulary = sequence_parallel, group
+        self.gathers_sequence = group if sequence_parallel else None
 
     def enter(self, x: Any) -> Any:
         """A part of the sequence becomes the whole; its gradient is summed."""
@@ -73,16 +67,6 @@ class Split(Whole):
         rows = functional.embedding(local.masked_fill(absent, 0), table)
         return rows.masked_fill(absent.unsqueeze(-1), 0)
 
-    @property
-    def vocabulary(self) -> NamedGroup | None:
-        """The loss is computed on parts of the vocabulary (loss parallel)."""
-        return self.group
-
-    @property
-    def gathers_sequence(self) -> NamedGroup | None:
-        """The group itself, under sequence parallelism."""
-        return self.group if self.splits_sequence else None
-
 
 def gather_sequence(x: Any, group: NamedGroup) -> Any:
     """Parts (batch, sequence, ...) of all ranks as one, along the sequence."""
@@ -96,46 +80,6 @@ def scatter_sequence(x: Any, group: NamedGroup) -> Any:
     return reduce_scatter(parts, group).view(x.shape[0], x.shape[1] // group.size, *x.shape[2:])
 
 
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Any, group: NamedGroup) -> Any:
-        ctx.group = group
-        return gather_sequence(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        return scatter_sequence(grad, ctx.group), None
-
-
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Any, group: NamedGroup) -> Any:
-        ctx.group = group
-        return scatter_sequence(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        return gather_sequence(grad, ctx.group), None
-
-
-class _Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Any, group: NamedGroup) -> Any:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        return all_reduce(grad, ctx.group), None
-
-
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Any, group: NamedGroup) -> Any:
-        del ctx
-        return all_reduce(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        del ctx
-        return grad, None
+_Gather, _Scatter = exchange(gather_sequence, scatter_sequence), exchange(scatter_sequence, gather_sequence)
+_Copy = exchange(lambda x, _: x.view_as(x), lambda grad, group: all_reduce(grad, group))
+_Sum = exchange(lambda x, group: all_reduce(x, group), lambda grad, _: grad)

@@ -1,10 +1,10 @@
 """Every private part of torch that the trainer uses, in one place. Held against torch 2.11 and 2.13.
 
-Those of pipelines are in ``torch_pipeline_internals``, because importing torch's takes a rank most of a second."""
+Those of pipelines are in ``pipeline_parallel``, because importing torch's takes a rank most of a second."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +53,23 @@ def all_to_all(x: Any, group: NamedGroup, sent: list[int] | None = None, got: li
     ops = torch.ops._c10d_functional
     parts = [x.shape[0] // group.size] * group.size
     return ops.wait_tensor(ops.all_to_all_single(x.contiguous(), got or parts, sent or parts, group.name))
+
+
+def exchange(there: Callable[..., Any], back: Callable[..., Any]) -> Any:
+    """The autograd function whose forward is ``there(x, *args)`` and whose backward is ``back(grad, *args)``. Tensors
+    among ``args`` are not saved as such: recomputation would run all that leads to them for it."""
+
+    class Exchange(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, *args: Any) -> Any:
+            ctx.args = args
+            return there(x, *args)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return back(grad, *ctx.args), *(None for _ in ctx.args)
+
+    return Exchange
 
 
 def grouped(a: Any, b: Any, offsets: Any, *, clears_empty: bool = False) -> Any:
@@ -203,7 +220,10 @@ def collective_of(func: Any, args: Any) -> IssuedCollective | None:
     if func.namespace not in ("c10d", "_c10d_functional") or name == "wait_tensor":
         return None
     functional = func.namespace == "_c10d_functional"
-    group = _resolved(args[-1]) if functional else next(g for g in map(_unboxed, args) if g is not None)
+    if functional:
+        group = dist.distributed_c10d._resolve_process_group(args[-1])
+    else:
+        group = next(g for g in map(_unboxed, args) if g is not None)
     collective = _COLLECTIVES[name]
     tensors = [x for a in args for x in (a if isinstance(a, (list, tuple)) else [a]) if isinstance(x, torch.Tensor)]
     whole = max(tensors, key=lambda t: t.numel())
@@ -216,10 +236,6 @@ def collective_of(func: Any, args: Any) -> IssuedCollective | None:
         message_bytes=whole.numel() * whole.element_size() * repeated,
         dtype=whole.dtype,
     )
-
-
-def _resolved(name: str) -> Any:
-    return dist.distributed_c10d._resolve_process_group(name)
 
 
 def _unboxed(argument: Any) -> Any:
