@@ -15,7 +15,7 @@ from knee.commands.study.study_file import Bandwidths, Budgets, Draw, Published,
 from knee.engine.reliability.defaults import DEFAULTS, NO_DEFAULT, RATE_ENDS, default_of
 from knee.specs.catalog import catalog_file
 from knee.specs.data_sheets import MEASURED
-from knee.specs.field_words import field_rows, unit_words
+from knee.specs.fields import field_rows, unit_words
 from knee.specs.hardware import AttentionRate, Cluster, Fabric, GemmRate, Gpu, Node, NodeNics, Tier
 from knee.specs.model import Experts, LatentAttention, Model
 from knee.specs.profile import Profile

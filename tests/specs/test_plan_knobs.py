@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import knee
 from knee.commands.main import main
-from knee.specs.field_words import descriptions
+from knee.specs.fields import descriptions
 from knee.specs.knobs import Knob
 from knee.specs.plan import KNOBS, Plan
 from knee.specs.plan_table import COLUMNS, SIZES, PlanTable, column_of, table_of

@@ -23,10 +23,9 @@ from knee.engine.workload.parameters import parameter_count
 from knee.engine.workload.tp_messages import layer_backward, layer_forward
 from knee.engine.workload.traffic import PARAMETER_BYTES
 from knee.specs.catalog import Source
-from knee.specs.constants import constant_rows
+from knee.specs.constants import constant_rows, pass_rows
 from knee.specs.defaults import DEFAULT_CONVENTION
 from knee.specs.job import Job
-from knee.specs.kernel_traffic import pass_rows
 from knee.specs.metrics import METRICS, VIEWS
 from knee.specs.model import Model
 from knee.specs.plan_table import table_of

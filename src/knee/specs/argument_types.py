@@ -199,22 +199,15 @@ def _refused(name: str, value: object, kind: Any) -> InputError:
         given = value if isinstance(value, Iterable) and not isinstance(value, str) else [value]
         wrong = [one for one in given if one not in choices]
         close = did_you_mean(str(wrong[0]), choices) if wrong else None
-        return InputError(
-            f"{argument(name)} is {shown}; it should be {' or '.join(choices)}",
-            hint=f"did you mean {close}?" if close else f"use one of {', '.join(choices)}",
-            code="unknown-choice",
-            field=name,
-        )
+        text = f"{argument(name)} is {shown}; it should be {' or '.join(choices)}"
+        hint = f"did you mean {close}?" if close else f"use one of {', '.join(choices)}"
+        return InputError(text, hint=hint, code="unknown-choice", field=name)
     expected = " or ".join(dict.fromkeys(_kind_words(one) for one in options))
     if value is None:
         hint = f"give {expected} as {argument(name)}, or leave it out if it has a default"
         return InputError(f"{argument(name)} is None", hint=hint, code="wrong-type", field=name)
-    return InputError(
-        f"{argument(name)} is {shown}; it should be {expected}",
-        hint=either("call help() on the function to see its arguments", "the command's --help lists its options"),
-        code="wrong-type",
-        field=name,
-    )
+    hint = either("call help() on the function to see its arguments", "the command's --help lists its options")
+    return InputError(f"{argument(name)} is {shown}; it should be {expected}", hint=hint, code="wrong-type", field=name)
 
 
 def _kind_words(kind: Any) -> str:

@@ -47,10 +47,7 @@ def checked_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
         if name not in known:
             # Python's overrides are the command line's --set
             close = "overrides" if name == "set" else did_you_mean(name, [*known, *SIZES, "profile", "cluster"])
-            raise InputError(
-                f"{name} is neither an argument of this function nor a field of a plan",
-                hint=f"did you mean {close}?" if close else f"a plan has {', '.join(known)}",
-                code="unknown-argument",
-                field=name,
-            )
+            text = f"{name} is neither an argument of this function nor a field of a plan"
+            hint = f"did you mean {close}?" if close else f"a plan has {', '.join(known)}"
+            raise InputError(text, hint=hint, code="unknown-argument", field=name)
     return dict(plan)

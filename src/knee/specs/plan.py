@@ -294,19 +294,13 @@ class Plan:
         for name in ("imbalance", "capacity_factor"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= MOST_IMBALANCE:
-                raise SpecError(
-                    f"plan.{name} is {value:g}; it must be between 1 and {MOST_IMBALANCE}",
-                    hint=f"for example {argument(name)} 1.25, or leave it out",
-                    code="out-of-range",
-                    field=f"plan.{name}",
-                )
+                text = f"plan.{name} is {value:g}; it must be between 1 and {MOST_IMBALANCE}"
+                hint = f"for example {argument(name)} 1.25, or leave it out"
+                raise SpecError(text, hint=hint, code="out-of-range", field=f"plan.{name}")
         if sorted(self.placement) != sorted(AXES):
-            raise SpecError(
-                f"plan.placement {'-'.join(self.placement)} must name each axis once",
-                hint=f"for example {'-'.join(AXES)} (innermost first)",
-                code="not-each-once",
-                field="plan.placement",
-            )
+            text = f"plan.placement {'-'.join(self.placement)} must name each axis once"
+            hint = f"for example {'-'.join(AXES)} (innermost first)"
+            raise SpecError(text, hint=hint, code="not-each-once", field="plan.placement")
         check(RULES, self)
 
     def _check_modules(self) -> None:

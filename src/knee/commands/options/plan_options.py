@@ -11,7 +11,7 @@ import click
 
 from knee.base.errors import argument, as_flags
 from knee.commands.options.sections import Decorator, Word, option, options
-from knee.specs.field_words import descriptions
+from knee.specs.fields import descriptions
 from knee.specs.knobs import Knob
 from knee.specs.plan import GIVEN, KNOBS, Plan
 

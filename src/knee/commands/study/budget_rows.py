@@ -20,8 +20,7 @@ from knee.commands.study.record_store import cached, engine
 from knee.commands.study.study_file import Budgets
 from knee.engine.training_cost import checked_pue
 from knee.specs.fields import split_overrides
-from knee.specs.kept_files import kept_for_a_question
-from knee.specs.load import load_cluster, load_profile
+from knee.specs.load import kept_for_a_question, load_cluster, load_profile
 from knee.specs.model import Model
 from knee.trust.trust import trust_of
 

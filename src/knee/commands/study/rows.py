@@ -17,9 +17,8 @@ from knee.engine.cost.placement import GroupPlacement
 from knee.measure.hardware_fit.links import bus_factor
 from knee.specs.fields import split_overrides
 from knee.specs.hardware import Cluster
-from knee.specs.kept_files import kept_for_a_question
 from knee.specs.knobs import Knob
-from knee.specs.load import load_cluster, load_model
+from knee.specs.load import kept_for_a_question, load_cluster, load_model
 from knee.specs.metrics import DERIVED, STEP
 from knee.specs.plan import KNOBS, Plan
 from knee.specs.plan_words import plan_words

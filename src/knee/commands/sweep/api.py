@@ -19,7 +19,7 @@ from knee.specs.arguments import not_in_range
 from knee.specs.catalog import did_you_mean
 from knee.specs.choices import Device, Launcher
 from knee.specs.defaults import TIMEOUT_S, TRACE_STEPS
-from knee.specs.kept_files import forget_files
+from knee.specs.load import forget_files
 from knee.training.launch.environment import stored_site, without_secrets
 from knee.training.launch.run_status import STATES, Status
 from knee.training.launch.site import Site

@@ -25,7 +25,7 @@ from knee.specs.argument_types import checked_arguments
 from knee.specs.arguments import not_in_range
 from knee.specs.defaults import WITHIN_FRAC
 from knee.specs.job import Job
-from knee.specs.kept_files import forget_files
+from knee.specs.load import forget_files
 from knee.specs.plan import Plan
 from knee.specs.plan_table import PlanTable, table_of
 from knee.specs.plan_words import plan_words

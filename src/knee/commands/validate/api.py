@@ -13,7 +13,7 @@ from knee.commands.study.run_study import points_to_run, recorded, results
 from knee.commands.study.study_file import study_names
 from knee.commands.validate.result import BandwidthsValidation, CarriedValidation, RunsValidation, Validation
 from knee.specs.argument_types import checked_arguments
-from knee.specs.kept_files import forget_files
+from knee.specs.load import forget_files
 from knee.trust.validation.bandwidth_errors import (
     carried_bandwidths,
     is_bandwidths,

@@ -13,6 +13,7 @@ from knee.specs.model.rules import (
     check_latent,
     check_norms,
     check_numbers,
+    check_sizes,
     check_windows,
 )
 
@@ -56,48 +57,27 @@ class Experts:
     """Whether the router has a bias: learned (GPT-OSS), or moved to balance the experts (DeepSeek-V3)."""
 
     def __post_init__(self) -> None:
-        for field in ("count", "top_k", "ffn", "every", "groups", "top_groups"):
-            if not 1 <= getattr(self, field) <= MOST:
-                rule = f"it must be between 1 and {MOST:,}"
-                raise out_of_range(f"model.experts.{field}", getattr(self, field), rule)
-        for field in ("shared_ffn", "dense_layers"):
-            if not 0 <= getattr(self, field) <= MOST:
-                rule = f"it must be between 0 and {MOST:,}"
-                raise out_of_range(f"model.experts.{field}", getattr(self, field), rule)
+        check_sizes("model.experts", self, 1, "count", "top_k", "ffn", "every", "groups", "top_groups")
+        check_sizes("model.experts", self, 0, "shared_ffn", "dense_layers")
         if not 0 < self.weight_scale <= MOST:
             rule = f"it must be more than 0 and at most {MOST:,}"
             raise out_of_range("model.experts.weight_scale", f"{self.weight_scale:g}", rule)
         if self.top_k > self.count:
-            raise SpecError(
-                f"model.experts.top_k is {self.top_k}, but a layer has {self.count} experts",
-                hint=f"use a top_k of at most {self.count}",
-                code="out-of-range",
-                field="model.experts.top_k",
-            )
+            text = f"model.experts.top_k is {self.top_k}, but a layer has {self.count} experts"
+            hint = f"use a top_k of at most {self.count}"
+            raise SpecError(text, hint=hint, code="out-of-range", field="model.experts.top_k")
         if self.shared_gate and not self.shared_ffn:
-            raise SpecError(
-                "model.experts.shared_gate is true, but there are no shared experts",
-                hint="give shared_ffn, or leave shared_gate out",
-                code="contradiction",
-                field="model.experts.shared_gate",
-            )
-        self._check_groups()
-
-    def _check_groups(self) -> None:
+            text = "model.experts.shared_gate is true, but there are no shared experts"
+            hint = "give shared_ffn, or leave shared_gate out"
+            raise SpecError(text, hint=hint, code="contradiction", field="model.experts.shared_gate")
         if self.count % self.groups:
-            raise SpecError(
-                f"{self.count} experts do not divide into {self.groups} groups",
-                hint=f"use a number of groups that divides {self.count}",
-                code="does-not-divide",
-                field="model.experts.groups",
-            )
+            text = f"{self.count} experts do not divide into {self.groups} groups"
+            hint = f"use a number of groups that divides {self.count}"
+            raise SpecError(text, hint=hint, code="does-not-divide", field="model.experts.groups")
         if self.top_groups > self.groups:
-            raise SpecError(
-                f"model.experts.top_groups is {self.top_groups}, but there are {self.groups} groups",
-                hint=f"use at most {self.groups}",
-                code="out-of-range",
-                field="model.experts.top_groups",
-            )
+            text = f"model.experts.top_groups is {self.top_groups}, but there are {self.groups} groups"
+            hint = f"use at most {self.groups}"
+            raise SpecError(text, hint=hint, code="out-of-range", field="model.experts.top_groups")
         if self.top_k > self.top_groups * (self.count // self.groups):
             raise SpecError(
                 f"top_k {self.top_k} is more than the {self.count // self.groups} experts of {self.top_groups} groups",
@@ -138,13 +118,8 @@ class LatentAttention:
     """Width of the vector from which queries are made (q_lora_rank); 0 means that they are projected directly."""
 
     def __post_init__(self) -> None:
-        for field in ("kv_rank", "nope_size", "rope_size", "value_size"):
-            if not 1 <= getattr(self, field) <= MOST:
-                rule = f"it must be between 1 and {MOST:,}"
-                raise out_of_range(f"model.latent_attention.{field}", getattr(self, field), rule)
-        if not 0 <= self.q_rank <= MOST:
-            rule = f"it must be between 0 and {MOST:,}"
-            raise out_of_range("model.latent_attention.q_rank", self.q_rank, rule)
+        check_sizes("model.latent_attention", self, 1, "kv_rank", "nope_size", "rope_size", "value_size")
+        check_sizes("model.latent_attention", self, 0, "q_rank")
 
 
 # What a model has beyond Llama's block, for programs that run Llama's.

@@ -21,6 +21,13 @@ MOST_MTP = 64
 LETTERS = "sf"
 
 
+def check_sizes(where: str, spec: object, least: int, *names: str) -> None:
+    """Refuse fields of a part of a model that are below ``least`` or beyond any model."""
+    for name in names:
+        if not least <= getattr(spec, name) <= MOST:
+            raise out_of_range(f"{where}.{name}", getattr(spec, name), f"it must be between {least} and {MOST:,}")
+
+
 def check_numbers(model: Model) -> None:
     """Refuse sizes that no model has."""
     for field in ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "max_seq_len"):
@@ -45,19 +52,13 @@ def check_attention(model: Model) -> None:
     if not 0 <= model.head_size <= MOST:
         raise out_of_range("model.head_size", model.head_size, f"it must be between 0 (hidden / heads) and {MOST:,}")
     if model.head_size == 0 and model.latent_attention is None and model.hidden % model.heads:
-        raise SpecError(
-            f"model.hidden {model.hidden} is not divisible by model.heads {model.heads}",
-            hint="give head_size explicitly, or correct one of them",
-            code="does-not-divide",
-            field="model.hidden",
-        )
+        text = f"model.hidden {model.hidden} is not divisible by model.heads {model.heads}"
+        hint = "give head_size explicitly, or correct one of them"
+        raise SpecError(text, hint=hint, code="does-not-divide", field="model.hidden")
     if model.heads % model.kv_heads:
-        raise SpecError(
-            f"model.heads {model.heads} is not a multiple of model.kv_heads {model.kv_heads}",
-            hint=f"use a number of kv_heads that divides {model.heads}",
-            code="does-not-divide",
-            field="model.heads",
-        )
+        text = f"model.heads {model.heads} is not a multiple of model.kv_heads {model.kv_heads}"
+        hint = f"use a number of kv_heads that divides {model.heads}"
+        raise SpecError(text, hint=hint, code="does-not-divide", field="model.heads")
 
 
 def check_windows(model: Model) -> None:
@@ -67,38 +68,25 @@ def check_windows(model: Model) -> None:
         rule = f"it must be between 1 and {MOST:,}, or 0 for full attention"
         raise out_of_range("model.window", model.window, rule)
     if not pattern or set(pattern) - set(LETTERS):
-        raise SpecError(
-            f"model.layer_pattern is {pattern[:80]!r}; its letters must be s (sliding window) or f (full attention)",
-            hint="write a letter per layer, or a shorter pattern that repeats, such as sssssf",
-            code="unknown-choice",
-            field=field,
-        )
+        text = f"model.layer_pattern is {pattern[:80]!r}; its letters must be s (sliding window) or f (full attention)"
+        hint = "write a letter per layer, or a shorter pattern that repeats, such as sssssf"
+        raise SpecError(text, hint=hint, code="unknown-choice", field=field)
     if len(pattern) > model.layers:
-        raise SpecError(
-            f"model.layer_pattern has {len(pattern):,} letters, but the model has {model.layers:,} layers",
-            hint="write a letter per layer, or a shorter pattern that repeats",
-            code="out-of-range",
-            field=field,
-        )
+        text = f"model.layer_pattern has {len(pattern):,} letters, but the model has {model.layers:,} layers"
+        hint = "write a letter per layer, or a shorter pattern that repeats"
+        raise SpecError(text, hint=hint, code="out-of-range", field=field)
     if model.window_kind == "chunked" and not model.window:
-        raise SpecError(
-            "model.window_kind is chunked, but model.window is 0",
-            hint="give the size of a chunk as window",
-            code="contradiction",
-            field="model.window_kind",
-        )
+        text = "model.window_kind is chunked, but model.window is 0"
+        hint = "give the size of a chunk as window"
+        raise SpecError(text, hint=hint, code="contradiction", field="model.window_kind")
     if ("s" in pattern) != (model.window > 0) and (model.window or pattern != "s"):
         text = (
             f"model.window is {model.window:,}, but no layer of model.layer_pattern {pattern[:80]!r} has it"
             if model.window
             else f"model.layer_pattern {pattern[:80]!r} has layers with a sliding window, but model.window is 0"
         )
-        raise SpecError(
-            text,
-            hint='give the size of the window and mark its layers with s; for full attention, layer_pattern is "f"',
-            code="contradiction",
-            field=field,
-        )
+        hint = 'give the size of the window and mark its layers with s; for full attention, layer_pattern is "f"'
+        raise SpecError(text, hint=hint, code="contradiction", field=field)
 
 
 def check_norms(model: Model) -> None:
@@ -106,12 +94,9 @@ def check_norms(model: Model) -> None:
     if not 1 <= model.layer_norms <= MOST_NORMS:
         raise out_of_range("model.layer_norms", model.layer_norms, f"it must be between 1 and {MOST_NORMS}")
     if model.layer_norms == 1 and not model.parallel_residual:
-        raise SpecError(
-            "model.layer_norms is 1, but attention and the MLP share a norm only with model.parallel_residual",
-            hint="give layer_norms 2, or parallel_residual = true",
-            code="contradiction",
-            field="model.layer_norms",
-        )
+        text = "model.layer_norms is 1, but attention and the MLP share a norm only with model.parallel_residual"
+        hint = "give layer_norms 2, or parallel_residual = true"
+        raise SpecError(text, hint=hint, code="contradiction", field="model.layer_norms")
 
 
 def check_experts(model: Model) -> None:
@@ -142,24 +127,12 @@ def check_latent(model: Model) -> None:
             field="model.kv_heads",
         )
     if model.head_size:
-        raise SpecError(
-            "model.head_size has no meaning with latent attention, whose heads have nope_size + rope_size",
-            hint="leave head_size out",
-            code="contradiction",
-            field="model.head_size",
-        )
+        text = "model.head_size has no meaning with latent attention, whose heads have nope_size + rope_size"
+        raise SpecError(text, hint="leave head_size out", code="contradiction", field="model.head_size")
     if model.qk_norm != "none":
-        raise SpecError(
-            f"model.qk_norm is {model.qk_norm}, but latent attention has norms of its narrow vectors",
-            hint='leave qk_norm out, or give "none"',
-            code="contradiction",
-            field="model.qk_norm",
-        )
+        text = f"model.qk_norm is {model.qk_norm}, but latent attention has norms of its narrow vectors"
+        raise SpecError(text, hint='leave qk_norm out, or give "none"', code="contradiction", field="model.qk_norm")
     for field in ("biases", "qkv_bias"):
         if getattr(model, field):
-            raise SpecError(
-                f"model.{field} is true, but biases of latent attention are not modelled",
-                hint=f"leave {field} out",
-                code="contradiction",
-                field=f"model.{field}",
-            )
+            text = f"model.{field} is true, but biases of latent attention are not modelled"
+            raise SpecError(text, hint=f"leave {field} out", code="contradiction", field=f"model.{field}")

@@ -228,21 +228,14 @@ def chosen(only: Sequence[str], fixed: Sequence[str]) -> list[Parameter]:
         for name in names:
             if name.removeprefix("profile.") not in known:
                 close = did_you_mean(name, known)
-                raise InputError(
-                    f"{argument(option)} {name}: there is no such parameter to fit",
-                    hint=f"did you mean {close}?" if close else f"use one of {', '.join(known)}",
-                    code="unknown-choice",
-                    field=option,
-                )
+                text = f"{argument(option)} {name}: there is no such parameter to fit"
+                hint = f"did you mean {close}?" if close else f"use one of {', '.join(known)}"
+                raise InputError(text, hint=hint, code="unknown-choice", field=option)
     wanted = {name.removeprefix("profile.") for name in only} or set(known)
     wanted -= {name.removeprefix("profile.") for name in fixed}
     if not wanted:
-        raise InputError(
-            f"{argument('only')} and {argument('fix')} leave nothing to fit",
-            hint="name other parameters",
-            code="nothing-to-fit",
-            field="fix",
-        )
+        text = f"{argument('only')} and {argument('fix')} leave nothing to fit"
+        raise InputError(text, hint="name other parameters", code="nothing-to-fit", field="fix")
     return [p for name, p in known.items() if name in wanted]
 
 
