@@ -54,7 +54,9 @@ class Family:
         ratio = (a.ffn / a.hidden) ** (1 - t) * (b.ffn / b.hidden) ** t
         # beyond the ends the MLP keeps the last member's ratio
         ratio = min(max(ratio, min(a.ffn / a.hidden, b.ffn / b.hidden)), max(a.ffn / a.hidden, b.ffn / b.hidden))
-        step = self.head_size * _heads_step(width)
+        step = self.head_size * (
+            WHOLE_NODE_HEADS if width >= 4096 else 4 if width >= 2048 else 2 if width >= 1024 else 1
+        )
         near = a if t < 0.5 else b
         return self._of(near, step * max(1, round(width / step)), ratio, params)
 
@@ -75,10 +77,6 @@ class Family:
         first, last = math.ceil(math.log2(max(low, LEAST_PARAMS)) / step - 1e-9), math.floor(math.log2(high) / step)
         found = [_shape(self.name, 2.0 ** (k * step)) for k in range(first, last + 1)]
         return list({parameter_count(model): model for model in found}.values())
-
-
-def _heads_step(width: float) -> int:
-    return WHOLE_NODE_HEADS if width >= 4096 else 4 if width >= 2048 else 2 if width >= 1024 else 1
 
 
 @cache

@@ -66,18 +66,14 @@ class _Entries(_Words):
         found = super().dataclass_schema(schema)
         own: dict[str, Any] = found["properties"]
         if schema["cls"] is Fabric:
-            own |= _nics()
+            words = descriptions(NodeNics)
+            types = {"nics_per_node": "integer", "nic_rate": "number"}
+            own |= {name: {"type": type_, "description": words[name]} for name, type_ in types.items()}
         found["properties"] = {name: _with_source(_quantity(name, one)) for name, one in own.items()} | {
             key: SOURCE[key] for key in SOURCE if key not in own
         }
         found.pop("required", None)
         return found
-
-
-def _nics() -> dict[str, Any]:
-    words = descriptions(NodeNics)
-    types = {"nics_per_node": "integer", "nic_rate": "number"}
-    return {name: {"type": type_, "description": words[name]} for name, type_ in types.items()}
 
 
 def _quantity(name: str, of_field: dict[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def _table(spec: type, tree: Tree, path: str, shared: tuple[str, str]) -> Iterat
     hints, words = get_type_hints(spec), descriptions(spec)
     for one in fields(spec):
         node, hint = tree.get(one.name), hints[one.name]
-        if isinstance(node, Leaf) or (node is None and not _is_table(hint)):
+        if isinstance(node, Leaf) or (node is None and not (is_dataclass(hint) or get_origin(hint) in (dict, tuple))):
             yield from _comment(words.get(one.name, ""), "" if node else unit_words(one.name))
             yield _line(one.name, node, shared) if isinstance(node, Leaf) else _default(one.name, default_of(one))
     for one in fields(spec):
@@ -44,10 +44,6 @@ def _table(spec: type, tree: Tree, path: str, shared: tuple[str, str]) -> Iterat
                 yield from ("", f"[{below}.{key}]", *_table(get_args(hint)[1], inner, f"{below}.{key}", shared))
         elif isinstance(node, dict):
             yield from ("", f"[{below}]", *_table(optional_table(hint) or hint, node, below, shared))
-
-
-def _is_table(hint: Any) -> bool:
-    return is_dataclass(hint) or get_origin(hint) in (dict, tuple)
 
 
 def _comment(words: str, unit: str) -> list[str]:

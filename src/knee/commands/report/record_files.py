@@ -241,17 +241,13 @@ def predicted(found: Sequence[FoundRecord]) -> tuple[list[FoundRecord], list[Not
         if row["kind"] == "simulated" or (row.get("plan") is not None and stack_of(row) in known):
             continue
         try:
-            record = _prediction(one.record)
+            job = job_of_record(one.record)
+            convention = one.record.get("flop_convention")
+            answer = simulate(job, convention=str(convention)) if convention else simulate(job)
+            record = record_of(job, answer, trust_of(job))
         except KneeError as error:
             refused_.append(Note(error.code, f"{one.name} is not predicted: {error.message}"))
             continue
         known.add(stack_of(row))
         made.append(FoundRecord(name=f"prediction of {one.name}", record=record))
     return made, refused_
-
-
-def _prediction(record: Mapping[str, Any]) -> dict[str, Any]:
-    job = job_of_record(record)
-    convention = record.get("flop_convention")
-    answer = simulate(job, convention=str(convention)) if convention else simulate(job)
-    return record_of(job, answer, trust_of(job))

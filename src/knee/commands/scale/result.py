@@ -437,7 +437,8 @@ class Scaling(Result):
     def rows(self) -> list[dict[str, Any]]:
         """One row per curve and GPU count."""
         return [
-            {"model": curve["model"], "cluster": curve["cluster"]} | flat(_without_lists(point))
+            {"model": curve["model"], "cluster": curve["cluster"]}
+            | flat({key: value for key, value in point.items() if not isinstance(value, (list, tuple))})
             for curve in self.to_dict()["curves"]
             for point in curve["points"]
         ]
@@ -491,10 +492,6 @@ class Scaling(Result):
             return svg_of(series) if series else ""
         except MissingExtra:
             return ""
-
-
-def _without_lists(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in data.items() if not isinstance(value, (list, tuple))}
 
 
 def _curve_data(one: ScalingCurve, answer: Scaling) -> dict[str, Any]:
