@@ -184,11 +184,8 @@ def _bug(error: BaseException) -> KneeError:
     home = str(Path(knee.__file__).parent)
     ours = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(home)]
     where = f" ({Path(ours[-1].filename).relative_to(home)}, line {ours[-1].lineno})" if ours else ""
-    return KneeError(
-        f"this is a bug in knee: {said}{where}",
-        hint=f"please report it; add the output of the same command with {TRACEBACK}=1",
-        code="bug",
-    )
+    text = f"this is a bug in knee: {said}{where}"
+    return KneeError(text, hint=f"please report it; add the output of the same command with {TRACEBACK}=1", code="bug")
 
 
 # What the shell completes beyond options and choices: names of the catalogue, and files beside them.

@@ -480,12 +480,8 @@ class Budget(ByValue, Result):
         check_picture(str(path))
         data = self.to_dict()
         if not any(figure.spec for figure in budget_figures(data)):
-            raise InputError(
-                "one model size on one GPU count gives no chart",
-                hint=f"add {argument('frontier')}",
-                code="missing-argument",
-                field="frontier",
-            )
+            text = "one model size on one GPU count gives no chart"
+            raise InputError(text, hint=f"add {argument('frontier')}", code="missing-argument", field="frontier")
         write_budget_plot(data, str(path))
 
     @checked_arguments

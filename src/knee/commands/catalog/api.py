@@ -174,10 +174,6 @@ def catalog_entry(name: str, *, kind: str | None = None) -> CatalogEntry:
     found = [entry for entry in catalog_entries().named(name) if kind in (None, entry.kind)]
     if len(found) != 1:
         kinds = ", ".join(entry.kind for entry in catalog_entries().named(name))
-        raise InputError(
-            f"{name} is the name of several entries: {kinds}",
-            hint="give one of these kinds as `kind`",
-            code="unknown-choice",
-            field="kind",
-        )
+        text = f"{name} is the name of several entries: {kinds}"
+        raise InputError(text, hint="give one of these kinds as `kind`", code="unknown-choice", field="kind")
     return found[0]

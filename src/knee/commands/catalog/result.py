@@ -137,12 +137,9 @@ class CatalogEntries(Result):
             return (file_entry(name if is_path(name) else f"./{name}"),)
         if not found:
             close = did_you_mean(name, [entry.name for entry in self.entries])
-            raise InputError(
-                f"nothing named {name!r} is in the catalogue",
-                hint=f"did you mean {close}?" if close else "`knee catalog` lists all",
-                code="unknown-name",
-                field="name",
-            )
+            text = f"nothing named {name!r} is in the catalogue"
+            hint = f"did you mean {close}?" if close else "`knee catalog` lists all"
+            raise InputError(text, hint=hint, code="unknown-name", field="name")
         return found
 
 

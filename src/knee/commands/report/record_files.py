@@ -134,12 +134,8 @@ def rows_of(found: Sequence[FoundRecord], by: str | None = None) -> list[dict[st
     if by is not None:
         known = list(dict.fromkeys(name for row in rows for name, value in row.items() if value is not None))
         if by not in known:
-            raise InputError(
-                f"{argument('by')} {by}: no record has that column",
-                hint=f"they have {', '.join(known)}",
-                code="unknown-choice",
-                field="by",
-            )
+            text = f"{argument('by')} {by}: no record has that column"
+            raise InputError(text, hint=f"they have {', '.join(known)}", code="unknown-choice", field="by")
         return _ordered([row | {"series": str(row.get(by) if row.get(by) is not None else "unknown")} for row in rows])
     told = ("model", "cluster", "profile", "seq_len", "precision", "fp8_recipe", "cp_method", "sync_every", "set")
     apart = [name for name in told if len({row.get(name) for row in rows}) > 1]

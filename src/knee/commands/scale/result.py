@@ -66,12 +66,8 @@ class ScaleQuestion:
         twice = [key for key, _ in for_plan if key in self.plan]
         if twice or (self.best and for_plan):
             key = (twice or [key for key, _ in for_plan])[0]
-            raise InputError(
-                f"{argument('overrides')} {key} is also an option of the plan",
-                hint="give it once, as that option",
-                code="contradiction",
-                field=key,
-            )
+            text = f"{argument('overrides')} {key} is also an option of the plan"
+            raise InputError(text, hint="give it once, as that option", code="contradiction", field=key)
         # a job that every model has, to load and check the specs once
         base = request(
             model,
@@ -103,12 +99,9 @@ class ScaleQuestion:
 
     def _of_file(self, model: ModelLike, cluster: ClusterLike | None) -> ScalingCurve:
         if self.best:
-            raise InputError(
-                f"{argument('best')} searches for a plan, but {model} is a job file that already has one",
-                hint="give the names of its model and cluster instead",
-                code="contradiction",
-                field="best",
-            )
+            text = f"{argument('best')} searches for a plan, but {model} is a job file that already has one"
+            hint = "give the names of its model and cluster instead"
+            raise InputError(text, hint=hint, code="contradiction", field="best")
         asked: dict[int, Request] = {}
 
         def of_file(gpus: int) -> Job:
@@ -246,11 +239,8 @@ def nothing_fits(answer: Scaling) -> DoesNotFit:
                 )
             hints += [found.hint] if found.hint else []
             break
-    return DoesNotFit(
-        "the plan does not work at any of these GPU counts",
-        hint=hints[-1] if hints else "use more GPUs, or shorter sequences",
-        code="no-count-usable",
-    )
+    text = "the plan does not work at any of these GPU counts"
+    return DoesNotFit(text, hint=hints[-1] if hints else "use more GPUs, or shorter sequences", code="no-count-usable")
 
 
 def _whole_batch(local_batch: float) -> str:

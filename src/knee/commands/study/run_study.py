@@ -50,12 +50,9 @@ def with_needs(names: Iterable[str]) -> list[Study]:
     for name in names:
         for study in map(load_study, (name, *load_study(name).needs)):
             if found.setdefault(study.name, study) != study:
-                raise InputError(
-                    f"two studies have the name {study.name}",
-                    hint="run them one by one, or rename a file",
-                    code="contradiction",
-                    field="study",
-                )
+                text = f"two studies have the name {study.name}"
+                hint = "run them one by one, or rename a file"
+                raise InputError(text, hint=hint, code="contradiction", field="study")
     return list(found.values())
 
 

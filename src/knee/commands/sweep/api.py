@@ -220,12 +220,8 @@ def requested_runs(grid: str, overrides: GridChanges, progress: Progress | None 
     check_count([study], changes, most=MOST_RUNS)
     points = list(all_points(study, changes))
     if not points:
-        raise InputError(
-            f"{grid} contains no grid of training runs",
-            hint="`knee study list` shows which studies have runs",
-            code="no-grid",
-            field="grid",
-        )
+        text = f"{grid} contains no grid of training runs"
+        raise InputError(text, hint="`knee study list` shows which studies have runs", code="no-grid", field="grid")
     # what a series keeps while its GPUs grow: the batch of each of them, or the batch of all
     given = {name for name in ("local_batch", "global_batch") if name in changes}
     weak = "global_batch" not in given and bool(given or any(grid.local_batch is not None for grid in study.grid))
@@ -264,21 +260,14 @@ def _check_numbers(pack: int, max_gpu_hours: float | None) -> None:
 def _check_states(states: Sequence[str]) -> None:
     for state in states:
         if state in STATES and state not in ENDED:
-            raise InputError(
-                f"{argument('states')} {state}: runs in this state have not ended, so they cannot be restarted",
-                hint="`knee sweep GRID --out DIR` starts pending runs; `knee sweep cancel` stops running ones",
-                code="not-ended",
-                field="states",
-            )
+            text = f"{argument('states')} {state}: runs in this state have not ended, so they cannot be restarted"
+            hint = "`knee sweep GRID --out DIR` starts pending runs; `knee sweep cancel` stops running ones"
+            raise InputError(text, hint=hint, code="not-ended", field="states")
     wrong = [state for state in states if state not in ENDED]
     if wrong or not states:
         close = did_you_mean(wrong[0], ENDED) if wrong else None
-        raise InputError(
-            f"{argument('states')} {','.join(states)!r} is not one of {', '.join(ENDED)}",
-            hint=f"did you mean {close}?" if close else None,
-            code="unknown-choice",
-            field="states",
-        )
+        text = f"{argument('states')} {','.join(states)!r} is not one of {', '.join(ENDED)}"
+        raise InputError(text, hint=f"did you mean {close}?" if close else None, code="unknown-choice", field="states")
 
 
 def _check_ids(sweep: Sweep, runs: Collection[str]) -> None:
@@ -286,9 +275,5 @@ def _check_ids(sweep: Sweep, runs: Collection[str]) -> None:
     unknown = next((run for run in runs if run not in set(known)), None)
     if unknown is not None:
         close = did_you_mean(unknown, known)
-        raise InputError(
-            f"the sweep has no run {unknown!r}",
-            hint=f"did you mean {close}?" if close else None,
-            code="unknown-run",
-            field="runs",
-        )
+        text = f"the sweep has no run {unknown!r}"
+        raise InputError(text, hint=f"did you mean {close}?" if close else None, code="unknown-run", field="runs")

@@ -344,12 +344,9 @@ def _routing(plan: Plan) -> Routing:
     """How the trainer's tokens choose experts."""
     known: dict[str, Routing] = {"balanced": "balanced", "dropless": "learned"}
     if plan.routing not in known:
-        raise InputError(
-            f"{argument('routing')} {plan.routing} can be simulated, but not trained",
-            hint=f"use {argument('routing')} dropless (the router chooses) or balanced",
-            code="not-trained",
-            field="plan.routing",
-        )
+        text = f"{argument('routing')} {plan.routing} can be simulated, but not trained"
+        hint = f"use {argument('routing')} dropless (the router chooses) or balanced"
+        raise InputError(text, hint=hint, code="not-trained", field="plan.routing")
     return known[plan.routing]
 
 
@@ -361,12 +358,8 @@ def _world(nproc: int | None, plan: Mapping[str, Any], *, torchrun: bool) -> int
             raise InputError(text, code="out-of-range", field="nproc")
         return nproc or max(1, ranks_of(plan))
     if nproc is not None:
-        raise InputError(
-            f"{argument('nproc')} cannot be used under torchrun, which has already started the processes",
-            hint=f"leave {argument('nproc')} out",
-            code="contradiction",
-            field="nproc",
-        )
+        text = f"{argument('nproc')} cannot be used under torchrun, which has already started the processes"
+        raise InputError(text, hint=f"leave {argument('nproc')} out", code="contradiction", field="nproc")
     try:
         return int(os.environ["WORLD_SIZE"])
     except ValueError:
@@ -381,20 +374,13 @@ def _device_here(wanted: Device | None, world: int) -> Device:
     usable = bool(count and found.gpus) and found.software.torch_uses_gpus
     if wanted == "cuda" and not usable:
         why = found.software.driver.trouble or f"torch {found.software.torch} was built without GPU support"
-        raise InputError(
-            f"{argument('device')} cuda: {why}",
-            hint=f"`knee doctor` shows the devices of this machine; {argument('device')} cpu trains on the CPU",
-            code="no-gpu",
-            field="device",
-        )
+        hint = f"`knee doctor` shows the devices of this machine; {argument('device')} cpu trains on the CPU"
+        raise InputError(f"{argument('device')} cuda: {why}", hint=hint, code="no-gpu", field="device")
     device = wanted or ("cuda" if usable else "cpu")
     if device == "cuda" and "RANK" not in os.environ and world > count:
-        raise InputError(
-            f"{world} processes need {world} GPUs, but {count} are visible here",
-            hint=f"use several machines with torchrun, or use {argument('device')} cpu",
-            code="too-few-gpus",
-            field="nproc",
-        )
+        text = f"{world} processes need {world} GPUs, but {count} are visible here"
+        hint = f"use several machines with torchrun, or use {argument('device')} cpu"
+        raise InputError(text, hint=hint, code="too-few-gpus", field="nproc")
     return device
 
 

@@ -117,12 +117,8 @@ def check_room(job: Job, launcher: Launcher, site: Site, at_once: int) -> None:
         gpus = len(LocalDevices.here().gpus)
         room, where = gpus // job.gpus, f"{gpus} GPUs have"
     if at_once > room:
-        raise InputError(
-            f"{argument('at_once')} is {at_once}, but {where} room for {max(1, room)} at a time",
-            hint=f"use {argument('at_once')} {max(1, room)}",
-            code="out-of-range",
-            field="at_once",
-        )
+        text = f"{argument('at_once')} is {at_once}, but {where} room for {max(1, room)} at a time"
+        raise InputError(text, hint=f"use {argument('at_once')} {max(1, room)}", code="out-of-range", field="at_once")
 
 
 OnStep = Callable[[TunedState], None]
