@@ -24,16 +24,8 @@ from knee.training.launch.environment import stored_site, without_secrets
 from knee.training.launch.run_status import STATES, Status
 from knee.training.launch.site import Site
 from knee.training.launch.sweep_folder import Sweep, SweepRun, locked, read_sweep
+from knee.training.sweeps import checks, slurm
 from knee.training.sweeps import run_local as local
-from knee.training.sweeps import slurm
-from knee.training.sweeps.checks import (
-    check_container,
-    check_run_numbers,
-    checked_folder,
-    program_paths,
-    refusal_by,
-    require_launcher,
-)
 from knee.training.sweeps.control import cancel_runs, current_statuses, prepare_folder, requeue
 from knee.training.sweeps.job_for_trainer import RunSettings
 from knee.training.sweeps.preflight import RequestedRun, plan_runs
@@ -82,15 +74,15 @@ def prepare_sweep(
     >>> plan.estimate.runs_to_start > 0
     True
     """
-    site, folder = site or Site(), checked_folder(out)
-    check_run_numbers(steps, warmup, trace_steps, timeout_s)
+    site, folder = site or Site(), checks.checked_folder(out)
+    checks.check_run_numbers(steps, warmup, trace_steps, timeout_s)
     _check_numbers(pack, max_gpu_hours)
-    check_container(site, launcher)
-    program = program_paths(program)
+    checks.check_container(site, launcher)
+    program = checks.program_paths(program)
     forget_files()
     requested = requested_runs(str(grid), overrides, progress)
     if check_launcher:
-        require_launcher(launcher, site, program)
+        checks.require_launcher(launcher, site, program)
     command = without_secrets(command)
     planned = plan_runs(
         requested,
@@ -105,7 +97,7 @@ def prepare_sweep(
         gpus_per_node=max(one.gpus for one in requested) if launcher == "local" else site.gpus_per_node,
         anyway=anyway,
         command=command,
-        refusal=refusal_by(launcher, site, own_program=bool(program), ask_slurm=check_launcher),
+        refusal=checks.refusal_by(launcher, site, own_program=bool(program), ask_slurm=check_launcher),
     )
     sweep = Sweep(
         folder=folder,
