@@ -75,13 +75,7 @@ def _side_by_side(sweep: Sweep, site: Site, ids: Collection[str], at_once: int, 
 
 
 def _one(
-    sweep: Sweep,
-    site: Site,
-    entry: SweepRun,
-    slot: int,
-    statuses: dict[str, Status],
-    stop: StopSignal,
-    on_run: OnRun,
+    sweep: Sweep, site: Site, entry: SweepRun, slot: int, statuses: dict[str, Status], stop: StopSignal, on_run: OnRun
 ) -> Status | None:
     if stop.signal is not None:
         return None

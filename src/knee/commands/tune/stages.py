@@ -57,9 +57,7 @@ class Smaller:
             text = f"a plan without {times:,} times as many replicas or shards cannot run on {self.gpus:,} GPUs"
             raise SpecError(text, code="does-not-divide", field="smaller")
         plan = replace(
-            job.plan,
-            dp_replicate=int(job.plan.dp_replicate // fewer),
-            dp_shard=int(job.plan.dp_shard // shards),
+            job.plan, dp_replicate=int(job.plan.dp_replicate // fewer), dp_shard=int(job.plan.dp_shard // shards)
         )
         return replace(job, plan=plan, gpus=self.gpus, global_batch=job.global_batch // times)
 

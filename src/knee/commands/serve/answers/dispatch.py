@@ -33,17 +33,9 @@ QUICK = {
     "views/budget": "search_view:budget_view",
 }
 """``POST /api/NAME`` -> module and function, for answers within milliseconds."""
-SLOW = {
-    "plan": "views:plan",
-    "budget": "views:budget",
-    "validate": "views:validate",
-}
+SLOW = {"plan": "views:plan", "budget": "views:budget", "validate": "views:validate"}
 """The same for seconds of work, which waits in the queue of searches."""
-OTHER = {
-    "catalog": "controls:catalog_view",
-    "openapi": "openapi:openapi_view",
-    "read": "dropped:read",
-}
+OTHER = {"catalog": "controls:catalog_view", "openapi": "openapi:openapi_view", "read": "dropped:read"}
 """The same for routes of another form."""
 
 Tell = Callable[[bytes], None]
