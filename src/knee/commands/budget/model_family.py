@@ -7,10 +7,10 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 from functools import cache
 
-from knee.base.errors import InputError
 from knee.base.units import short
+from knee.commands.budget.scaling_laws import unknown_name
 from knee.engine.workload.parameters import parameter_count
-from knee.specs.catalog import ROOT, did_you_mean, read_toml
+from knee.specs.catalog import ROOT, read_toml
 from knee.specs.load import load_model
 from knee.specs.model import Model
 
@@ -98,10 +98,7 @@ def family_names() -> list[str]:
 def family_of(name: str) -> Family:
     """A family by its name."""
     if name not in _document():
-        close = did_you_mean(name, family_names())
-        guess = f"did you mean {close}? " if close else ""
-        hint = f"{guess}use one of {', '.join(family_names())}"
-        raise InputError(f"no family named {name!r}", hint=hint, code="unknown-name", field="family")
+        raise unknown_name("family", name, family_names())
     raw = _document()[name]
     names, vocab = raw["members"], raw["vocab"]
     assert isinstance(names, list)

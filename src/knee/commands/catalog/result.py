@@ -12,7 +12,7 @@ from knee.commands.catalog.entry_toml import entry_toml
 from knee.engine.reliability.defaults import conditions_of, default_of
 from knee.engine.workload.parameters import active_parameter_count, mtp_parameter_count, parameter_count
 from knee.show.result import Result
-from knee.specs.catalog import KINDS, ROOT, Kind, Leaf, Tree, did_you_mean, is_path, read_toml
+from knee.specs.catalog import KINDS, ROOT, Kind, Leaf, Tree, is_path, nearest, read_toml
 from knee.specs.check import Mistake, build, raise_mistakes
 from knee.specs.constants import constant, constant_rows
 from knee.specs.data_sheets import complete, kind_of_file
@@ -136,9 +136,8 @@ class CatalogEntries(Result):
         if is_path(name) or (not found and Path(name).is_dir()):
             return (file_entry(name if is_path(name) else f"./{name}"),)
         if not found:
-            close = did_you_mean(name, [entry.name for entry in self.entries])
             text = f"nothing named {name!r} is in the catalogue"
-            hint = f"did you mean {close}?" if close else "`knee catalog` lists all"
+            hint = nearest(name, [entry.name for entry in self.entries]) or "`knee catalog` lists all"
             raise InputError(text, hint=hint, code="unknown-name", field="name")
         return found
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from knee.base.errors import InputError
-from knee.commands.main import nearest
+from knee.specs.catalog import nearest
 from knee.specs.plan import RENAMED
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]

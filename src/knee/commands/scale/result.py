@@ -436,14 +436,15 @@ class Scaling(Result):
     @checked_arguments
     def plot(self, path: str | Path | None = None) -> Any:
         """Draw a chart into a .svg, .png, .html or .json file; without a file, return the Vega-Lite chart."""
-        from knee.commands.plot_file import write_scale_plot
-        from knee.commands.scale.chart import chart_of
+        from knee.commands.scale.chart import chart_of, spec_of, table_of
         from knee.show.figures.vega import check_picture
+        from knee.show.page.page import write_plot
 
         if path is None:
             return chart_of(self.series())
         check_picture(str(path))
-        write_scale_plot(self.series(), str(path))
+        series = self.series()
+        write_plot(Path(path), spec_of(series), title="knee scale", rows=table_of(series))
         return None
 
     def series(self) -> list[ScaleSeries]:
@@ -475,11 +476,12 @@ class Scaling(Result):
 
     def _chart_svg(self) -> str:
         from knee.base.errors import MissingExtra
-        from knee.commands.scale.chart import svg_of
+        from knee.commands.scale.chart import spec_of
+        from knee.show.figures.vega import to_svg
 
         series = self.series()
         try:
-            return svg_of(series) if series else ""
+            return to_svg(spec_of(series)) if series else ""
         except MissingExtra:
             return ""
 

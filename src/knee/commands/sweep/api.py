@@ -16,7 +16,7 @@ from knee.commands.study.study_file import GridChanges, changes_of, load_study
 from knee.commands.sweep.result import SweepPlan, SweepStatus
 from knee.specs.argument_types import checked_arguments
 from knee.specs.arguments import not_in_range
-from knee.specs.catalog import did_you_mean
+from knee.specs.catalog import nearest
 from knee.specs.choices import Device, Launcher
 from knee.specs.defaults import TIMEOUT_S, TRACE_STEPS
 from knee.specs.load import forget_files
@@ -257,15 +257,14 @@ def _check_states(states: Sequence[str]) -> None:
             raise InputError(text, hint=hint, code="not-ended", field="states")
     wrong = [state for state in states if state not in ENDED]
     if wrong or not states:
-        close = did_you_mean(wrong[0], ENDED) if wrong else None
+        hint = nearest(wrong[0], ENDED) if wrong else None
         text = f"{argument('states')} {','.join(states)!r} is not one of {', '.join(ENDED)}"
-        raise InputError(text, hint=f"did you mean {close}?" if close else None, code="unknown-choice", field="states")
+        raise InputError(text, hint=hint, code="unknown-choice", field="states")
 
 
 def _check_ids(sweep: Sweep, runs: Collection[str]) -> None:
     known = [entry.id for entry in sweep.entries]
     unknown = next((run for run in runs if run not in set(known)), None)
     if unknown is not None:
-        close = did_you_mean(unknown, known)
-        text = f"the sweep has no run {unknown!r}"
-        raise InputError(text, hint=f"did you mean {close}?" if close else None, code="unknown-run", field="runs")
+        hint = nearest(unknown, known)
+        raise InputError(f"the sweep has no run {unknown!r}", hint=hint, code="unknown-run", field="runs")

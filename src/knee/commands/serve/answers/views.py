@@ -17,11 +17,6 @@ from knee.specs.plan_words import plan_words
 Body = Mapping[str, Any]
 
 
-def simulate(body: Body) -> Any:
-    """``knee.simulate``."""
-    return knee.simulate(**arguments_of(body, "simulate")).to_dict()
-
-
 def scale(body: Body) -> Any:
     """``knee.scale``; a search at every count is another route's."""
     _refuse_best(body)
@@ -32,16 +27,6 @@ def _refuse_best(body: Body) -> None:
     if body.get("best"):
         text = "best searches for a plan at every count, which takes long"
         raise InputError(text, hint="POST /api/searches with kind scale_best", code="contradiction", field="best")
-
-
-def plan(body: Body) -> Any:
-    """``knee.plan``."""
-    return knee.plan(**arguments_of(body, "plan")).to_dict()
-
-
-def budget(body: Body) -> Any:
-    """``knee.budget``."""
-    return knee.budget(**arguments_of(body, "budget")).to_dict()
 
 
 def validate(body: Body) -> Any:
