@@ -157,9 +157,11 @@ def _spec(draw: Draw, rows: Sequence[Row], beside: Sequence[ChartPoint], impossi
         return run_strip(spans) if spans else None
     if draw.mark == "growth":  # each figure of the data sheets over the first row's
         grown = [
-            ChartPoint(series=name_of(column), x=row[draw.x], y=float(row[column]) / float(first), kind="catalogue")
+            ChartPoint(
+                series=name_of(column), x=row[draw.x], y=float(row[column]) / float(rows[0][column]), kind="catalogue"
+            )
             for column in GROWN
-            if rows and is_number(first := rows[0].get(column))
+            if rows and is_number(rows[0].get(column))
             for row in rows
             if is_number(row.get(column))
         ]

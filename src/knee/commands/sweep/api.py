@@ -257,9 +257,8 @@ def _check_states(states: Sequence[str]) -> None:
             raise InputError(text, hint=hint, code="not-ended", field="states")
     wrong = [state for state in states if state not in ENDED]
     if wrong or not states:
-        hint = nearest(wrong[0], ENDED) if wrong else None
         text = f"{argument('states')} {','.join(states)!r} is not one of {', '.join(ENDED)}"
-        raise InputError(text, hint=hint, code="unknown-choice", field="states")
+        raise InputError(text, hint=nearest(wrong[0], ENDED) if wrong else None, code="unknown-choice", field="states")
 
 
 def _check_ids(sweep: Sweep, runs: Collection[str]) -> None:
