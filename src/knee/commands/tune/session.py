@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from knee.base.errors import DoesNotFit, InputError, argument
-from knee.base.signals import StopSignal, catch_signals
+from knee.base.signals import catch_signals
 from knee.commands.tune import tuned_state as states
 from knee.commands.tune.loop import Limits, Progressed, Stage, Standing, Start, Why, run_stage
 from knee.commands.tune.posterior import moved
@@ -62,7 +62,15 @@ def _side_by_side(sweep: Sweep, site: Site, ids: Collection[str], at_once: int, 
         def placed(entry: SweepRun) -> Status | None:
             slot = free.get()
             try:
-                return _one(sweep, site, entry, slot, statuses, stop, on_run)
+                if stop.signal is not None:
+                    return None
+                hosts = site.hosts[slot * entry.nodes : (slot + 1) * entry.nodes]
+                what = local.supervised_run(sweep, replace(site, hosts=hosts) if site.hosts else site, entry, stop)
+                if not site.hosts:
+                    devices = range(slot * entry.gpus, (slot + 1) * entry.gpus)
+                    what.environment = {**what.environment, DEVICES: ",".join(map(str, devices))}
+                on_run(entry, replace(statuses[entry.id], state="running"))
+                return supervise(what)
             finally:
                 free.put(slot)
 
@@ -72,20 +80,6 @@ def _side_by_side(sweep: Sweep, site: Site, ids: Collection[str], at_once: int, 
                 if status is not None:
                     on_run(entry, status)
         return stop.signal
-
-
-def _one(
-    sweep: Sweep, site: Site, entry: SweepRun, slot: int, statuses: dict[str, Status], stop: StopSignal, on_run: OnRun
-) -> Status | None:
-    if stop.signal is not None:
-        return None
-    hosts = site.hosts[slot * entry.nodes : (slot + 1) * entry.nodes]
-    what = local.supervised_run(sweep, replace(site, hosts=hosts) if site.hosts else site, entry, stop)
-    if not site.hosts:
-        devices = range(slot * entry.gpus, (slot + 1) * entry.gpus)
-        what.environment = {**what.environment, DEVICES: ",".join(map(str, devices))}
-    on_run(entry, replace(statuses[entry.id], state="running"))
-    return supervise(what)
 
 
 def check_room(job: Job, launcher: Launcher, site: Site, at_once: int) -> None:
