@@ -24,22 +24,12 @@ from knee.specs.plan import KNOBS, Plan, plan_words
 from knee.trust.validation.bandwidth_errors import LARGE_BYTES, carried_bandwidths
 
 MAY_DIFFER = (
-    "capacity_factor",
-    "placement",
-    "prefetch",
-    "recompute_modules",
-    "reduce_dtype",
-    "sequence_parallel",
-    "state_dtype",
-    "tp_overlap_frac",
+    *("capacity_factor", "placement", "prefetch", "recompute_modules", "reduce_dtype", "sequence_parallel"),
+    *("state_dtype", "tp_overlap_frac"),
 )
 """Fields of a plan in which records of one point may differ."""
 IDENTITY = (
-    "model",
-    "cluster",
-    "gpus",
-    "global_batch",
-    "seq_len",
+    *("model", "cluster", "gpus", "global_batch", "seq_len"),
     *(name for name in KNOBS if name not in MAY_DIFFER),
     "set",
 )
