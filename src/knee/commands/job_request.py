@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 from knee.base.errors import InputError, argument, example
 from knee.specs import Cluster, Job, Model, Profile
-from knee.specs.arguments import SIZES, checked_plan, require
+from knee.specs.argument_types import SIZES, checked_plan, require
 from knee.specs.catalog import Source, entry_names, read_layers, read_toml
 from knee.specs.defaults import DEFAULT_PROFILE
 from knee.specs.fields import split_overrides

@@ -20,8 +20,7 @@ from knee.engine.one_job import simulate_jobs
 from knee.search.memory_fit import memory_table
 from knee.search.plan_filter import matching
 from knee.search.plan_search import SearchResult, search
-from knee.search.space import Space, divisors
-from knee.search.space_tables import whole_table
+from knee.search.space import Space, divisors, whole_table
 from knee.specs.choices import Objective
 from knee.specs.defaults import DEFAULT_CONVENTION
 from knee.specs.hardware import Cluster

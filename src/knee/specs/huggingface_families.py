@@ -9,7 +9,7 @@ from typing import Any
 
 from knee.base.errors import InputError
 from knee.base.files import is_deep
-from knee.specs.model.rules import MOST_LAYERS
+from knee.specs.model.decoder import MOST_LAYERS
 
 # Families of Hugging Face configs, dense and with experts: which keys of ``config.json`` say what of a model.
 

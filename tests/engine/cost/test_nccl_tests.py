@@ -7,8 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from knee.engine.cost.collective_cost import Links, all_reduce_s, gather_s
-from knee.engine.cost.nccl_tests import OPERATIONS, Operation, ReduceAlgorithm, idle_s, nvls_rate, reduce_by, ring_links
+from knee.engine.cost.collective_cost import (
+    OPERATIONS,
+    Links,
+    Operation,
+    ReduceAlgorithm,
+    all_reduce_s,
+    gather_s,
+    idle_s,
+    nvls_rate,
+    reduce_by,
+    ring_links,
+)
 from knee.engine.cost.placement import GroupPlacement
 from knee.specs.catalog import entry_names
 from knee.specs.constants import constant

@@ -36,8 +36,7 @@ from knee.engine.reliability.whole_run import interrupted_runs
 from knee.engine.training_cost import checked_pue
 from knee.engine.workload.parameters import parameter_count
 from knee.specs import Cluster, Model, Profile
-from knee.specs.argument_types import checked_arguments
-from knee.specs.arguments import both_given, not_in_range, require
+from knee.specs.argument_types import both_given, checked_arguments, not_in_range, require
 from knee.specs.catalog import Source
 from knee.specs.constants import constant_source
 from knee.specs.defaults import DEFAULT_BATCH_LAW, DEFAULT_FAMILY, DEFAULT_GRID, DEFAULT_LAW, DEFAULT_SEQ_LEN

@@ -17,8 +17,7 @@ from knee.base.arrays import Bools, Floats, Ints, expanded, names_of
 from knee.engine.simulator import simulate_table
 from knee.search.bound import by_chunk, least_step, least_unsharded_step
 from knee.search.memory_fit import SHARES, fitting, memory_bytes
-from knee.search.space import Space, degrees
-from knee.search.space_tables import joined, whole_table
+from knee.search.space import Space, degrees, joined, whole_table
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
 from knee.specs.model import Model

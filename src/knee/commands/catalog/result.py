@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from knee.base.errors import InputError
-from knee.engine.reliability.defaults import conditions_of
-from knee.engine.reliability.defaults import default_of as default_rate
+from knee.engine.reliability.goodput import conditions_of
+from knee.engine.reliability.goodput import default_of as default_rate
 from knee.engine.workload.parameters import active_parameter_count, mtp_parameter_count, parameter_count
 from knee.show.result import Result
 from knee.specs.catalog import KINDS, ROOT, Kind, Leaf, Tree, is_path, nearest, read_toml, walk

@@ -12,7 +12,7 @@ from knee.engine.reliability.whole_run import WholeRun
 from knee.search.knee import GOALS, Knee
 from knee.show.terminal.table import print_columns, print_heading, print_rows
 from knee.specs.metrics import METRICS, VIEWS, values_of
-from knee.specs.plan_words import plan_words
+from knee.specs.plan import plan_words
 from knee.trust.doubling_errors import DoublingBand
 
 

@@ -14,8 +14,7 @@ from knee.base.progress import Progress, watched
 from knee.commands.study.questions import StudyPoint, all_points, check_count, job_of
 from knee.commands.study.study_file import GridChanges, changes_of, load_study
 from knee.commands.sweep.result import SweepPlan, SweepStatus
-from knee.specs.argument_types import checked_arguments
-from knee.specs.arguments import not_in_range
+from knee.specs.argument_types import checked_arguments, not_in_range
 from knee.specs.catalog import nearest
 from knee.specs.choices import Device, Launcher
 from knee.specs.defaults import TIMEOUT_S, TRACE_STEPS

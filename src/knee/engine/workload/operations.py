@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from knee.base.arrays import Bools, Floats
-from knee.engine.workload.flop import causal_keys, kernel_keys
 from knee.engine.workload.fp8_layers import Casts, layer_casts, product_scale, wide_products
+from knee.engine.workload.parameters import causal_keys, kernel_keys
 from knee.engine.workload.projections import Projection, expert_share, projections, routed_rows
 from knee.engine.workload.shapes import BYTES, Shapes
 from knee.specs.constants import constant, passes_of

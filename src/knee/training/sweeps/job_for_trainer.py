@@ -75,7 +75,7 @@ def facts_of(
     """What the record says besides, and what workers need of the catalogue."""
     import numpy as np
 
-    from knee.engine.workload.flop import model_flop_per_token
+    from knee.engine.workload.parameters import model_flop_per_token
 
     return {
         "cluster": cluster,

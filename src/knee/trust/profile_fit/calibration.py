@@ -19,7 +19,7 @@ from knee.specs.profile import Profile
 from knee.specs.profile_parameters import PARAMETERS, Parameter, Values
 from knee.specs.write import Value, spec_toml
 from knee.trust.profile_fit.stack_fit import NO_EVIDENCE, UNTOLD, Estimate, StackFit, calibrate, problem_of
-from knee.trust.validation.simulated_runs import grouped, predicted
+from knee.trust.validation.run_errors import grouped, predicted
 from knee.trust.validation.user_records import DIFFER, Pair, UserRuns
 
 # Runs that a fit did not see: few are left out one by one, many in one group. They say whether the fit is taken.

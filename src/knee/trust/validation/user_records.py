@@ -25,9 +25,8 @@ from knee.specs.model import Model
 from knee.specs.profile import Profile
 from knee.trust.validation.csv_cells import LEAST, TooManyRows, reason_of, text_of, unknown_choice
 from knee.trust.validation.published_runs import CsvRow, PublishedRun, RunFile, Setting, Status, median_of, read_runs
-from knee.trust.validation.run_errors import NO_ANSWER
+from knee.trust.validation.run_errors import NO_ANSWER, Ask, ask_runs, grouped, predicted
 from knee.trust.validation.run_to_job import MOST_STAGES, RunJob, catalog_profile, job_of
-from knee.trust.validation.simulated_runs import Ask, ask_runs, grouped, predicted
 
 Pair = tuple[PublishedRun, RunJob]
 RECORD, ATTEMPTS = "record.json", "attempts"
