@@ -251,7 +251,6 @@ def _join(plan: dict[str, Any], changes: Pairs) -> dict[str, Any]:
 
 
 def _given_sources(sizes: Mapping[str, Any], plan: Mapping[str, Any], overrides: Pairs) -> dict[str, Source]:
-    """Sources of what was given with the request itself."""
     given = {name: Source(value=value, kind="user", text=argument(name)) for name, value in sizes.items()}
     given |= {f"plan.{name}": Source(value=value, kind="user", text=argument(name)) for name, value in plan.items()}
     changed = argument("overrides")

@@ -25,7 +25,6 @@ class ComparedRow:
 
     @property
     def title(self) -> str:
-        """Its label."""
         return self.metric.label
 
     @property

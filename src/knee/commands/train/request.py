@@ -320,7 +320,6 @@ def _shards(folder: str | Path | None) -> dict[str, Any]:
 
 
 def _routing(plan: Plan) -> Routing:
-    """How the trainer's tokens choose experts."""
     known: dict[str, Routing] = {"balanced": "balanced", "dropless": "learned"}
     if plan.routing not in known:
         text = f"{argument('routing')} {plan.routing} can be simulated, but not trained"
@@ -330,7 +329,6 @@ def _routing(plan: Plan) -> Routing:
 
 
 def _world(nproc: int | None, plan: Mapping[str, Any], *, torchrun: bool) -> int:
-    """Processes of the run."""
     if not torchrun:
         if nproc is not None and nproc < 1:
             text = f"{argument('nproc')} is {nproc}; it must be at least 1"

@@ -166,7 +166,6 @@ def show_status(folder: Path, html: str | None, as_json: bool) -> None:
 
 
 def _refuse_unplayed(ctx: click.Context, file: str) -> None:
-    """Refuse what a replay would not read."""
     for one in ctx.command.params:
         if one.name in REPLAY_OPTIONS or ctx.get_parameter_source(one.name or "") != ParameterSource.COMMANDLINE:
             continue
@@ -198,7 +197,6 @@ def _share_of(text: str) -> float:
 
 
 def _knobs(text: str) -> list[Any]:
-    """Names by commas."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if names == ["none"]:
         return []

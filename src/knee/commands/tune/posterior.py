@@ -148,7 +148,6 @@ def _same(codes: Ints) -> Any:
 
 
 def _codes(*columns: Any) -> Ints:
-    """One number for each combination."""
     _, code = np.unique(np.column_stack(columns), axis=0, return_inverse=True)
     return np.asarray(code, dtype=np.int64).ravel()
 

@@ -179,7 +179,6 @@ class TransferPair:
 
     @property
     def doublings(self) -> float:
-        """Between the two."""
         return log2(self.large / self.small)
 
 

@@ -75,7 +75,6 @@ def state_of(study: Study) -> dict[str, Any] | None:
 
 
 def _searched(grid: StudyGrid) -> bool:
-    """Whether the simulator chooses a part of the plan."""
     return grid.tune or grid.pick != "each"
 
 
@@ -223,7 +222,6 @@ def _control(name: str, kind: ControlKind, group: str, **settings: Any) -> Contr
 
 
 def _plan_control(knob: Knob, text: str) -> Control:
-    """The control of a plan's field."""
     base: dict[str, Any] = {
         "name": knob.name,
         "label": knob.label or knob.name.replace("_", " ").capitalize(),
