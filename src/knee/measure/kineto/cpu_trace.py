@@ -204,7 +204,8 @@ def _issues(operator: str, kind: str) -> bool:
 
 
 def _issued(call: NestedSpan, by: tuple[NestedSpan, NestedSpan | None] | None) -> LaunchCall:
-    found = LaunchCall(call.name, str(call.track), None, None, _elements(call), False, _dtype(call), None)
+    dtype = next((str(kind) for kind in _list(call, "Input type") if kind), "")
+    found = LaunchCall(call.name, str(call.track), None, None, _elements(call), False, dtype, None)
     if by is None:
         return found
     operator, elements = by[0], _elements(by[0])
@@ -291,10 +292,6 @@ def _count(dims: Any) -> int:
 
 def _elements(span: NestedSpan) -> int:
     return max(_sizes(span), default=0)
-
-
-def _dtype(span: NestedSpan) -> str:
-    return next((str(kind) for kind in _list(span, "Input type") if kind), "")
 
 
 def host_columns(trace: RankTrace) -> RankTrace:
