@@ -157,12 +157,11 @@ def probe_collectives(
     most_bytes = message_bytes(max_size)
     session = _session("collectives", out, base, quick, fresh, replay, listener)
     if session.replay is None:
-        from knee.measure.machine.machine_facts import need_torch
-
-        need_torch("`knee probe collectives`")
-        from knee.measure.machine.collective_timing import measure_collectives, ready_rank
+        from knee.measure.machine.machine_facts import ready_rank
 
         launch, device = ready_rank(backend)
+        from knee.measure.machine.collective_timing import measure_collectives  # needs torch
+
         series = plan_series(
             launch.world, launch.per_node, device, quick=quick, wanted=collectives, most_bytes=most_bytes
         )

@@ -17,63 +17,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from knee.base.errors import InputError, KneeError, RunFailed, argument
+from knee.base.errors import KneeError, RunFailed
 from knee.base.signals import catch_signals
 from knee.base.units import show
 from knee.measure.machine.collective_grid import ELEMENT_BYTES, CollectiveSeries
 from knee.measure.machine.listener import SILENT, ProbeListener, ProbeStopped, error_text
-from knee.measure.machine.machine_facts import choose_device, describe, open_nvml
+from knee.measure.machine.machine_facts import TorchrunLaunch, describe, open_nvml
 from knee.measure.machine.readings import CollectivePoint, Machine, ReadingsFile, Record, key_of, read_readings
 
 # This process among the others of a torchrun job: meeting, agreeing, and stopping together.
 # Every decision about what is measured next has to fall alike on all ranks, or they wait for each other for ever.
 # Control messages go over a gloo group of their own, so that they work while NCCL is what is measured.
 
-HOW = "torchrun --nproc-per-node 8 -m knee probe collectives --out mine.toml"
-"""The command for a node of eight GPUs."""
 MEETING_S = 300
 """How long ranks wait for each other."""
 _UNTIL_THE_END = ExitStack()
 """Signals are caught as long as the process lives: torchrun sends more of them while a rank says how far it came."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TorchrunLaunch:
-    """What torchrun tells a process in its environment."""
-
-    rank: int
-    world: int
-    local_rank: int
-    per_node: int
-    """Processes on this node."""
-
-
-def read_launch() -> TorchrunLaunch:
-    """This process' place, or words about how to start several."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    if missing := [name for name in names if name not in os.environ]:
-        raise InputError(
-            f"collectives are measured between processes, but {missing[0]} is not set; start "
-            "this command with torchrun",
-            hint=f"`{HOW}`",
-            code="missing-argument",
-            field=missing[0],
-        )
-    try:
-        rank, world, local_rank, per_node = (int(os.environ[name]) for name in names)
-    except ValueError:
-        raise InputError(f"{', '.join(names)} should be whole numbers", hint=f"`{HOW}`", code="not-a-number") from None
-    if world < 2:
-        text = "a collective needs at least two processes, but only one was started"
-        raise InputError(text, hint=f"`{HOW}`", code="too-few-gpus", field="WORLD_SIZE")
-    if world % per_node:
-        raise InputError(
-            f"{world} processes do not fill nodes of {per_node}",
-            hint="start the same number of processes on every node",
-            code="does-not-divide",
-            field="WORLD_SIZE",
-        )
-    return TorchrunLaunch(rank=rank, world=world, local_rank=local_rank, per_node=per_node)
 
 
 class Ranks:
@@ -496,26 +455,6 @@ def _ring(sent: Any, received: Any, group: Any) -> Callable[[], None]:
 
 Known = dict[str, float | None]
 """What was measured before -> seconds, or None where it failed."""
-
-
-def ready_rank(backend: str | None) -> tuple[TorchrunLaunch, str]:
-    """This process' place, and what the backend moves: the memory of GPUs for NCCL, the host's for gloo."""
-    launch, gpus = read_launch(), torch.cuda.device_count()
-    if backend == "nccl" and not gpus:
-        raise InputError(
-            f"{argument('backend')} nccl: torch {torch.__version__} finds no GPU",
-            hint=f"`knee doctor` shows the devices of this machine; {argument('backend')} gloo measures the CPU",
-            code="no-gpu",
-            field="backend",
-        )
-    device = choose_device("cpu" if backend == "gloo" else None)
-    if device == "cuda" and launch.per_node > gpus:
-        raise InputError(
-            f"{launch.per_node} processes on this node would share {gpus} GPUs",
-            hint=f"give torchrun --nproc-per-node {gpus}, or measure the CPU with {argument('backend')} gloo",
-            code="shared-gpus",
-        )
-    return launch, device
 
 
 def measure_collectives(

@@ -56,19 +56,6 @@ from knee.training.run.run_record import (
 from knee.training.run.timed_steps import Values, device_of, memory_of, synchronize
 from knee.training.run.watchdog import LAUNCHED, RankTerminated, Watch
 
-# The same seed gives the same losses, bit by bit: kernels that add in no fixed order are replaced or refused.
-
-
-def be_deterministic() -> None:
-    """Set torch so, before a device is used. An operation that has no such kernel raises an error that names it."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    import torch
-
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads memory that was not written
-    torch.backends.cudnn.benchmark = False
-
-
 # What a run ran on: versions, settings, and the host's parts.
 
 
@@ -167,11 +154,6 @@ def write_trace(profiler: Any, path: Path) -> None:
         raise NotWritten(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
 
-def read_trace(path: Path, plan: Plan) -> dict[str, Any]:
-    """Times of one step, by the functions that measure simulated steps and anyone's traces."""
-    return step_of(analyse(path, axes=axes_of(plan), cache=False).ranks[0])
-
-
 # What a run does between its steps: it saves checkpoints and computes the validation loss.
 
 HELD_OUT_SEED = 1 << 30
@@ -184,10 +166,12 @@ class BetweenSteps:
     def __init__(self, run: RankState, trainer: Any, share: Share) -> None:
         self.run, self.trainer, self.saver = run, trainer, None
         job, self.tell = run.job, say if run.place.rank == 0 else lambda _: None
-        self.group = _host_group(job) if job.checkpoint_every or job.resume or job.weights else None
-        if job.checkpoint_every:
-            from knee.training.checkpoints.save import CheckpointSaver
+        self.group = None
+        if job.checkpoint_every or job.resume or job.weights:
+            from knee.training.checkpoints.save_and_resume import CheckpointSaver, host_group
 
+            self.group = host_group(timedelta(seconds=job.timeout_s))
+        if job.checkpoint_every:
             if run.out is None:
                 text = "checkpoints need a folder"
                 raise InputError(text, hint="give the job an out", code="missing-argument", field="out")
@@ -200,7 +184,7 @@ class BetweenSteps:
         job = self.run.job
         checkpoint = self._agreed(partial(resume_point, job))
         if checkpoint is not None:
-            from knee.training.checkpoints.resume import load_state
+            from knee.training.checkpoints.save_and_resume import load_state
 
             state = read_state(checkpoint)
             check_resumable(checkpoint, state, job)
@@ -216,13 +200,13 @@ class BetweenSteps:
     def _read_weights(self, folder: Path) -> None:
         self.tell(f"reading weights from {folder}")
         if (folder / STATE).is_file() or (folder / CHECKPOINTS).is_dir():
-            from knee.training.checkpoints.resume import load_weights
+            from knee.training.checkpoints.save_and_resume import load_weights
 
             folder = find_checkpoint(folder)
             check_model(folder, read_state(folder), self.run.job, "weights")
             load_weights(self.trainer, folder, self.group)
         else:
-            from knee.training.checkpoints.huggingface_read import read_huggingface
+            from knee.training.checkpoints.huggingface import read_huggingface
 
             read_huggingface(self.trainer, folder)
 
@@ -302,12 +286,6 @@ def resume_point(job: TrainJob) -> Path | None:
         return find_checkpoint(Path(job.resume))
     found = [path for path in checkpoints_in(Path(job.out) / CHECKPOINTS) if read_state(path)["step"] < job.steps]
     return found[-1] if found else None
-
-
-def _host_group(job: TrainJob) -> Any:
-    from knee.training.checkpoints.save import host_group
-
-    return host_group(timedelta(seconds=job.timeout_s))
 
 
 if __name__ == "__main__":  # until there is a handler, Ctrl-C ends it without a traceback: imports take seconds
@@ -441,7 +419,11 @@ def train(run: RankState, watch: Watch) -> None:
 
     job, place = run.job, run.place
     if job.deterministic:
-        be_deterministic()
+        # the same seed gives the same losses, bit by bit; an operation that has no such kernel raises an error
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads memory that was not written
+        torch.backends.cudnn.benchmark = False
     if job.device == "cuda":
         torch.cuda.set_device(place.local_rank)
     run.device = device_of(job.device, place.local_rank)
@@ -549,7 +531,8 @@ def trace(run: RankState, step: Any) -> None:
     path = run.out / TRACES / f"rank{place.rank}.json.gz"
     try:
         write_trace(profiler, path)
-        run.facts["trace"] = read_trace(path, job.plan)
+        # times of one step, by the functions that measure simulated steps and anyone's traces
+        run.facts["trace"] = step_of(analyse(path, axes=axes_of(job.plan), cache=False).ranks[0])
     except KneeError as error:
         run.facts["trace_trouble"] = error.message
         say(f"rank {place.rank}: {error.message}")
