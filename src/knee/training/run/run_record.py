@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 import knee
-from knee.base.files import write_text
+from knee.base.files import read_text, write_text
 from knee.base.processes import output_of
 from knee.measure.traces.plain_data import mean_loads
 from knee.specs.metrics import VIEWS
@@ -293,15 +293,26 @@ def write_piece(out: Path, piece: Piece) -> None:
     write_text(path, json.dumps(_finite(piece), allow_nan=False))
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object of a file; empty where there is none."""
+    try:
+        plain = json.loads(read_text(path))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return plain if isinstance(plain, dict) else {}
+
+
+def files_of_ranks(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each rank with the JSON object of its file in a folder; files that cannot be read are skipped."""
+    for path in sorted(folder.glob("rank*.json")):
+        number = path.stem.removeprefix("rank")
+        if number.isdecimal() and (plain := read_object(path)):
+            yield int(number), plain
+
+
 def read_pieces(out: Path) -> list[Piece]:
     """Read the parts of the record that ranks have written so far."""
-    found = []
-    for path in sorted((out / PIECES).glob("rank*.json")):
-        try:
-            found.append(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError):
-            continue
-    return found
+    return [piece for _, piece in files_of_ranks(out / PIECES)]
 
 
 def compose_from_files(
@@ -312,16 +323,8 @@ def compose_from_files(
     status, error, rank = verdict(job, pieces)
     silent = False
     if rank is not None and _has_no_piece(rank, pieces):
-        step, why = _last_step(out, rank), how_ended(rank)
+        step, why = read_object(out / HEARTBEATS / f"rank{rank}.json").get("step"), how_ended(rank)
         silent = not why
         error = f"rank {rank} {why or SILENT}"
         error += "" if step is None else f"; its last report was at step {step}"
     return compose(job, pieces, status=status, error=error, rank=rank, silent=silent)
-
-
-def _last_step(out: Path, rank: int) -> int | None:
-    """The step at which a rank was last heard of."""
-    try:
-        return int(json.loads((out / HEARTBEATS / f"rank{rank}.json").read_text(encoding="utf-8"))["step"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
