@@ -22,8 +22,7 @@ from processes import Cost, best_cost, fresh_environment
 from processes import knee as command
 
 import knee
-from knee.search.space import Space
-from knee.search.space_tables import whole_table
+from knee.search.space import Space, whole_table
 
 BLOCKS, BLOCK = 10, 2000
 """Of the sample."""

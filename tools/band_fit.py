@@ -12,8 +12,7 @@ from band_coverage import QUANTITIES, Judged, held, judged_runs
 from knee.base.arrays import Floats
 from knee.specs.job import Job
 from knee.trust.bands import FEW_SOURCES, LABELS, Constants, Label, Quantity, Scores, carried_constants, unseen
-from knee.trust.distances import NAMES, Distances, Measured
-from knee.trust.error_table import Errors
+from knee.trust.error_table import NAMES, Distances, Errors, Measured
 from knee.trust.errors_by_gpus import PROMISED
 
 ASSUMED: Mapping[Quantity, Mapping[str, float]] = {

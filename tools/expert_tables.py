@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from knee.base.arrays import Bools, Floats
-from knee.engine.cost.expert_loads import BALANCED, RankLoads, rank_loads
+from knee.engine.cost.expert_dispatch import BALANCED, RankLoads, rank_loads
 from knee.engine.cost.kernel_cost import experts_forward_s, gemm_s
 from knee.measure.hardware_fit.residuals import minimum
 from knee.specs.hardware import GemmRate, GemmType, Gpu

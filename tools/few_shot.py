@@ -27,8 +27,8 @@ from knee.trust.profile_fit.calibration import OwnProfile, fit_profile
 from knee.trust.profile_fit.stack_fit import stack_priors
 from knee.trust.validation.bundled_runs import carried_runs
 from knee.trust.validation.published_runs import PublishedRun
+from knee.trust.validation.run_errors import Ask, cases_of, predicted
 from knee.trust.validation.run_to_job import catalog_profile, job_of, left_out_profiles, unseen_job_of
-from knee.trust.validation.simulated_runs import Ask, cases_of, predicted
 from knee.trust.validation.user_records import Pair, UserRuns
 
 RUNS = 8

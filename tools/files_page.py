@@ -12,14 +12,13 @@ import click
 from knee.base.units import dimension
 from knee.commands.study.failure_rows import LongRun, ReplicaExchange, Wall
 from knee.commands.study.study_file import Bandwidths, Budgets, Draw, Published, Study, StudyGrid
-from knee.engine.reliability.defaults import DEFAULTS, NO_DEFAULT, RATE_ENDS, default_of
+from knee.engine.reliability.goodput import DEFAULTS, NO_DEFAULT, RATE_ENDS, default_of
 from knee.specs.catalog import catalog_file
 from knee.specs.data_sheets import MEASURED
-from knee.specs.field_words import field_rows, unit_words
-from knee.specs.hardware import AttentionRate, Cluster, Fabric, GemmRate, Gpu, Node, NodeNics, Tier
+from knee.specs.fields import field_rows, unit_words
+from knee.specs.hardware import CAUSES, AttentionRate, Cluster, Fabric, GemmRate, Gpu, Node, NodeNics, Reliability, Tier
 from knee.specs.model import Experts, LatentAttention, Model
 from knee.specs.profile import Profile
-from knee.specs.reliability import CAUSES, Reliability
 from knee.training.launch.site import Site
 
 LONG_TIME = "5 min"

@@ -18,8 +18,7 @@ from band_coverage import QUANTITIES, Coverage, coverage, judged_runs, table
 from band_fit import ASSUMED, constants_without_each, fit_constants
 
 from knee.trust.bands import CONSTANTS, FEW_SOURCES, LABELS, MOE_CONSTANTS, Constants, Quantity, unseen
-from knee.trust.distances import NAMES
-from knee.trust.error_table import EXPERTS, OWN, Errors, read_errors
+from knee.trust.error_table import EXPERTS, NAMES, OWN, Errors, read_errors
 from knee.trust.errors_by_gpus import PROMISED, jobs_of
 
 HEAD = """\

@@ -39,10 +39,9 @@ from megatron_layers import read_megatron_layers
 from moe_protocol import routing_losses
 
 from knee.base.arrays import Bools, Floats
-from knee.engine.cost import expert_loads
+from knee.engine.cost import expert_dispatch
 from knee.engine.cost.collective_cost import Links
-from knee.engine.cost.expert_dispatch import SM_RATES, WIRE_RATES, Direction, ExchangeRates
-from knee.engine.cost.expert_loads import BALANCED
+from knee.engine.cost.expert_dispatch import BALANCED, SM_RATES, WIRE_RATES, Direction, ExchangeRates
 from knee.measure.hardware_fit.residuals import Residuals
 from knee.specs.load import load_cluster
 
@@ -184,8 +183,8 @@ def dropless_variation() -> tuple[float, str]:
     low, high = 0.05, 4.0
     for _ in range(8):
         middle = (low + high) / 2
-        expert_loads._drawn.cache_clear()
-        with patch.object(expert_loads, "constant", lambda *_, variation=middle: variation):
+        expert_dispatch._drawn.cache_clear()
+        with patch.object(expert_dispatch, "constant", lambda *_, variation=middle: variation):
             losses = routing_losses()
         short = sum(loss.predicted - loss.measured for loss in losses) < 0.0
         low, high = (middle, high) if short else (low, middle)

@@ -42,8 +42,8 @@ from knee.specs.profile_parameters import PARAMETERS, Parameter
 from knee.trust.profile_fit.stack_fit import StackFit, calibrate
 from knee.trust.validation.bundled_runs import carried_runs
 from knee.trust.validation.published_runs import PublishedRun, Setting
+from knee.trust.validation.run_errors import cases_of
 from knee.trust.validation.run_to_job import RunJob, job_of, profile_name
-from knee.trust.validation.simulated_runs import cases_of
 
 CATALOG = Path(__file__).parent.parent / "src/knee/catalog"
 PROFILES, ERRORS = CATALOG / "profiles", CATALOG / "validation/errors.csv"

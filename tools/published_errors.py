@@ -10,8 +10,8 @@ import numpy as np
 
 from knee.trust.error_table import COLUMNS, Pair, error_rows
 from knee.trust.validation.published_runs import PublishedRun, Setting
+from knee.trust.validation.run_errors import Ask, cases_of, predicted
 from knee.trust.validation.run_to_job import RunJob
-from knee.trust.validation.simulated_runs import Ask, cases_of, predicted
 
 
 def errors_of(runs: Iterable[PublishedRun], ask: Ask) -> dict[Setting, tuple[float, float]]:

@@ -23,7 +23,7 @@ import knee  # noqa: E402
 from knee.commands.study.study_file import load_study, study_names  # noqa: E402
 from knee.engine.measurement import CommLoad, Measurement, Memory  # noqa: E402
 from knee.specs.catalog import KINDS, entry_names  # noqa: E402
-from knee.specs.field_words import descriptions, field_rows  # noqa: E402
+from knee.specs.fields import descriptions, field_rows  # noqa: E402
 from knee.specs.load import describe, read_tree  # noqa: E402
 from knee.specs.metrics import METRICS  # noqa: E402
 from knee.trust.bands import CONSTANTS, MOE_CONSTANTS  # noqa: E402

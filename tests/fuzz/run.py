@@ -22,7 +22,7 @@ from typing import Any
 
 from fuzz.case import Case
 from fuzz.guard import GUARD, Started, guarded
-from knee.specs.kept_files import forget_files
+from knee.specs.load import forget_files
 
 CPU_S = 20.0
 """Of one case. Files have a few kilobytes, and arguments ask about a few GPUs; a search that is asked about many may

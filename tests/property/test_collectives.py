@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from knee.base.arrays import Floats
-from knee.engine.cost.collective_cost import Links, all_reduce_s, gather_s, send_s
-from knee.engine.cost.nccl_tests import OPERATIONS, idle_s
+from knee.engine.cost.collective_cost import OPERATIONS, Links, all_reduce_s, gather_s, idle_s, send_s
 from knee.engine.cost.placement import GroupPlacement
 from knee.specs.catalog import entry_names
 from knee.specs.hardware import Cluster

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knee.engine.workload.layer_weights import Tensor, layer_tensors
 from knee.engine.workload.layers_per_stage import chunk_layers, stage_layers
 from knee.engine.workload.parameters import (
+    Tensor,
     embedding_tensors,
     gathered_elements,
     head_tensors,
+    layer_tensors,
     parameter_count,
     shard_elements,
 )

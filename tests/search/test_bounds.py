@@ -15,8 +15,7 @@ from knee.base.errors import KneeError
 from knee.engine.simulator import simulate_table
 from knee.search.bound import LeastStep, least_shape_step, least_step, least_unsharded_step
 from knee.search.plan_search import hides_most
-from knee.search.space import Space
-from knee.search.space_tables import count_plans, kernel_shapes, whole_table
+from knee.search.space import Space, count_plans, kernel_shapes, whole_table
 from knee.specs.catalog import entry_names
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job

@@ -12,10 +12,10 @@ from knee.engine.simulator import simulate_table
 from knee.search.bound import least_unsharded_step
 from knee.search.follow_ups import robust
 from knee.search.plan_search import search
-from knee.search.space import Space
-from knee.search.space_tables import (
+from knee.search.space import (
     FLAT,
     HIERARCHICAL,
+    Space,
     count_plans,
     searched_collectives,
     sharded_table,

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from knee.engine.simulator import evaluate
-from knee.search.space import Space
-from knee.search.space_tables import whole_table
+from knee.search.space import Space, whole_table
 from knee.specs.load import load_cluster, load_model, load_profile
 
 pytestmark = pytest.mark.slow

@@ -14,8 +14,15 @@ from knee.base.errors import SpecError
 from knee.engine.simulator import simulate_table
 from knee.search.bound import least_step, least_unsharded_step
 from knee.search.plan_filter import matching
-from knee.search.space import Space, _sensible, divisors
-from knee.search.space_tables import count_plans, sharded_table, unsharded_table, whole_table
+from knee.search.space import (
+    Space,
+    _sensible,
+    count_plans,
+    divisors,
+    sharded_table,
+    unsharded_table,
+    whole_table,
+)
 from knee.specs.job import Job
 from knee.specs.load import load_cluster, load_model, load_profile
 from knee.specs.model import Experts, Model

@@ -11,8 +11,7 @@ from knee import load_cluster, load_model, load_profile
 from knee.engine.simulator import simulate_table, simulate_variants
 from knee.search.bound import least_step
 from knee.search.follow_ups import PARTS
-from knee.search.space import Space
-from knee.search.space_tables import whole_table
+from knee.search.space import Space, whole_table
 from knee.specs.plan import Plan
 from knee.specs.variants import columns_of, side_by_side, variant_rows
 

@@ -10,7 +10,7 @@ import pytest
 
 from knee.specs import Model
 from knee.specs.catalog import KINDS, ROOT, SOURCE_KINDS, Kind, _index, _parsed, entry_names, read_entry, walk
-from knee.specs.load import catalog_entries, describe, load_cluster, load_model, load_profile
+from knee.specs.load import describe, load_cluster, load_model, load_profile
 
 ENTRIES = [(kind, name) for kind in KINDS for name in entry_names(kind)]
 
@@ -38,11 +38,11 @@ def test_files_name_no_path_of_any_machine(path: Path) -> None:
 
 
 def test_names_are_listed_in_order() -> None:
-    names = catalog_entries("model")
+    names = entry_names("model")
     assert names == sorted(names)
     assert {"gpt3-175b", "llama-1b", "llama3.2-1b", "qwen2.5-7b"} <= set(names)
-    assert {"dgx-v100", "dgx-a100", "dgx-h100", "gb200-nvl72", "mi300x-8"} <= set(catalog_entries("cluster"))
-    assert {"eager", "compiled", "fused", "paper", "paper-v100"} <= set(catalog_entries("profile"))
+    assert {"dgx-v100", "dgx-a100", "dgx-h100", "gb200-nvl72", "mi300x-8"} <= set(entry_names("cluster"))
+    assert {"eager", "compiled", "fused", "paper", "paper-v100"} <= set(entry_names("profile"))
 
 
 def parameters(model: Model) -> int:

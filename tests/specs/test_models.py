@@ -11,7 +11,8 @@ import pytest
 import knee
 from knee.base.errors import SpecError
 from knee.engine.workload.parameters import parameter_count
-from knee.specs.load import catalog_entries, load_model
+from knee.specs.catalog import entry_names
+from knee.specs.load import load_model
 from knee.specs.plan import Plan
 from knee.training.parallelism.trainer_job import TrainJob
 from refusals import caught, kind
@@ -76,7 +77,7 @@ def test_parameters_are_those_that_the_authors_state(name: str) -> None:
     assert parameter_count(load_model(name).spec) / 1e9 == pytest.approx(STATED[name], rel=0.005)
 
 
-@pytest.mark.parametrize("name", sorted(set(catalog_entries("model")) & set(PUBLISHED)))
+@pytest.mark.parametrize("name", sorted(set(entry_names("model")) & set(PUBLISHED)))
 def test_every_model_can_be_simulated(name: str) -> None:
     answer = knee.simulate(name, cluster="dgx-h100", gpus=64, local_batch=1, seq_len=4096, sharding="fsdp", tp=2)
     assert 0.05 < answer.measurement.mfu_frac < 0.75

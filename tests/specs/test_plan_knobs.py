@@ -11,11 +11,10 @@ from click.testing import CliRunner
 
 import knee
 from knee.commands.main import main
-from knee.specs.field_words import descriptions
+from knee.specs.fields import descriptions
 from knee.specs.knobs import Knob
-from knee.specs.plan import KNOBS, Plan
+from knee.specs.plan import KNOBS, Plan, plan_words
 from knee.specs.plan_table import COLUMNS, SIZES, PlanTable, column_of, table_of
-from knee.specs.plan_words import plan_words
 
 VALID: dict[str, dict[str, Any]] = {
     "recompute_frac": {"recompute": "blocks"},

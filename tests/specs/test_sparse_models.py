@@ -19,7 +19,8 @@ import pytest
 import knee
 from knee.commands.catalog.result import file_entry
 from knee.engine.workload.parameters import active_parameter_count, mtp_parameter_count, parameter_count
-from knee.specs.load import catalog_entries, load_model
+from knee.specs.catalog import entry_names
+from knee.specs.load import load_model
 from knee.specs.model import Experts, LatentAttention, Model
 from knee.specs.model.decoder import departures
 from refusals import caught, kind
@@ -96,7 +97,7 @@ def embeddings(model: Model) -> float:
 def test_enough_models_are_compared() -> None:
     sparse = [name for name in STATED if load_model(name).spec.experts is not None]
     assert len(STATED) >= 25
-    published = [name for name in catalog_entries("model") if name != "moe-tiny"]
+    published = [name for name in entry_names("model") if name != "moe-tiny"]
     assert set(sparse) == {name for name in published if load_model(name).spec.experts is not None}
     assert len(sparse) >= 18
 

@@ -13,7 +13,7 @@ from knee.specs.profile_parameters import Parameter
 from knee.trust.profile_fit import stack_fit
 from knee.trust.profile_fit.calibration import OwnProfile, _covering, held_away, surely_better, written
 from knee.trust.profile_fit.stack_fit import NOISE, UNTOLD, calibrate, free_of, problem_of
-from knee.trust.validation.simulated_runs import Predicted
+from knee.trust.validation.run_errors import Predicted
 
 NAMES = ("stream_scale", "attention_scale", "gemm_scale", "bandwidth_scale_frac", "hop_scale")
 PARAMETERS = tuple(

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from errors_made import ends, job, sized, some, table
+from knee.specs.catalog import entry_names
 from knee.specs.job import Job
-from knee.specs.load import catalog_entries, load_profile
+from knee.specs.load import load_profile
 from knee.specs.notes import code_of
 from knee.specs.plan import SHARDING_FAMILIES, SHARDINGS
 from knee.trust.error_table import COLUMNS, LATER, OWN, error_rows, read_errors
@@ -340,8 +341,8 @@ def test_the_carried_errors_are_whole() -> None:
     errors = read_errors()
     assert len(errors) > 300
     assert len(set(errors.words["source"])) >= 8
-    assert set(errors.words["profile"]) <= set(catalog_entries("profile"))
-    assert set(errors.words["gpu"]) <= set(catalog_entries("gpu"))
+    assert set(errors.words["profile"]) <= set(entry_names("profile"))
+    assert set(errors.words["gpu"]) <= set(entry_names("gpu"))
     assert np.isfinite(errors.numbers["error_frac"]).all()
     assert np.isfinite(errors.numbers["unseen_error_frac"]).all()
 

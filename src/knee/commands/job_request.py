@@ -9,19 +9,11 @@ from typing import Any, TypeVar, cast
 
 from knee.base.errors import InputError, argument, example
 from knee.specs import Cluster, Job, Model, Profile
-from knee.specs.arguments import SIZES, checked_plan, require
-from knee.specs.catalog import Source, read_layers, read_toml
+from knee.specs.argument_types import SIZES, checked_plan, require
+from knee.specs.catalog import Source, entry_names, read_layers, read_toml
 from knee.specs.defaults import DEFAULT_PROFILE
 from knee.specs.fields import split_overrides
-from knee.specs.load import (
-    Loaded,
-    catalog_entries,
-    default_profile_note,
-    load_cluster,
-    load_job,
-    load_model,
-    load_profile,
-)
+from knee.specs.load import Loaded, default_profile_note, load_cluster, load_job, load_model, load_profile
 from knee.specs.load import make_job as _make_job
 
 _JOB_KEYS = ("model", "cluster", "profile", "plan", *SIZES)
@@ -203,7 +195,7 @@ def _model_name(ref: str) -> str:
     """A folder with a config.json needs no slash, unless the catalogue has that name."""
     if not ref.strip():
         raise InputError("no model is given", hint=_example(), code="missing-argument", field="model")
-    if "/" not in ref and ref not in catalog_entries("model") and Path(ref).is_dir():
+    if "/" not in ref and ref not in entry_names("model") and Path(ref).is_dir():
         return f"./{ref}"
     return ref
 

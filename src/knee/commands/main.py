@@ -58,10 +58,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "trace": ("knee trace step.json.gz",),
     "report": ("knee report runs/ --out page.html",),
     "study": ("knee study run fig3", "knee study run mine.toml --out out-mine"),
-    "validate": (
-        "knee validate",
-        "knee validate runs.csv",
-    ),
+    "validate": ("knee validate", "knee validate runs.csv"),
     "calibrate": ("knee calibrate runs.csv --out mine.toml",),
     "probe": ("knee probe kernels",),
     "data": ("knee data prepare corpus.jsonl --out shards --tokenizer bytes",),
@@ -197,14 +194,8 @@ def _bug(error: BaseException) -> KneeError:
 # What the shell completes beyond options and choices: names of the catalogue, and files beside them.
 
 KINDS = {
-    "model": "model",
-    "models": "model",
-    "cluster": "cluster",
-    "clusters": "cluster",
-    "profile": "profile",
-    "grid": "grid",
-    "names": "study",
-    "name": "any",
+    **{"model": "model", "models": "model", "cluster": "cluster", "clusters": "cluster", "profile": "profile"},
+    **{"grid": "grid", "names": "study", "name": "any"},
 }
 """Parameter -> what it names."""
 
@@ -242,56 +233,35 @@ def _completer(kind: str) -> Callable[[click.Context, str], list[CompletionItem]
     return complete
 
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "simulate": ("knee.commands.simulate.cli", "Simulate one training step: time, memory, power and cost."),
-    "plan": ("knee.commands.plan.cli", "Find the best parallel plan for a model, a cluster and a batch."),
-    "scale": (
-        "knee.commands.scale.cli",
-        "Show what more GPUs bring, and where adding GPUs stops paying off (the knee).",
-    ),
-    "budget": (
-        "knee.commands.budget.cli",
-        "Find the best model that a budget of GPUs, days, dollars or MWh can train.",
-    ),
-    "train": ("knee.commands.train.cli", "Train a model on real hardware under a plan, and measure it."),
-    "weights": ("knee.commands.weights.cli", "Write the weights of a run as a Hugging Face folder (safetensors)."),
-    "sweep": ("knee.commands.sweep.cli", "Train a grid of runs on this machine, on other hosts or on a Slurm cluster."),
-    "tune": ("knee.commands.tune.cli", "Find the fastest plan on the real cluster with a few short runs."),
-    "dryrun": ("knee.commands.dryrun.cli", "Trace the trainer without GPUs: FLOP and collectives of each rank."),
-    "compare": ("knee.commands.compare.cli", "Compare measured, simulated and published records."),
-    "trace": ("knee.commands.trace.cli", "Show where the time of a PyTorch job went, from its profiler traces."),
-    "report": (
-        "knee.commands.report.cli",
-        "Write one HTML page about your records: charts of measured and simulated runs, with tables.",
-    ),
-    "study": ("knee.commands.study.cli", "Reproduce the paper's experiments on the simulator and check its claims."),
-    "validate": (
-        "knee.commands.validate.cli",
-        "Predict published or your own measured runs, and show the error of the predictions.",
-    ),
-    "calibrate": ("knee.commands.calibrate.cli", "Fit a software profile on your own measured runs."),
-    "probe": (
-        "knee.commands.probe.cli",
-        "Measure this machine (kernels, collectives, power) and write a cluster file.",
-    ),
-    "data": ("knee.commands.data.cli", "Tokenize text files for `knee train`, and inspect the result."),
-    "catalog": (
-        "knee.commands.catalog.cli",
-        "List the models, GPUs, clusters and software profiles that knee knows, with sources.",
-    ),
-    "serve": (
-        "knee.commands.serve.cli",
-        "Serve the explorer: a page that answers while a job is changed with sliders.",
-    ),
-    "doctor": ("knee.commands.doctor.cli", "Show what works on this machine, and how to install what is missing."),
+COMMANDS = {
+    "simulate": "Simulate one training step: time, memory, power and cost.",
+    "plan": "Find the best parallel plan for a model, a cluster and a batch.",
+    "scale": "Show what more GPUs bring, and where adding GPUs stops paying off (the knee).",
+    "budget": "Find the best model that a budget of GPUs, days, dollars or MWh can train.",
+    "train": "Train a model on real hardware under a plan, and measure it.",
+    "weights": "Write the weights of a run as a Hugging Face folder (safetensors).",
+    "sweep": "Train a grid of runs on this machine, on other hosts or on a Slurm cluster.",
+    "tune": "Find the fastest plan on the real cluster with a few short runs.",
+    "dryrun": "Trace the trainer without GPUs: FLOP and collectives of each rank.",
+    "compare": "Compare measured, simulated and published records.",
+    "trace": "Show where the time of a PyTorch job went, from its profiler traces.",
+    "report": "Write one HTML page about your records: charts of measured and simulated runs, with tables.",
+    "study": "Reproduce the paper's experiments on the simulator and check its claims.",
+    "validate": "Predict published or your own measured runs, and show the error of the predictions.",
+    "calibrate": "Fit a software profile on your own measured runs.",
+    "probe": "Measure this machine (kernels, collectives, power) and write a cluster file.",
+    "data": "Tokenize text files for `knee train`, and inspect the result.",
+    "catalog": "List the models, GPUs, clusters and software profiles that knee knows, with sources.",
+    "serve": "Serve the explorer: a page that answers while a job is changed with sliders.",
+    "doctor": "Show what works on this machine, and how to install what is missing.",
 }
-"""Command -> its module, which has a click command ``command``, and its line in ``knee --help``."""
+"""Command -> its line in ``knee --help``; ``cli.py`` of its folder has a click command ``command``."""
 
 
 @cache
 def available() -> list[str]:
     """Commands whose module is installed."""
-    return [name for name, (module, _) in COMMANDS.items() if find_spec(module) is not None]
+    return [name for name in COMMANDS if find_spec(f"knee.commands.{name}.cli") is not None]
 
 
 class CommandGroup(click.Group):
@@ -322,7 +292,7 @@ class Commands(CommandGroup):
         """Import a command's module."""
         if cmd_name not in available():
             return None
-        command = importlib.import_module(COMMANDS[cmd_name][0]).command
+        command = importlib.import_module(f"knee.commands.{cmd_name}.cli").command
         assert isinstance(command, click.Command)
         command.epilog = command.epilog or epilog_of(cmd_name)
         if ctx.resilient_parsing:  # the shell asks what it may complete
@@ -333,7 +303,7 @@ class Commands(CommandGroup):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """The list in ``--help``, without importing any of them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name][1]) for name in available()])
+            formatter.write_dl([(name, COMMANDS[name]) for name in available()])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; wrong input without a hint of its own is sent to that command's help."""

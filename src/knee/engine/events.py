@@ -1,9 +1,11 @@
-"""The kernels of one GPU in one step, as columns: what the simulator writes and what a trace is read into."""
+"""The kernels of one GPU in one step, as columns: what the simulator writes and what a trace is read into; and
+what one rank of each stage issues, in the record that the real program and the simulator share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -193,3 +195,36 @@ class EventLog:
             dtypes=tuple(self._dtypes),
             **columns,
         )
+
+
+class Collective(NamedTuple):
+    """A message as one rank issues it."""
+
+    collective: str
+    """all_gather, reduce_scatter, all_reduce, all_to_all, send or recv."""
+    group: str
+    """The mesh axes it runs over: dp_shard (with cp), dp_replicate, tp, cp, pp or world; of experts ep, etp, edp and
+    edp_replicate."""
+    group_size: int
+    message_bytes: int
+    """Of one full (gathered or unreduced) message, or all that a rank sends in an all-to-all."""
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageWork:
+    """One step of one rank."""
+
+    stage: int
+    rank: int
+    product_flop: int
+    """Matrix products of the linear maps."""
+    attention_flop: int
+    """Attention, the causal mask respected; its backward with the scores it computes again."""
+    collectives: dict[Collective, int]
+    """Calls of each, in the order of their first."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        collectives = [{**c._asdict(), "calls": n} for c, n in self.collectives.items()]
+        return asdict(self) | {"collectives": collectives}

@@ -19,21 +19,19 @@ from knee.engine.cost.compute_costs import (
     shapes_of,
     step_total,
 )
-from knee.engine.cost.group_placements import GroupPlacements, groups_of
 from knee.engine.cost.kernel_cost import Cost
 from knee.engine.cost.outer_sync import OuterSync, optimizer_cost, outer_sync_cost
-from knee.engine.cost.placement import expected_maximum
+from knee.engine.cost.placement import GroupPlacements, expected_maximum, groups_of
 from knee.engine.energy import power_w, usd_per_mtoken
-from knee.engine.timeline.chunk_queues import per_rank, times_of
 from knee.engine.timeline.passes import SUM_NAMES
 from knee.engine.timeline.pipelines.spans import fill_spans, transfers
-from knee.engine.timeline.step_actions import Actions, run_actions
+from knee.engine.timeline.step_actions import Actions, per_rank, run_actions, times_of
 from knee.engine.timeline.step_parts import LayerParts, StepParts, blended_comm, comms_of_kinds, local_comms
-from knee.engine.workload.flop import model_flop_per_token
 from knee.engine.workload.fp8_layers import fp8_shapes
 from knee.engine.workload.layers_per_stage import cuts_of
 from knee.engine.workload.memory import MemoryColumns, memory_of
 from knee.engine.workload.operations import attention_backward_ratio
+from knee.engine.workload.parameters import model_flop_per_token
 from knee.engine.workload.projections import expert_share, layer_kinds
 from knee.engine.workload.traffic import Modes, Traffic, fullest_share, traffic_of
 from knee.specs.defaults import DEFAULT_CONVENTION

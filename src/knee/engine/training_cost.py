@@ -157,12 +157,8 @@ def parse_tokens(text: str) -> float:
     match = _TOKENS.match(text)
     tokens = float(match[1].replace("_", "").replace(",", "")) * _TIMES[match[2].lower()] if match else 0.0
     if not 1 <= tokens <= 1e18:
-        raise InputError(
-            f"{argument('tokens')} {text!r} is not a number of tokens",
-            hint="for example 2T, 1.5T, 300B or 1.4e12",
-            code="not-an-amount",
-            field="tokens",
-        )
+        text = f"{argument('tokens')} {text!r} is not a number of tokens"
+        raise InputError(text, hint="for example 2T, 1.5T, 300B or 1.4e12", code="not-an-amount", field="tokens")
     return tokens
 
 
@@ -171,10 +167,7 @@ def checked_pue(pue: float | None) -> float:
     if pue is None:
         return constant("site", "pue")
     if not 1 <= pue <= MOST_PUE:
-        raise InputError(
-            f"{argument('pue')} is {pue:g}; it must be between 1 and {MOST_PUE:g}",
-            hint="a survey found a mean of 1.56; large new sites report 1.1",
-            code="out-of-range",
-            field="pue",
-        )
+        text = f"{argument('pue')} is {pue:g}; it must be between 1 and {MOST_PUE:g}"
+        hint = "a survey found a mean of 1.56; large new sites report 1.1"
+        raise InputError(text, hint=hint, code="out-of-range", field="pue")
     return pue

@@ -14,23 +14,28 @@ from knee.base.units import DAY_S, amount, dimension, duration, short, show
 from knee.engine.cost.collective_cost import Links, gather_s, ring_bandwidth, ring_turn_s
 from knee.engine.cost.compute_costs import product_column, shapes_of
 from knee.engine.cost.kernel_cost import GEMM_TYPES, operation_s
-from knee.engine.reliability.defaults import RATE_ENDS, Conditions, default_of, initialisation_source
-from knee.engine.reliability.goodput import Goodput, goodput_of, time_per_work
+from knee.engine.reliability.goodput import (
+    RATE_ENDS,
+    Conditions,
+    Goodput,
+    default_of,
+    goodput_of,
+    initialisation_source,
+    time_per_work,
+)
 from knee.engine.simulator import EvaluatedStep, evaluate
 from knee.engine.workload import operations as op
-from knee.engine.workload.flop import model_flop_per_token
-from knee.engine.workload.parameters import parameter_count
+from knee.engine.workload.parameters import model_flop_per_token, parameter_count
 from knee.engine.workload.tp_messages import layer_backward, layer_forward
 from knee.engine.workload.traffic import PARAMETER_BYTES
 from knee.specs.catalog import Source
-from knee.specs.constants import constant_rows
+from knee.specs.constants import constant_rows, pass_rows
 from knee.specs.defaults import DEFAULT_CONVENTION
+from knee.specs.hardware import CAUSES
 from knee.specs.job import Job
-from knee.specs.kernel_traffic import pass_rows
 from knee.specs.metrics import METRICS, VIEWS
 from knee.specs.model import Model
 from knee.specs.plan_table import table_of
-from knee.specs.reliability import CAUSES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

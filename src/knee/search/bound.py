@@ -365,7 +365,7 @@ def least_unsharded_step(model: Model, cluster: Cluster, profile: Profile, table
 
 def least_shape_step(model: Model, cluster: Cluster, profile: Profile, shapes: PlanTable) -> LeastStep:
     """Whatever the stages, the schedule and the sharding of plans whose kernels have these shapes
-    (``space_tables.kernel_shapes``): the mean over stages of compute and of tensor-, context- and expert-parallel
+    (``space.kernel_shapes``): the mean over stages of compute and of tensor-, context- and expert-parallel
     messages. It does not depend on how many stages there are; of all plans, those with most stages have the longest
     bubble, and so the highest clock, and hide most tokens."""
     alone = replace(profile, crowded_issue_s=0.0)

@@ -18,8 +18,7 @@ from knee.engine.simulator import evaluate, simulate_variants
 from knee.search.bound import least_step
 from knee.search.memory_fit import memory_table
 from knee.search.plan_search import SearchResult, score, search
-from knee.search.space import Space, degrees
-from knee.search.space_tables import FLAT, whole_table
+from knee.search.space import FLAT, Space, degrees, whole_table
 from knee.specs.hardware import Cluster, Gpu
 from knee.specs.job import Job
 from knee.specs.metrics import METRICS, VIEWS

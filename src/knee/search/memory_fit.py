@@ -11,8 +11,7 @@ from knee.engine.cost.compute_costs import is_narrow, shapes_of
 from knee.engine.simulator import CHUNK
 from knee.engine.workload.memory import MemoryColumns, memory_of
 from knee.engine.workload.traffic import Modes, traffic_of
-from knee.search.space import Space, shardings
-from knee.search.space_tables import joined, sharded_table
+from knee.search.space import Space, joined, sharded_table, shardings
 from knee.specs.model import Model
 from knee.specs.plan import RECOMPUTES, REDUCING, SHARDINGS, Sharding
 from knee.specs.plan_table import PlanTable

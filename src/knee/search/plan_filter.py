@@ -103,12 +103,9 @@ def _compared(
         raise _refused(condition, " compares a word with a number, or orders words by size")
     for one, other in ((before, b), (after, a)):
         if isinstance(one, ast.Name) and one.id in WORDS and isinstance(other, str) and other not in WORDS[one.id]:
-            raise InputError(
-                f"--only {condition!r}: {one.id} has no value {other!r}",
-                hint=f"{one.id} is one of {', '.join(WORDS[one.id])}",
-                code="unknown-choice",
-                field="only",
-            )
+            text = f"--only {condition!r}: {one.id} has no value {other!r}"
+            hint = f"{one.id} is one of {', '.join(WORDS[one.id])}"
+            raise InputError(text, hint=hint, code="unknown-choice", field="only")
     return how(a, b)
 
 

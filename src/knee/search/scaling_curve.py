@@ -20,8 +20,7 @@ from knee.engine.one_job import simulate_jobs
 from knee.search.memory_fit import memory_table
 from knee.search.plan_filter import matching
 from knee.search.plan_search import SearchResult, search
-from knee.search.space import Space, divisors
-from knee.search.space_tables import whole_table
+from knee.search.space import Space, divisors, whole_table
 from knee.specs.choices import Objective
 from knee.specs.defaults import DEFAULT_CONVENTION
 from knee.specs.hardware import Cluster
@@ -121,12 +120,8 @@ def parse_counts(text: str) -> list[int]:
             )
         low, high = int(first), int(words[-1])
         if low < 1 or high < low:
-            raise InputError(
-                f"{what}: {part.strip()!r} must start at 1 or more and increase",
-                hint=hint,
-                code="not-a-count",
-                field="gpus",
-            )
+            text = f"{what}: {part.strip()!r} must start at 1 or more and increase"
+            raise InputError(text, hint=hint, code="not-a-count", field="gpus")
         while low <= high:
             counts.add(low)
             low *= 2
@@ -156,12 +151,9 @@ def check_batch(local_batch: float | None, global_batch: int | None, most_gpus: 
     total = math.nan if batch is None else batch * (most_gpus if global_batch is None else 1)
     # also false for nan
     if not 0 < total <= MOST_SEQUENCES:
-        raise InputError(
-            f"{argument(name)} is {batch:g}; it must be above 0, and a step at most {MOST_SEQUENCES:,} sequences",
-            hint=f"for example {argument('local_batch')} 2, or {argument('global_batch')} 512",
-            code="out-of-range",
-            field=name,
-        )
+        text = f"{argument(name)} is {batch:g}; it must be above 0, and a step at most {MOST_SEQUENCES:,} sequences"
+        hint = f"for example {argument('local_batch')} 2, or {argument('global_batch')} 512"
+        raise InputError(text, hint=hint, code="out-of-range", field=name)
 
 
 def curve_of(
@@ -215,11 +207,8 @@ def _points(jobs: Sequence[Job], convention: str) -> list[ScalePoint]:
 
 def _simulated_point(job: Job, measured: Measurement) -> ScalePoint:
     if not (0 < measured.step_s < math.inf and math.isfinite(measured.memory_bytes)):
-        raise InputError(
-            "a size or rate is so unrealistic that the step time is not finite",
-            hint="check the values in --set, in your files and in the options",
-            code="not-finite",
-        )
+        text = "a size or rate is so unrealistic that the step time is not finite"
+        raise InputError(text, hint="check the values in --set, in your files and in the options", code="not-finite")
     if measured.fits:
         return ScalePoint(gpus=job.gpus, job=job, measured=measured)
     has = show(job.cluster.gpu.hbm_bytes, "bytes")

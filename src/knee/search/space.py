@@ -1,4 +1,4 @@
-"""Every valid plan for a model, a number of GPUs and a batch; nothing is sampled. ``space_tables`` has them as columns.
+"""Every valid plan for a model, a number of GPUs and a batch, as columns; nothing is sampled.
 
 Options that change nothing in a plan (the schedule without a pipeline, say) have their default value there, so that no
 plan is in the space twice. What no plan could be is not generated: the rules are those of ``specs.plan`` and
@@ -7,17 +7,38 @@ plan is in the space twice. What no plan could be is not generated: the rules ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import NamedTuple
+from math import prod
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from knee.base.arrays import Bools, Ints, distinct
 from knee.base.errors import InputError
-from knee.specs.legality import fills_ranks, first_broken
+from knee.engine.cost.placement import gpus_used
+from knee.engine.simulator import Results
+from knee.specs.hardware import Cluster
+from knee.specs.legality import expert_ranks, fills_ranks, first_broken, interrupts_backward
 from knee.specs.model import Model
-from knee.specs.model.split_rules import OWN_STAGES, splits_heads, splits_sequence
-from knee.specs.plan import SHARDING_RULES, Collectives, Plan, RecomputeModule, Sharding
-from knee.specs.schedules import ONE_F_ONE_B, searched_schedules
+from knee.specs.model.split_rules import OWN_STAGES, splits_heads, splits_sequence, splits_tokens
+from knee.specs.plan import (
+    COLLECTIVES,
+    CP_METHODS,
+    FIXED,
+    GIVEN,
+    RECOMPUTES,
+    REDUCING,
+    SHARDING_RULES,
+    SHARDINGS,
+    Collectives,
+    Plan,
+    RecomputeModule,
+    Sharding,
+)
+from knee.specs.plan_table import COLUMNS, SIZES, PlanTable, column_of, same_columns
+from knee.specs.schedules import ONE_F_ONE_B, PIPELINE_SCHEDULES, SCHEDULES, searched_schedules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,3 +169,275 @@ def _sensible(layers: int, pp: int, virtual: int) -> bool:
     if layers % pp == 0:
         return layers % (pp * virtual) == 0
     return (layers + OWN_STAGES) % (pp * virtual) == 0 or virtual == 2
+
+
+Shared = Sequence[tuple[Sharding, int, int]]
+"""Mode, dp_shard and dp_replicate of some shardings."""
+
+
+def whole_table(space: Space) -> PlanTable:
+    """The space as one table; of no rows where there is no plan."""
+    plans = _plans_of(space, kernel_shapes(space), lambda dp: shardings(space, dp))
+    return with_each(plans, space.every_collectives)
+
+
+def whole_tables(space: Space) -> Iterator[PlanTable]:
+    """The space as tables of bounded length, of which one is held at a time."""
+    shapes = kernel_shapes(space)
+    for start in range(0, len(shapes), TOGETHER):
+        some = shapes.rows(slice(start, start + TOGETHER))
+        yield with_each(_plans_of(space, some, lambda dp: shardings(space, dp)), space.every_collectives)
+
+
+TOGETHER = 2048
+"""Kernel shapes whose plans are one of ``whole_tables``."""
+
+
+def unsharded_table(space: Space, shapes: PlanTable | None = None) -> PlanTable:
+    """Plans that differ in more than their sharding and collectives, of some kernel shapes or of all; all are ZeRO-1,
+    whose compute is the least, with the faster collectives. ``sharded_table`` has the rest."""
+    return _plans_of(space, kernel_shapes(space) if shapes is None else shapes, lambda dp: [("zero1", dp, 1)])
+
+
+def sharded_table(space: Space, unsharded: PlanTable) -> PlanTable:
+    """Every sharding of these plans, with each kind of collectives."""
+    parts = []
+    for dp in distinct(unsharded.dp_shard).tolist():
+        plans, shared = np.flatnonzero(unsharded.dp_shard == dp), shardings(space, dp)
+        plan, share = (grid.ravel() for grid in np.indices((len(plans), len(shared))))
+        some, copies = unsharded.rows(plans[plan]), _ints([one[2] for one in shared])[share]
+        mode = _codes(SHARDINGS, [one[0] for one in shared])[share]
+        some = replace(
+            some,
+            sharding=mode,
+            dp_shard=_ints([one[1] for one in shared])[share],
+            dp_replicate=copies,
+            **_synced(space, copies),
+        )
+        parts.append(some.rows(np.flatnonzero(_can_be(mode, some.schedule, some.pp) & _folds(some))))
+    return with_each(joined(unsharded.rows(slice(0, 0)), *parts), space.every_collectives)
+
+
+def joined(*tables: PlanTable) -> PlanTable:
+    """The rows of several tables in one."""
+    columns = {name: np.concatenate([getattr(t, name) for t in tables]) for name in COLUMNS}
+    return PlanTable(placement=tables[0].placement, **columns)
+
+
+def count_plans(space: Space) -> int:
+    """Rows of ``whole_table``, which is not made for it."""
+    found = 0
+    for tp, pp, cp, dp in degrees(space):
+        orders, folded, shared = schedules(space, pp), folds(space, tp, cp, dp), shardings(space, dp)
+        sizes, others = _ints(_sizes(space, dp)), prod(len(option) for option in _options(space, tp, cp))
+        modes, codes = (
+            _codes(SHARDINGS, [one[0] for one in shared]),
+            _codes(SCHEDULES, [one[0] for one in orders]),
+        )
+        shard, copies = (ranks[:, None] for ranks in _ranks(shared))
+        ranks = _stage_ranks(modes[:, None], shard, copies, tp, cp)
+        laid = (ranks % _ints([ep * etp for ep, etp in folded])[None] == 0).sum(axis=1)
+        cut = _cuts_batch(space, pp, dp, sizes[:, None], codes[None]).sum(axis=0)
+        found += int((laid[:, None] * cut[None] * _can_be(modes[:, None], codes[None], pp)).sum()) * others
+    return found * len(space.every_collectives)
+
+
+def kernel_shapes(space: Space) -> PlanTable:
+    """One plan of each shape that the kernels and the messages between tensor-, context- and expert-parallel ranks of a
+    plan can have. It has the most stages, and the plainest schedule."""
+    deep: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for tp, pp, cp, dp in degrees(space):
+        deep.setdefault((tp, cp), []).append((pp, dp))
+    parts = [_shapes_of(space, 1, 1, [])]
+    parts += [_shapes_of(space, tp, cp, stages) for (tp, cp), stages in deep.items()]
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    rows = len(columns["tp"])
+    modules = int(column_of("recompute_modules", [space.modules])[0])
+    first = Plan(sharding="zero1", schedule=ONE_F_ONE_B.name, collectives=space.every_collectives[-1])
+    columns |= same_columns(space.fixed, (*GIVEN, *FIXED), rows)
+    columns |= same_columns(first, ("dp_replicate", "sharding", "schedule", "virtual_stages", "collectives"), rows)
+    columns |= {name: np.full(rows, getattr(space, name), dtype=np.int64) for name in SIZES}
+    columns |= _synced(space, columns["dp_replicate"]) | {
+        "dp_shard": space.gpus // (columns["tp"] * columns["pp"] * columns["cp"]),
+        "recompute_frac": np.where(columns["recompute"] == RECOMPUTES.index("blocks"), 0.5, 1.0),
+        "recompute_modules": np.where(columns["recompute"] == RECOMPUTES.index("modules"), modules, 0),
+    }
+    return PlanTable(**columns, placement=space.fixed.placement)
+
+
+def _shapes_of(space: Space, tp: int, cp: int, stages: list[tuple[int, int]]) -> dict[str, Any]:
+    """The shapes of two degrees and of (pp, dp) beside them, as columns."""
+    sizes = sorted({size for _, dp in stages for size in _sizes(space, dp)})
+    folded = sorted({fold for _, dp in stages for fold in folds(space, tp, cp, dp)})
+    size_of, ranks_of = _ints(sizes)[:, None], _ints([ep * etp for ep, etp in folded])[None]
+    deepest = np.zeros((len(sizes), len(folded)), dtype=np.int64)
+    for pp, dp in stages:
+        fits = (space.global_batch // dp % size_of == 0) & (tp * cp * dp % ranks_of == 0)
+        deepest = np.where(fits, np.maximum(deepest, pp), deepest)
+    splits, again, methods = _options(space, tp, cp)
+    lengths = (len(sizes), len(splits), len(again), len(methods), len(folded))
+    size, split, recompute, method, fold = np.unravel_index(np.arange(prod(lengths)), lengths)
+    good = np.flatnonzero(deepest[size, fold])
+    ep, etp = (_ints([one[i] for one in folded])[fold[good]] for i in range(2))
+    return {
+        "tp": np.full(len(good), tp, dtype=np.int64),
+        "cp": np.full(len(good), cp, dtype=np.int64),
+        "pp": deepest[size[good], fold[good]],
+        "ep": ep,
+        "etp": etp,
+        "micro_batch": _ints(sizes)[size[good]],
+        "sequence_parallel": np.array(splits, dtype=np.bool_)[split[good]],
+        "recompute": _codes(RECOMPUTES, again)[recompute[good]],
+        "cp_method": _codes(CP_METHODS, methods)[method[good]],
+    }
+
+
+def _plans_of(space: Space, shapes: PlanTable, shared_of: Callable[[int], Shared]) -> PlanTable:
+    """Every plan of these shapes, with the shardings that so many data-parallel ranks have."""
+    pairs: dict[tuple[int, int], Ints] = {}
+    for tp in distinct(shapes.tp).tolist():
+        own = np.flatnonzero(shapes.tp == tp)
+        pairs |= {(tp, cp): own[shapes.cp[own] == cp] for cp in distinct(shapes.cp[own]).tolist()}
+    none = np.zeros(0, dtype=np.int64)
+    parts: list[tuple[Ints, ...]] = [(none,) * 7]
+    for tp, pp, cp, dp in degrees(space):
+        own = pairs.get((tp, cp), none)
+        folded = shapes.ep[own] * shapes.etp[own]
+        rows = own[(space.global_batch // dp % shapes.micro_batch[own] == 0) & (tp * cp * dp % folded == 0)]
+        if len(rows):
+            parts.append(_cut_and_shared(space, shapes, rows, pp, dp, shared_of(dp)))
+    row, *columns = (np.concatenate(column) for column in zip(*parts, strict=True))
+    names = ("pp", "dp_shard", "dp_replicate", "sharding", "schedule", "virtual_stages")
+    cut: dict[str, Any] = dict(zip(names, columns, strict=True))
+    return replace(shapes.rows(row), **cut, **_synced(space, cut["dp_replicate"]))
+
+
+def _cut_and_shared(space: Space, shapes: PlanTable, rows: Ints, pp: int, dp: int, shared: Shared) -> tuple[Ints, ...]:
+    """Every combination of shapes, schedules and shardings, less those that cannot be: the row of its shape, pp,
+    dp_shard, dp_replicate, sharding, schedule and virtual stages."""
+    orders = schedules(space, pp)
+    lengths = (len(shared), len(rows), len(orders))
+    share, shape, order = np.unravel_index(np.arange(prod(lengths)), lengths)
+    modes, codes = _codes(SHARDINGS, [one[0] for one in shared]), _codes(SCHEDULES, [one[0] for one in orders])
+    cut = _cuts_batch(space, pp, dp, shapes.micro_batch[rows][:, None], codes[None])
+    can_be = _can_be(modes[:, None], codes[None], pp)[share, order] & cut[shape, order]
+    shard, copies = _ranks(shared)
+    if space.model.experts is not None:
+        some = shapes.rows(rows[:1])
+        ranks = _stage_ranks(modes, shard, copies, some.tp, some.cp)
+        laid = fills_ranks(ranks[:, None], shapes.ep[rows][None], shapes.etp[rows][None])
+        can_be &= laid[share, shape]
+    good = np.flatnonzero(can_be)
+    share, shape, order = share[good], shape[good], order[good]
+    virtual, stages = _ints([one[1] for one in orders]), np.full(len(good), pp, dtype=np.int64)
+    return rows[shape], stages, shard[share], copies[share], modes[share], codes[order], virtual[order]
+
+
+def _cuts_batch(space: Space, pp: int, dp: int, micro: Ints, schedule: Ints) -> Bools:
+    """Whether schedules of a pipeline take so many microbatches."""
+    count = space.global_batch // dp // micro
+    if pp == 1:
+        return np.ones(np.broadcast_shapes(count.shape, schedule.shape), dtype=np.bool_)
+    takes = [one.takes_microbatches(pp, count) for one in PIPELINE_SCHEDULES]
+    return np.asarray(np.select([schedule == code for code in range(len(takes))], takes), dtype=np.bool_)
+
+
+def _sizes(space: Space, dp: int) -> list[int]:
+    """Sequences that a microbatch may have."""
+    found = divisors(space.global_batch // dp)
+    return [size for size in found if not space.micro_batches or size in space.micro_batches]
+
+
+def _options(space: Space, tp: int, cp: int) -> tuple[list[bool], list[str], Sequence[str]]:
+    """Sequence parallelism, recomputation and the ways of context parallelism that two degrees leave open."""
+    splits = [True, False][: 2 if tp > 1 else 1] if splits_tokens(space.seq_len, cp, tp) else [False]
+    if space.model.experts is not None and tp > 1:
+        splits = [split for split in splits if split]  # experts take each token from one rank
+    usual = (
+        "none",
+        *(("attention",) if space.attention_again else ()),
+        *(("modules",) if space.modules else ()),
+        "full",
+    )
+    # ops, and every second block, only where they are asked for; the search adds the least share of blocks that fits
+    again = [name for name in RECOMPUTES if name in (space.recomputes or usual)]
+    again = [name for name in again if name != "attention" or space.attention_again]
+    again = [name for name in again if name != "modules" or space.modules]
+    return splits, [str(name) for name in again], CP_METHODS if cp > 1 else CP_METHODS[:1]
+
+
+_REDUCES = np.array([name in REDUCING for name in SHARDINGS])
+_SPLITS = np.array([schedule.splits_backward for schedule in PIPELINE_SCHEDULES])
+
+
+def _can_be(mode: Ints, schedule: Ints, pp: Ints | int) -> Bools:
+    """Nothing is gathered or reduced between the halves of a split backward."""
+    return np.asarray(~interrupts_backward(_SPLITS[schedule], _REDUCES[mode], pp), dtype=np.bool_)
+
+
+def _stage_ranks(mode: Ints, shard: Ints, copies: Ints, tp: Ints | int, cp: Ints | int) -> Ints:
+    """Ranks of a stage over which experts are laid."""
+    return np.asarray(expert_ranks(mode == SHARDINGS.index("ddp"), shard, copies, cp, tp), dtype=np.int64)
+
+
+def _folds(table: PlanTable) -> Bools:
+    """Plans whose experts fill the ranks of a stage evenly."""
+    ranks = _stage_ranks(table.sharding, table.dp_shard, table.dp_replicate, table.tp, table.cp)
+    return np.asarray(fills_ranks(ranks, table.ep, table.etp), dtype=np.bool_)
+
+
+def _synced(space: Space, copies: Ints) -> dict[str, Any]:
+    """How replicas exchange, in plans that have some and let them run apart."""
+    apart = (copies > 1) & (space.sync_every > 1)
+    fixed, alone = space.fixed, Plan()
+    values = {"sync_every": (space.sync_every, 1)}
+    values |= {name: (getattr(fixed, name), getattr(alone, name)) for name in ("sync_fragments", "sync_dtype")}
+    return {name: np.where(apart, *column_of(name, pair)) for name, pair in values.items()}
+
+
+def _ranks(shared: Shared) -> tuple[Ints, Ints]:
+    """dp_shard and dp_replicate."""
+    return _ints([shard for _, shard, _ in shared]), _ints([copies for _, _, copies in shared])
+
+
+def _ints(values: Sequence[int]) -> Ints:
+    return np.array(values, dtype=np.int64)
+
+
+def _codes(names: Sequence[str], values: Sequence[str]) -> Ints:
+    return np.array([names.index(value) for value in values], dtype=np.int64)
+
+
+# Flat or hierarchical collectives: a choice where a job crosses a slow tier of the network.
+
+FLAT, HIERARCHICAL = COLLECTIVES.index("flat"), COLLECTIVES.index("hierarchical")
+
+
+def searched_collectives(cluster: Cluster, gpus: int) -> tuple[Collectives, ...]:
+    """Both kinds if the job crosses a tier that is oversubscribed, or farther away than a hop between nodes; else none
+    that a plan does not have anyway, because other searches would take twice as long for nothing."""
+    fabric = cluster.fabric
+    nodes = -(-gpus // int(gpus_used(np.array(gpus), cluster.node.gpus)))
+    slow = [tier for tier in fabric.tiers if tier.oversubscription > 1 or tier.hop_s > fabric.hop_s]
+    return COLLECTIVES if any(nodes > tier.nodes for tier in slow) else ()
+
+
+def with_each(table: PlanTable, choices: tuple[Collectives, ...]) -> PlanTable:
+    """Every plan with each kind of collectives."""
+    if len(choices) == 1:
+        return table
+    row, choice = (grid.ravel() for grid in np.indices((len(table), len(choices))))
+    return replace(table.rows(row), collectives=np.array([COLLECTIVES.index(name) for name in choices])[choice])
+
+
+def without_twins(table: PlanTable, results: Results) -> Ints:
+    """Rows, less those of hierarchical plans that take exactly what the same plan with flat collectives takes."""
+    if not (table.collectives == HIERARCHICAL).any() or not (table.collectives == FLAT).any():
+        return np.arange(len(table))
+    names = [name for name in COLUMNS if name != "collectives"]
+    columns = [np.nan_to_num(getattr(table, name), nan=-1.0).tolist() for name in names]
+    takes = [results.step_s.tolist(), results.power_w_per_gpu.tolist()]
+    keys = list(zip(*columns, *takes, strict=True))
+    flat = {key for key, kind in zip(keys, table.collectives.tolist(), strict=True) if kind == FLAT}
+    kept = [kind == FLAT or key not in flat for key, kind in zip(keys, table.collectives.tolist(), strict=True)]
+    return np.flatnonzero(kept)

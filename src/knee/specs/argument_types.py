@@ -14,10 +14,12 @@ import os
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 from knee.base.errors import InputError, argument, either
+from knee.specs import Plan
 from knee.specs.catalog import did_you_mean
 
 P = ParamSpec("P")
@@ -199,22 +201,15 @@ def _refused(name: str, value: object, kind: Any) -> InputError:
         given = value if isinstance(value, Iterable) and not isinstance(value, str) else [value]
         wrong = [one for one in given if one not in choices]
         close = did_you_mean(str(wrong[0]), choices) if wrong else None
-        return InputError(
-            f"{argument(name)} is {shown}; it should be {' or '.join(choices)}",
-            hint=f"did you mean {close}?" if close else f"use one of {', '.join(choices)}",
-            code="unknown-choice",
-            field=name,
-        )
+        text = f"{argument(name)} is {shown}; it should be {' or '.join(choices)}"
+        hint = f"did you mean {close}?" if close else f"use one of {', '.join(choices)}"
+        return InputError(text, hint=hint, code="unknown-choice", field=name)
     expected = " or ".join(dict.fromkeys(_kind_words(one) for one in options))
     if value is None:
         hint = f"give {expected} as {argument(name)}, or leave it out if it has a default"
         return InputError(f"{argument(name)} is None", hint=hint, code="wrong-type", field=name)
-    return InputError(
-        f"{argument(name)} is {shown}; it should be {expected}",
-        hint=either("call help() on the function to see its arguments", "the command's --help lists its options"),
-        code="wrong-type",
-        field=name,
-    )
+    hint = either("call help() on the function to see its arguments", "the command's --help lists its options")
+    return InputError(f"{argument(name)} is {shown}; it should be {expected}", hint=hint, code="wrong-type", field=name)
 
 
 def _kind_words(kind: Any) -> str:
@@ -227,3 +222,46 @@ def _kind_words(kind: Any) -> str:
 def _several_words(kind: Any) -> str:
     word = _kind_words(kind).removeprefix("a ")
     return "pairs of key and value" if get_origin(kind) is tuple else f"{word}s"
+
+
+SIZES = ("gpus", "global_batch", "local_batch", "seq_len")
+BATCHES = ("local_batch", "global_batch")
+
+
+def require(given: Mapping[str, Any], needed: Sequence[str], hint: str) -> None:
+    """Refuse a question that lacks an argument. ``local_batch`` stands for exactly one of both batches."""
+    batches = [name for name in BATCHES if given.get(name) is not None]
+    missing = [name for name in needed if given.get(name) is None and not (name in BATCHES and batches)]
+    if missing:
+        either_batch = f"{argument('local_batch')} (or {argument('global_batch')})"
+        words = [either_batch if name == "local_batch" else argument(name) for name in missing]
+        raise InputError(f"missing: {', '.join(words)}", hint=hint, code="missing-argument", field=missing[0])
+    if len(batches) == 2:
+        raise both_given(
+            *BATCHES, hint="give only one of them; the global batch is the local batch times the number of GPUs"
+        )
+
+
+def both_given(first: str, second: str, *, hint: str) -> InputError:
+    """The error for two arguments of which one is enough."""
+    return InputError(
+        f"{argument(first)} and {argument(second)} are both given", hint=hint, code="contradiction", field=first
+    )
+
+
+def not_in_range(name: str, value: str, rule: str, *, hint: str | None = None) -> InputError:
+    """The error of an argument whose value breaks a rule."""
+    return InputError(f"{argument(name)} is {value}; {rule}", hint=hint, code="out-of-range", field=name)
+
+
+def checked_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments that are fields of a plan; others are refused with the nearest."""
+    known = [field.name for field in fields(Plan)]
+    for name in plan:
+        if name not in known:
+            # Python's overrides are the command line's --set
+            close = "overrides" if name == "set" else did_you_mean(name, [*known, *SIZES, "profile", "cluster"])
+            text = f"{name} is neither an argument of this function nor a field of a plan"
+            hint = f"did you mean {close}?" if close else f"a plan has {', '.join(known)}"
+            raise InputError(text, hint=hint, code="unknown-argument", field=name)
+    return dict(plan)

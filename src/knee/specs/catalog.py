@@ -112,7 +112,7 @@ def is_path(ref: str) -> bool:
 
 def read_table(kind: Kind, raw: dict[str, Any], *, where: str, folder: Path = Path()) -> Tree:
     """An entry written by a user; ``where`` becomes the source of its bare values, paths are relative to ``folder``."""
-    return _resolve(kind, raw, default=(_as_kind("user"), where), within=(), folder=folder)
+    return _resolve(kind, raw, default=("user", where), within=(), folder=folder)
 
 
 def read_path(kind: Kind, path: Path, within: tuple[str, ...] = ()) -> Tree:
@@ -129,13 +129,10 @@ def read_path(kind: Kind, path: Path, within: tuple[str, ...] = ()) -> Tree:
         text, hint = f"{path.name} describes a GPU, not a cluster", f'write a cluster file with gpu = "{path.name}"'
         raise InputError(text, hint=f"{hint}, [node] and [fabric]", code="other-document", field=kind)
     if (other := _other_kind(kind, raw.get("base"))) is not None:
-        text, hint = (
-            f"{path.name} describes a {other}, not a {kind}: its base is {raw['base']}",
-            f"give it as the {other}",
-        )
-        raise InputError(text, hint=hint, code="other-document", field=kind)
+        text = f"{path.name} describes a {other}, not a {kind}: its base is {raw['base']}"
+        raise InputError(text, hint=f"give it as the {other}", code="other-document", field=kind)
     within = (*within, os.path.realpath(path))
-    return _resolve(kind, raw, default=(_as_kind("user"), path.name), within=within, folder=path.parent)
+    return _resolve(kind, raw, default=("user", path.name), within=within, folder=path.parent)
 
 
 def read_layers(
@@ -161,12 +158,13 @@ def read_layers(
         text = f"{path.name} inherits from itself: {' -> '.join(map(os.path.basename, (*within, here)))}"
         raise InputError(text, code="contradiction", field="base")
     under = read_layers(below, field="base", anchored=anchored, named=named, within=(*within, here))
-    return _merge_tables(under, anchored(raw, path.parent))
+    return _merge(under, anchored(raw, path.parent))
 
 
-def _merge_tables(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """``over`` laid over ``base``, table by table; lists are replaced as a whole."""
     both = {key for key in base.keys() & over.keys() if isinstance(base[key], dict) and isinstance(over[key], dict)}
-    return base | over | {key: _merge_tables(base[key], over[key]) for key in both}
+    return base | over | {key: _merge(base[key], over[key]) for key in both}
 
 
 def read_toml(path: Path, *, field: str | None = None) -> dict[str, Any]:
@@ -314,14 +312,6 @@ def _files_here() -> list[str]:
 _Cover: TypeAlias = tuple[SourceKind, str]
 
 
-def _as_kind(word: str) -> SourceKind:
-    for kind in SOURCE_KINDS:
-        if kind == word:
-            return kind
-    hint = f"use one of {', '.join(SOURCE_KINDS)}"
-    raise InputError(f"{word!r} is not a kind of source", hint=hint, code="unknown-choice", field="kind")
-
-
 def _resolve(kind: Kind, raw: dict[str, Any], *, default: _Cover | None, within: tuple[str, ...], folder: Path) -> Tree:
     """Annotate an entry, take the GPU of a cluster by name or path, and lay the entry over its base."""
     raw = dict(raw)
@@ -373,8 +363,8 @@ def _cover(raw: dict[str, Any], default: _Cover | None) -> _Cover | None:
     if not isinstance(text, str):
         return default
     # A fabric has a field named kind; its words are not kinds of source, so the two cannot be confused.
-    kind = raw.get("kind")
-    return (_as_kind(kind) if kind in SOURCE_KINDS else default[0] if default else "assumed"), text
+    own = next((kind for kind in SOURCE_KINDS if kind == raw.get("kind")), None)
+    return own or (default[0] if default else "assumed"), text
 
 
 def _annotate(raw: dict[str, Any], default: _Cover | None) -> Tree:
@@ -397,12 +387,3 @@ def _annotate(raw: dict[str, Any], default: _Cover | None) -> Tree:
 def _leaf(value: Any, cover: _Cover | None) -> Leaf:
     kind, text = cover or ("assumed", "no source given")
     return Leaf(value, Source(value=value, kind=kind, text=text))
-
-
-def _merge(base: Tree, over: Tree) -> Tree:
-    """``over`` laid over ``base``, table by table; lists are replaced as a whole."""
-    merged = dict(base)
-    for key, node in over.items():
-        below = merged.get(key)
-        merged[key] = _merge(below, node) if isinstance(below, dict) and isinstance(node, dict) else node
-    return merged

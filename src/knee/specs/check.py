@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_or
 from knee.base import units
 from knee.base.errors import FieldError, SpecError
 from knee.specs.catalog import SOURCE_KINDS, Leaf, Source, Tree, did_you_mean, walk
-from knee.specs.fields import SPECS, Field, field_at, fields_of, known_keys, optional_table, types_of, unit_of
+from knee.specs.fields import SPECS, field_at, fields_of, known_keys, optional_table, types_of, unit_of
 from knee.specs.plan import RENAMED
 
 if TYPE_CHECKING:
@@ -130,22 +130,17 @@ def raise_mistakes(label: str, mistakes: Sequence[Mistake], hint: str | None = N
     if len(mistakes) == 1:
         only = mistakes[0]
         label = "" if only.place.startswith((SET, label)) else label
-        text = f"{label}: {_sentence(only)}".removeprefix(": ")
-        field = only.field or only.place.removeprefix(f"{SET} ") or None
+        text, place = only.text, only.place
+        # "plan.tp is 0; ...": the place is the subject, unless the text names it or has another
+        if place and f".{place}." not in f".{only.field}":
+            text = f"{place} {text}" if only.predicate else f"{place}: {text}"
+        text, field = f"{label}: {text}".removeprefix(": "), only.field or place.removeprefix(f"{SET} ") or None
         raise SpecError(text, hint=only.hint or hint, code=only.code, field=field)
     lines = [f"{m.place}: {m.text}".removeprefix(": ") + (f" ({m.hint})" if m.hint else "") for m in mistakes]
     hint = next((mistake.hint for mistake in mistakes if mistake.hint), hint)
     if hint is None and label.endswith(".toml") and any(mistake.code == MISSING_FIELD for mistake in mistakes):
         hint = 'base = "NAME" in the file takes what it lacks from that entry of `knee catalog`'
     raise SeveralMistakes("\n  ".join([f"{label} has {len(mistakes)} mistakes:", *lines]), mistakes, hint=hint)
-
-
-def _sentence(mistake: Mistake) -> str:
-    """ "plan.tp is 0; ...": the place is the subject, unless the text names it or has another."""
-    place, text = mistake.place, mistake.text
-    if not place or f".{place}." in f".{mistake.field}":
-        return text
-    return f"{place} {text}" if mistake.predicate else f"{place}: {text}"
 
 
 def build(kind: str, tree: Tree, mistakes: list[Mistake], prefix: str = "") -> Any:
@@ -177,7 +172,7 @@ def build(kind: str, tree: Tree, mistakes: list[Mistake], prefix: str = "") -> A
 def sources_of(kind: str, tree: Tree) -> dict[str, Source]:
     """Dotted path -> source of every value of an entry; what the entry leaves out has the field's default."""
     sources = {path: leaf.source for path, leaf in walk(tree) if path.rpartition(".")[2] != "name"}
-    written = {known[:end] for known in sources for end in (*_dots(known), len(known))}
+    written = {known[:end] for known in sources for end, letter in enumerate(f"{known}.") if letter == "."}
     absent = {f"{path}." for path, field in fields_of(kind).items() if optional_table(field.type) and path not in tree}
     for path, field in fields_of(kind).items():
         if path.startswith(tuple(absent)):
@@ -185,10 +180,6 @@ def sources_of(kind: str, tree: Tree) -> dict[str, Source]:
         if path not in written and path.rpartition(".")[2] != "name" and _KERNELS.isdisjoint(path.split(".")):
             sources[path] = Source(value=field.default, kind="assumed", text="default value of the field")
     return sources
-
-
-def _dots(path: str) -> list[int]:
-    return [i for i, letter in enumerate(path) if letter == "."]
 
 
 @cache
@@ -215,53 +206,45 @@ def _plain(tree: Tree, prefix: str, bad: dict[str, Mistake]) -> dict[str, Any]:
 def _number(value: Any, path: str, bad: dict[str, Mistake]) -> Any:
     unit = unit_of(path)
     word = str(value).lower()
+
+    def refuse(code: str, text: str) -> Any:
+        bad[path] = Mistake(code=code, place=path, text=text)
+        return value
+
     if unit is not None and word == "none":
         # only a quantity can be left unset this way: among words, "none" is a choice (recompute)
         return None
     if word.lstrip("+-") in ("inf", "nan", "infinity"):
-        bad[path] = Mistake(code="not-finite", place=path, text=f"{word} is not a finite number")
-        return value
+        return refuse("not-finite", f"{word} is not a finite number")
     if unit is None:
         return value
     try:
         number = units.parse(value, unit) if isinstance(value, str) else value
     except ValueError as error:
-        bad[path] = Mistake(code="not-an-amount", place=path, text=str(error))
-        return value
+        return refuse("not-an-amount", str(error))
+    if not isinstance(number, (int, float)):
+        return number
     if isinstance(number, float) and not math.isfinite(number):  # 1e400
-        bad[path] = Mistake(code="not-finite", place=path, text=f"{word} is not a finite number")
-        return value
-    if unit != "frac" and isinstance(number, (int, float)) and number and not SMALLEST < abs(number) < LARGEST:
-        text = f"{word} is out of range: it must be 0, or from {SMALLEST:g} to {LARGEST:g}"
-        bad[path] = Mistake(code=OUT_OF_RANGE, place=path, text=text)
-        return value
-    if isinstance(number, (int, float)) and units.is_bare(value) and _needs_unit(path, unit, number):
-        text = f"{word} has no unit; write {units.with_unit(word, unit)}"
-        bad[path] = Mistake(code="missing-unit", place=path, text=text)
-        return value
+        return refuse("not-finite", f"{word} is not a finite number")
+    if unit != "frac" and number and not SMALLEST < abs(number) < LARGEST:
+        return refuse(OUT_OF_RANGE, f"{word} is out of range: it must be 0, or from {SMALLEST:g} to {LARGEST:g}")
+    low, high = PLAUSIBLE.get(unit, (0.0, math.inf))
+    # a bare number that base SI would not give: 48 may be GB, and 80e9 is bytes
+    if units.is_bare(value) and number > 0 and not low <= number <= high and not path.endswith(PER_ELEMENT):
+        return refuse("missing-unit", f"{word} has no unit; write {units.with_unit(word, unit)}")
     return number
 
 
-def _needs_unit(path: str, unit: str, number: float) -> bool:
-    """Whether a bare number is none that base SI would give: 48 may be GB, and 80e9 is bytes."""
-    if unit not in PLAUSIBLE or path.rpartition(".")[2] in PER_ELEMENT:
-        return False
-    low, high = PLAUSIBLE[unit]
-    return number > 0 and not low <= number <= high
-
-
 def _flags_as_numbers(kind: str, tree: Tree) -> dict[str, Mistake]:
-    """true and false where a number belongs: Python would take them for 1 and 0."""
+    """true and false where a number belongs: Python would take them for 1 and 0. Words have a complaint of their own,
+    which names those that there are."""
     return {
         path: Mistake(code=WRONG_TYPE, place=path, text=f"should not be {str(leaf.value).lower()}")
         for path, leaf in walk(tree)
-        if isinstance(leaf.value, bool) and (field := field_at(kind, path)) and not _takes_flags(field)
+        if isinstance(leaf.value, bool)
+        and (field := field_at(kind, path))
+        and not (field.type is bool or get_origin(field.type) is Literal)
     }
-
-
-def _takes_flags(field: Field) -> bool:
-    """Flags; and words, whose own complaint names those that there are."""
-    return field.type is bool or get_origin(field.type) is Literal
 
 
 def _negatives(kind: str, tree: Tree) -> list[Mistake]:

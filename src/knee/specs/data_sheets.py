@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -91,14 +90,18 @@ def _share_nics(tree: Tree, mistakes: list[Mistake], prefix: str) -> None:
     gpus = _amount(node, "gpus")
     if lacking:
         mistakes.append(missing_field(f"{prefix}fabric.{lacking[0]}"))
-    elif not (count and rate and gpus and count > 0 and rate > 0) or _is_bare(fabric["nic_rate"], rate):
-        bad = "nic_rate" if count and count > 0 else "nics_per_node"
+    elif not (count and rate and gpus) or (units.is_bare(_written(fabric, "nic_rate")) and rate < 1e6):
+        bad = "nic_rate" if count else "nics_per_node"
         text = f"is {_written(fabric, bad)!r}; give a whole number of NICs and a rate such as '400 Gbit/s'"
         mistakes.append(Mistake(code="not-an-amount", place=f"{prefix}fabric.{bad}", text=text, predicate=True))
     else:
         each, given = count * rate / gpus, _amount(fabric, "nic_bytes_per_s")
         if given is not None and not math.isclose(given, each, rel_tol=1e-6):
-            mistakes.append(_contradiction(fabric, gpus, each, f"{prefix}fabric.nic_bytes_per_s"))
+            nics, one, said = (_written(fabric, name) for name in ("nics_per_node", "nic_rate", "nic_bytes_per_s"))
+            shown = units.show(each, "bytes_per_s")
+            text = f"is {said}, but {nics} NICs of {one} for {gpus:g} GPUs are {shown} per GPU"
+            place, hint = f"{prefix}fabric.nic_bytes_per_s", "give one of the two"
+            mistakes.append(Mistake(code="contradiction", place=place, text=text, hint=hint, predicate=True))
         leaf = fabric["nic_rate"]
         assert isinstance(leaf, Leaf)
         shown = f"{count:g} x {leaf.value} for {gpus:g} GPUs"
@@ -108,16 +111,6 @@ def _share_nics(tree: Tree, mistakes: list[Mistake], prefix: str) -> None:
     fabric.pop("nic_rate", None)
     if "nic_bytes_per_s" not in fabric:
         fabric["nic_bytes_per_s"] = _leaf(1e9, "told as a mistake already")
-
-
-def _contradiction(fabric: Tree, gpus: float, each: float, place: str) -> Mistake:
-    nics, rate, given = (_written(fabric, name) for name in ("nics_per_node", "nic_rate", "nic_bytes_per_s"))
-    text = f"is {given}, but {nics} NICs of {rate} for {gpus:g} GPUs are {units.show(each, 'bytes_per_s')} per GPU"
-    return Mistake(code="contradiction", place=place, text=text, hint="give one of the two", predicate=True)
-
-
-def _is_bare(leaf: Any, rate: float) -> bool:
-    return units.is_bare(leaf.value) and rate < 1e6
 
 
 # The nearest GPU, node and fabric.
@@ -161,17 +154,11 @@ def nearest_gpu(tree: Tree) -> str:
 
 def measured_gpus() -> list[str]:
     """Those some of whose products somebody measured: the rest is assumed itself."""
-    return [
-        name for name in entry_names("gpu") if any(_is_measured(leaf) for leaf in _products(read_entry("gpu", name)))
-    ]
-
-
-def _products(tree: Tree) -> Iterable[Leaf]:
-    return (leaf for path, leaf in walk(tree) if path.startswith("gemm."))
-
-
-def _is_measured(leaf: Leaf) -> bool:
-    return leaf.source.kind in ("measured", "published", "fitted")
+    kinds = {
+        name: {leaf.source.kind for path, leaf in walk(read_entry("gpu", name)) if path.startswith("gemm.")}
+        for name in entry_names("gpu")
+    }
+    return [name for name, found in kinds.items() if found & {"measured", "published", "fitted"}]
 
 
 def _distance(mine: Tree, other: Tree) -> tuple[bool, bool, float]:

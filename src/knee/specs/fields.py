@@ -1,14 +1,19 @@
-"""The dotted fields of a spec: what a file or ``--set`` may name, and the unit that each carries."""
+"""The dotted fields of a spec: what a file or ``--set`` may name, with the unit, text and default of each."""
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import Field as DeclaredField
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
 from knee.base import units
 from knee.base.errors import InputError
+from knee.base.units import example
 from knee.specs.catalog import Kind, did_you_mean
 from knee.specs.hardware import Cluster, Gpu, NodeNics
 from knee.specs.model import Model
@@ -171,3 +176,38 @@ def _unknown(key: str, paths: list[str]) -> WrongKey:
     close = did_you_mean(key, names) or did_you_mean(key.rpartition(".")[2], names)
     hint = f"did you mean {names[close]}?" if close else "`knee catalog NAME` lists all fields"
     return WrongKey(key, ": there is no such field", hint=hint, code="unknown-field")
+
+
+@cache
+def descriptions(spec: type) -> dict[str, str]:
+    """Field -> the text that stands below its declaration."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(spec))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found: dict[str, str] = {}
+    for one, after in zip(body.body, body.body[1:], strict=False):
+        if (
+            isinstance(one, ast.AnnAssign)
+            and isinstance(one.target, ast.Name)
+            and isinstance(after, ast.Expr)
+            and isinstance(after.value, ast.Constant)
+            and isinstance(after.value.value, str)
+        ):
+            found[one.target.id] = " ".join(after.value.value.split()).replace("``", "`")
+    return found
+
+
+def unit_words(name: str) -> str:
+    """How a quantity is written: ``3.35 TB/s or 400 Gbit/s``; empty for counts and words."""
+    unit = unit_of(name)
+    return "" if unit is None else example(unit)
+
+
+def default_of(one: DeclaredField[Any]) -> Any:
+    """The value where a file says nothing; ``MISSING`` where it has to say something."""
+    return one.default_factory() if one.default_factory is not MISSING else one.default
+
+
+def field_rows(spec: type) -> list[tuple[str, Any, str]]:
+    """Name, default and description of each field."""
+    words = descriptions(spec)
+    return [(one.name, default_of(one), words.get(one.name, "")) for one in fields(spec)]

@@ -1,12 +1,104 @@
-"""WHERE it is trained: a GPU, a node of them, the fabric between nodes."""
+"""WHERE it is trained: a GPU, a node of them, the fabric between nodes, and how often these fail."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from knee.base.errors import FieldError, SpecError, argument, out_of_range
-from knee.specs.reliability import Reliability
+
+CheckpointMethod = Literal["blocking", "async", "memory"]
+Startup = Literal["nccl", "ncclx"]
+Cause = Literal["gpu", "gpu_memory", "network", "host", "software"]
+CAUSES: dict[Cause, str] = {
+    "gpu": "gpu_failures_per_gpu_h",
+    "gpu_memory": "gpu_memory_failures_per_gpu_h",
+    "network": "network_failures_per_gpu_h",
+    "host": "host_failures_per_gpu_h",
+    "software": "software_failures_per_gpu_h",
+}
+"""Cause of an interruption that nobody planned -> the field with its rate."""
+MOST_PER_GPU_H = 1.0
+"""Failures per GPU-hour; more is a mistake of units."""
+MOST = {
+    "spare_nodes": (1_000_000, "more than 1,000,000 is not supported"),
+    "slow_frac": (10.0, "it is a fraction of the step, so that 0.1 is 10%, and at most 10"),
+}
+"""Field -> the largest value, and what is said of a larger one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reliability:
+    """Failures, restarts and checkpoints. A value that is left out has the default of catalog/reliability.toml."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    gpu_failures_per_gpu_h: float | None = None
+    """Interruptions by faulty GPUs, per GPU and hour; memory errors not included."""
+    gpu_memory_failures_per_gpu_h: float | None = None
+    """Interruptions by errors of the GPUs' memory, per GPU and hour."""
+    network_failures_per_gpu_h: float | None = None
+    """Interruptions by NICs, cables and switches, per GPU and hour."""
+    host_failures_per_gpu_h: float | None = None
+    """Interruptions by hosts: CPU, memory, disk, power supply, unplanned maintenance; per GPU and hour."""
+    software_failures_per_gpu_h: float | None = None
+    """Interruptions by software, per GPU and hour."""
+    planned_stops_per_gpu_h: float | None = None
+    """Planned interruptions, per GPU and hour. A checkpoint is saved before each, so no work is lost."""
+    detection_s: float | None = None
+    """Time from a failure until the restart begins: detection and diagnosis."""
+    scheduling_s: float | None = None
+    """Time until new processes run: replacement of nodes, scheduling, start of the program."""
+    initialisation_s: float | None = None
+    """Time to initialise the communication library. If it is left out, it grows with the number of GPUs."""
+    startup: Startup | None = None
+    """Communication library whose initialisation time is used: nccl, or ncclx, which starts faster on many GPUs."""
+    warmup_s: float | None = None
+    """Time lost in the first steps after a restart: compilation, memory allocation, data loaders."""
+    checkpoint: CheckpointMethod | None = None
+    """How checkpoints are saved. blocking: training waits until the storage has them. async: training waits for the
+    copy to host memory. memory: the copy goes to host memory and to another node, and restarts read it from there."""
+    checkpoint_interval_s: float | None = None
+    """Training time between checkpoints. If it is left out, the interval with the shortest expected run is used."""
+    storage_bytes_per_s: float | None = None
+    """Rate of the storage per GPU: its rate for the whole run divided by the GPUs of the run."""
+    host_copy_bytes_per_s: float | None = None
+    """Rate per GPU of the copy from GPU memory to host memory."""
+    evaluation_s: float | None = None
+    """Duration of one evaluation, during which training waits."""
+    evaluation_interval_s: float | None = None
+    """Training time between evaluations."""
+    spare_nodes: int | None = None
+    """Nodes that are paid for and wait as replacements. If it is left out, a replacement is always available, and
+    nothing is charged for it."""
+    repair_s: float | None = None
+    """Time to repair a failed node; it matters only if the number of spare nodes is given."""
+    slow_nodes_per_gpu_h: float | None = None
+    """Nodes that become slow, per GPU and hour, in addition to the stragglers of a normal step."""
+    slow_frac: float | None = None
+    """Additional step time while one node is slow, as a fraction of the step."""
+    slow_detection_s: float | None = None
+    """Time until a slow node is found and replaced."""
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            if isinstance(value, (int, float)) and not value >= 0:
+                raise out_of_range(f"reliability.{name}", value, "it cannot be negative")
+            most = MOST.get(name)
+            if most is not None and value is not None and value > most[0]:
+                raise out_of_range(f"reliability.{name}", value, most[1])
+            if name.endswith("_per_gpu_h") and value is not None and value > MOST_PER_GPU_H:
+                raise out_of_range(f"reliability.{name}", value, "it must be at most one per GPU-hour")
+        for name in ("storage_bytes_per_s", "host_copy_bytes_per_s", "checkpoint_interval_s", "evaluation_interval_s"):
+            if getattr(self, name) == 0:
+                raise out_of_range(f"reliability.{name}", 0, "it must be positive")
+        given = [getattr(self, field) or 0.0 for field in CAUSES.values()]
+        if sum(given) > MOST_PER_GPU_H:
+            rule = f"and the other causes sum to {sum(given):g} failures; there must be at most one per GPU-hour"
+            raise FieldError("reliability.gpu_failures_per_gpu_h", rule, code="out-of-range")
+
 
 SLOWEST_FLOP_PER_S = 1e9
 
@@ -16,25 +108,21 @@ GemmType = Literal["bf16", "fp8", "fp8_block", "nvfp4"]
 """Operands of matrix products; fp16 has bf16's rates. fp8 is scaled by tensor, fp8_block by blocks of 128 x 128."""
 
 
-def _positive(where: str, spec: object, fields: tuple[str, ...]) -> None:
-    for name in fields:
+RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
+    "positive": (lambda value: value > 0, "it must be positive"),
+    "not negative": (lambda value: not value < 0, "it cannot be negative"),
+    "fraction": (lambda value: 0 < value <= 1, "it must be above 0 and at most 1"),
+    "share": (lambda value: 0 <= value <= 1, "it must be between 0 and 1"),
+}
+
+
+def check_range(where: str, spec: object, kind: str, *names: str) -> None:
+    """Refuse a field of a spec whose number, where it has one, is outside its kind of range."""
+    is_inside, rule = RANGES[kind]
+    for name in names:
         value = getattr(spec, name)
-        if not value > 0:
-            raise out_of_range(f"{where}.{name}", value, "it must be positive")
-
-
-def _not_negative(where: str, spec: object, fields: tuple[str, ...]) -> None:
-    for name in fields:
-        value = getattr(spec, name)
-        if value is not None and value < 0:
-            raise out_of_range(f"{where}.{name}", value, "it cannot be negative")
-
-
-def _fraction(where: str, spec: object, fields: tuple[str, ...]) -> None:
-    for name in fields:
-        value = getattr(spec, name)
-        if not 0 < value <= 1:
-            raise out_of_range(f"{where}.{name}", value, "it must be above 0 and at most 1")
+        if value is not None and not is_inside(value):
+            raise out_of_range(f"{where}.{name}", value, rule)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +151,9 @@ class GemmRate:
     """Library and version of the measured kernels; empty if the rate is assumed."""
 
     def __post_init__(self) -> None:
-        _fraction("gemm", self, ("peak_frac", "sustained_frac"))
-        _positive("gemm", self, ("tile_m", "tile_n", "half_k"))
-        _not_negative("gemm", self, ("half_intensity",))
+        check_range("gemm", self, "fraction", "peak_frac", "sustained_frac")
+        check_range("gemm", self, "positive", "tile_m", "tile_n", "half_k")
+        check_range("gemm", self, "not negative", "half_intensity")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +189,11 @@ class AttentionRate:
     """Dynamic energy of one FLOP in attention; None means the energy of a matrix product."""
 
     def __post_init__(self) -> None:
-        _fraction("attention", self, ("forward_frac", "backward_frac", "head64_frac", "unaligned_frac"))
-        _not_negative("attention", self, ("half_seq_len", "backward_half_seq_len", "half_rows", "j_per_flop"))
-        if self.clock_frac is not None:
-            _fraction("attention", self, ("clock_frac",))
+        check_range("attention", self, "fraction", "forward_frac", "backward_frac", "head64_frac", "unaligned_frac")
+        check_range(
+            "attention", self, "not negative", "half_seq_len", "backward_half_seq_len", "half_rows", "j_per_flop"
+        )
+        check_range("attention", self, "fraction", "clock_frac")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,11 +251,11 @@ class Gpu:
 
     def __post_init__(self) -> None:
         positive = ("sms", "fp16_flop_per_s", "hbm_bytes", "hbm_bytes_per_s", "tdp_w", "idle_w", "cap_sharpness")
-        _positive("gpu", self, positive)
-        _fraction("gpu", self, ("hbm_frac", "gemm_clock_frac"))
+        check_range("gpu", self, "positive", *positive)
+        check_range("gpu", self, "fraction", "hbm_frac", "gemm_clock_frac")
         if self.gemm_cap_w is not None and self.gemm_cap_w <= self.idle_w:
             raise out_of_range("gpu.gemm_cap_w", self.gemm_cap_w, "the power limit must be above the idle power")
-        _not_negative("gpu", self, ("gemm_j_per_flop", "hbm_j_per_byte", "comm_w", "kernel_s"))
+        check_range("gpu", self, "not negative", "gemm_j_per_flop", "hbm_j_per_byte", "comm_w", "kernel_s")
         if "bf16" not in self.gemm:
             raise FieldError("gpu.gemm.bf16", "is missing; every GPU needs a 16-bit rate", code="missing-field")
         if self.idle_w >= self.tdp_w:
@@ -185,12 +274,8 @@ class Gpu:
         rate = rates[precision]
         if rate is None:
             others = " or ".join(name for name, value in rates.items() if value is not None)
-            raise SpecError(
-                f"{self.name} has no {precision} tensor cores",
-                hint=f"use {argument('precision')} {others}",
-                code="no-rate",
-                field="plan.precision",
-            )
+            text = f"{self.name} has no {precision} tensor cores"
+            raise SpecError(text, hint=f"use {argument('precision')} {others}", code="no-rate", field="plan.precision")
         return rate
 
     @property
@@ -232,9 +317,9 @@ class Node:
     """Time that this node's host takes to launch a kernel, divided by the time in the software profile."""
 
     def __post_init__(self) -> None:
-        _positive("node", self, ("gpus", "link_bytes_per_s", "pair_bytes_per_s"))
-        _fraction("node", self, ("link_frac",))
-        _not_negative("node", self, ("hop_s", "launch_scale"))
+        check_range("node", self, "positive", "gpus", "link_bytes_per_s", "pair_bytes_per_s")
+        check_range("node", self, "fraction", "link_frac")
+        check_range("node", self, "not negative", "hop_s", "launch_scale")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,14 +338,11 @@ class Tier:
     """Bandwidth below the tier divided by the bandwidth above it; 1 is non-blocking."""
 
     def __post_init__(self) -> None:
-        _positive("tier", self, ("nodes",))
+        check_range("tier", self, "positive", "nodes")
         if self.oversubscription < 1:
-            raise out_of_range(
-                "tier.oversubscription",
-                self.oversubscription,
-                "it must be at least 1 (1 is non-blocking, larger values are slower)",
-            )
-        _not_negative("tier", self, ("hop_s",))
+            rule = "it must be at least 1 (1 is non-blocking, larger values are slower)"
+            raise out_of_range("tier.oversubscription", self.oversubscription, rule)
+        check_range("tier", self, "not negative", "hop_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,11 +372,9 @@ class Fabric:
     """Whether rings visit nodes in network order, so that only a few hops cross a tier."""
 
     def __post_init__(self) -> None:
-        _positive("fabric", self, ("nic_bytes_per_s",))
-        if self.p2p_bytes_per_s is not None:
-            _positive("fabric", self, ("p2p_bytes_per_s",))
-        _fraction("fabric", self, ("nic_frac", "p2p_frac"))
-        _not_negative("fabric", self, ("hop_s", "tree_level_s"))
+        check_range("fabric", self, "positive", "nic_bytes_per_s", "p2p_bytes_per_s")
+        check_range("fabric", self, "fraction", "nic_frac", "p2p_frac")
+        check_range("fabric", self, "not negative", "hop_s", "tree_level_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,5 +409,5 @@ class Cluster:
     """How often the cluster fails, and what restarts and checkpoints take. It does not change the simulated step."""
 
     def __post_init__(self) -> None:
-        _not_negative("cluster", self, ("usd_per_gpu_h",))
-        _positive("cluster", self, ("max_gpus",))
+        check_range("cluster", self, "not negative", "usd_per_gpu_h")
+        check_range("cluster", self, "positive", "max_gpus")

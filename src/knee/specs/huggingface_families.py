@@ -9,7 +9,7 @@ from typing import Any
 
 from knee.base.errors import InputError
 from knee.base.files import is_deep
-from knee.specs.model.rules import MOST_LAYERS
+from knee.specs.model.decoder import MOST_LAYERS
 
 # Families of Hugging Face configs, dense and with experts: which keys of ``config.json`` say what of a model.
 
@@ -42,43 +42,41 @@ class Keys:
     def number(self, key: str, default: float | None = None) -> Any:
         """What can be multiplied: a word would be repeated as often as the model is wide."""
         value = self.need(key) if default is None else self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self.wrong(key, "should be a number", "correct it", code="wrong-type")
+        if type(value) not in (int, float):
+            raise self.wrong(key, "should be a number")
         return value
 
     def whole(self, key: str, default: int | None = None, *, least: int = 0) -> int:
         """A whole number that is not too small."""
         value = self.need(key) if default is None else self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self.wrong(key, "must be a whole number", "correct it", code="wrong-type")
+        if type(value) is not int:
+            raise self.wrong(key, "must be a whole number")
         if value < least:
-            raise self.wrong(key, f"must be at least {least}", "correct it", code="out-of-range")
+            raise self.wrong(key, f"must be at least {least}", code="out-of-range")
         return value
 
     def wholes(self, key: str) -> list[int]:
         """A list of whole numbers, which may be missing."""
         value = self.get(key, [])
-        if not isinstance(value, list) or any(isinstance(one, bool) or not isinstance(one, int) for one in value):
-            raise self.wrong(key, "must be a list of whole numbers", "correct it, or remove it", code="wrong-type")
+        if not isinstance(value, list) or any(type(one) is not int for one in value):
+            raise self.wrong(key, "must be a list of whole numbers", "correct it, or remove it")
         return value
 
     def flag(self, key: str, default: bool = False) -> bool:
         """true or false, and no word that Python takes for true."""
         value = self.get(key, default)
         if not isinstance(value, bool):
-            raise self.wrong(
-                key, "should be true or false", "write true or false without quotation marks", code="wrong-type"
-            )
+            raise self.wrong(key, "should be true or false", "write true or false without quotation marks")
         return value
 
     def inside(self, key: str) -> Keys:
         """The keys of a nested table, which may be missing."""
         value = self.get(key, {})
         if not isinstance(value, dict):
-            raise self.wrong(key, "should be an object", "correct it, or remove it", code="wrong-type")
+            raise self.wrong(key, "should be an object", "correct it, or remove it")
         return Keys(self.path, value)
 
-    def wrong(self, key: str, rule: str, hint: str, *, code: str) -> InputError:
+    def wrong(self, key: str, rule: str, hint: str = "correct it", *, code: str = "wrong-type") -> InputError:
         """The error about a value of this config."""
         shown = repr(self.values.get(key))
         shown = shown if len(shown) <= 60 else shown[:60] + "..."
@@ -106,8 +104,8 @@ class Keys:
         last = parameters.values.get("full_attention", tables[0])
         base = self.get("rope_theta", self.get("rotary_emb_base", last.get("rope_theta")))
         share = self.get("partial_rotary_factor", self.get("rotary_pct", last.get("partial_rotary_factor")))
-        if base is not None and (isinstance(base, bool) or not isinstance(base, (int, float))):
-            raise self.wrong("rope_theta", "should be a number", "correct it", code="wrong-type")
+        if base is not None and type(base) not in (int, float):
+            raise self.wrong("rope_theta", "should be a number")
         return {"rope_base": base or 10_000.0, "rope_frac": 1.0 if share is None else share}
 
     def window(self, default: Any = None, *, pattern: str = "s") -> dict[str, Any]:
@@ -116,16 +114,14 @@ class Keys:
         letters = pattern if types is None else self.letters(LAYER_TYPES)
         # null is an answer, full attention; only a key that is not there has the default
         window = self.get("sliding_window", None if "sliding_window" in self.values else default)
-        if window is None or self.values.get("use_sliding_window") is False or "s" not in letters:
-            self.flag("use_sliding_window")
-            if types is not None and "s" in letters:
-                hint = "give sliding_window its size, or make all layers full_attention"
-                raise self.wrong(
-                    "sliding_window", "is needed by layers with sliding_attention", hint, code="contradiction"
-                )
-            return {}
         self.flag("use_sliding_window")
-        if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+        if window is None or self.values.get("use_sliding_window") is False or "s" not in letters:
+            if types is not None and "s" in letters:
+                rule = "is needed by layers with sliding_attention"
+                hint = "give sliding_window its size, or make all layers full_attention"
+                raise self.wrong("sliding_window", rule, hint, code="contradiction")
+            return {}
+        if type(window) is not int or window < 1:
             hint = "give a number of tokens, or null for full attention"
             raise self.wrong("sliding_window", "must be a whole number of at least 1", hint, code="out-of-range")
         return {"window": window, "layer_pattern": letters}
@@ -134,7 +130,7 @@ class Keys:
         """``layer_types`` as the shortest pattern that repeats."""
         types, layers = self.need("layer_types"), self.number("num_hidden_layers")
         if not isinstance(types, list) or not all(isinstance(one, str) for one in types):
-            raise self.wrong("layer_types", "must be a list of words", "correct it, or remove it", code="wrong-type")
+            raise self.wrong("layer_types", "must be a list of words", "correct it, or remove it")
         if len(types) != layers:
             text = f"{self.path}: layer_types has {len(types):,} entries, but num_hidden_layers is {layers:,}"
             hint = "give one entry per layer"
@@ -188,13 +184,10 @@ def attention_biases(c: Keys) -> dict[str, bool]:
     return {"qkv_bias": bias, "attention_output_bias": bias}
 
 
-def _llama(c: Keys) -> dict[str, Any]:
-    return {**decoder_fields(c), **attention_biases(c), "mlp_bias": c.flag("mlp_bias"), **c.window()}
-
-
-def _mistral(c: Keys) -> dict[str, Any]:
+def _grouped_queries(c: Keys, *, tied: bool = False) -> dict[str, Any]:
+    """A decoder whose config has to say how many key-value heads it has: transformers' defaults differ."""
     c.need("num_key_value_heads")
-    return {**decoder_fields(c), **c.window()}
+    return decoder_fields(c, tied=tied)
 
 
 def qwen2_fields(c: Keys) -> dict[str, Any]:
@@ -217,14 +210,9 @@ def qwen3_fields(c: Keys) -> dict[str, Any]:
     return {**qwen2_fields(c), **attention_biases(c), "head_size": c.get("head_dim", 128), "qk_norm": "head"}
 
 
-def _phi3(c: Keys) -> dict[str, Any]:
-    """The fused projections have the shapes of Llama's."""
-    return {**decoder_fields(c), **c.window()}
-
-
-def _olmo2(c: Keys) -> dict[str, Any]:
-    """Norms after attention and the MLP, and of all queries and keys; OLMo 3 has windows."""
-    return {**decoder_fields(c), **attention_biases(c), "qk_norm": "full", **c.window()}
+def _olmo(c: Keys) -> dict[str, Any]:
+    """Norms after attention and the MLP, and of all queries and keys."""
+    return {**decoder_fields(c), **attention_biases(c), "qk_norm": "full"}
 
 
 def _gemma(c: Keys) -> dict[str, Any]:
@@ -244,13 +232,9 @@ def _gemma2(c: Keys) -> dict[str, Any]:
 
 def _four_norms(c: Keys) -> dict[str, Any]:
     """What Gemma 2 and 3 share."""
-    caps = {"attention_soft_cap": "attn_logit_softcapping", "final_soft_cap": "final_logit_softcapping"}
     c.need("num_key_value_heads")
-    return {
-        **_gemma(c),
-        "layer_norms": 4,
-        **{field: c.get(key, 0.0) for field, key in caps.items()},
-    }
+    fields = {**_gemma(c), "layer_norms": 4, "attention_soft_cap": c.get("attn_logit_softcapping", 0.0)}
+    return {**fields, "final_soft_cap": c.get("final_logit_softcapping", 0.0)}
 
 
 GEMMA3 = {
@@ -267,7 +251,7 @@ def _gemma3(c: Keys) -> dict[str, Any]:
     """A norm of each head instead of soft caps, and full attention in every sixth layer."""
     c.values = GEMMA3 | c.values
     every = c.get("sliding_window_pattern", c.get("_sliding_window_pattern", 6))
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+    if type(every) is not int or every < 1:
         hint = "6 means five layers with the window and one without"
         raise c.wrong("sliding_window_pattern", "must be a whole number of at least 1", hint, code="out-of-range")
     layers = int(c.number("num_hidden_layers"))
@@ -300,9 +284,8 @@ def _with_biases(c: Keys, activation: str, rope_frac: float) -> dict[str, Any]:
 def _gpt_neox(c: Keys) -> dict[str, Any]:
     """Two norms, and a parallel residual unless it is switched off."""
     if not c.flag("attention_bias", True):
-        raise c.wrong(
-            "attention_bias", "must be true in GPT-NeoX", "describe the model in a TOML file", code="not-modelled"
-        )
+        hint = "describe the model in a TOML file"
+        raise c.wrong("attention_bias", "must be true in GPT-NeoX", hint, code="not-modelled")
     return {**_with_biases(c, "gelu", 0.25), "parallel_residual": c.flag("use_parallel_residual", True)}
 
 
@@ -336,9 +319,8 @@ def _mpt(c: Keys) -> dict[str, Any]:
     c.inside("ffn_config").choice("ffn_type", "mptmlp", {"mptmlp": "gelu"})
     for key, off in (("clip_qkv", 0), ("sliding_window_size", -1), ("qk_gn", False)):
         if attention.get(key, off) != off:
-            raise attention.wrong(
-                key, "changes the work, and is not modelled for mpt", "remove it", code="not-modelled"
-            )
+            rule = "changes the work, and is not modelled for mpt"
+            raise attention.wrong(key, rule, "remove it", code="not-modelled")
     kv_heads = {"multiquery_attention": 1, "grouped_query_attention": attention.get("kv_n_heads")}
     heads, alibi = c.need("n_heads"), attention.flag("alibi")
     return {
@@ -357,23 +339,6 @@ def _mpt(c: Keys) -> dict[str, Any]:
         "positions": "alibi" if alibi else "rope" if attention.flag("rope") else "learned",
     }
 
-
-FAMILIES: dict[str, Callable[[Keys], dict[str, Any]]] = {
-    "llama": _llama,
-    "mistral": _mistral,
-    "qwen2": qwen2_fields,
-    "qwen3": qwen3_fields,
-    "gemma": _gemma,
-    "gemma2": _gemma2,
-    "gemma3_text": _gemma3,
-    "phi": _phi,
-    "phi3": _phi3,
-    "olmo2": _olmo2,
-    "olmo3": _olmo2,
-    "gpt_neox": _gpt_neox,
-    "gpt2": _gpt2,
-    "mpt": _mpt,
-}
 
 # Which layers of a config have experts, in knee's two fields.
 
@@ -399,20 +364,9 @@ CHOOSERS = {"greedy": "plain", "group_limited_greedy": "groups", "noaux_tc": "gr
 """Ways to choose experts, and whether they choose among groups. noaux_tc has a bias that balances the experts."""
 
 
-def _grouped_queries(c: Keys, *, tied: bool = False) -> dict[str, Any]:
-    """A decoder whose config has to say how many key-value heads it has: transformers' defaults differ."""
-    c.need("num_key_value_heads")
-    return decoder_fields(c, tied=tied)
-
-
 def _experts(c: Keys, count: str, ffn: str, *, top_k: str = "num_experts_per_tok", **more: Any) -> dict[str, Any]:
     """The table of experts, from the names of a family's keys."""
-    table = {"count": c.whole(count), "top_k": c.whole(top_k), "ffn": c.whole(ffn), **more}
-    return {"experts": table}
-
-
-def _mixtral(c: Keys) -> dict[str, Any]:
-    return {**_grouped_queries(c), **c.window(), **_experts(c, "num_local_experts", "intermediate_size")}
+    return {"experts": {"count": c.whole(count), "top_k": c.whole(top_k), "ffn": c.whole(ffn), **more}}
 
 
 def _qwen2_moe(c: Keys) -> dict[str, Any]:
@@ -420,10 +374,6 @@ def _qwen2_moe(c: Keys) -> dict[str, Any]:
     shared = c.whole("shared_expert_intermediate_size")
     more = {"shared_ffn": shared, "shared_gate": shared > 0, **_qwen_layers(c)}
     return {**qwen2_fields(c), **_experts(c, _qwen_count(c), "moe_intermediate_size", **more)}
-
-
-def _qwen3_moe(c: Keys) -> dict[str, Any]:
-    return {**qwen3_fields(c), **_experts(c, _qwen_count(c), "moe_intermediate_size", **_qwen_layers(c))}
 
 
 def _qwen_count(c: Keys) -> str:
@@ -436,11 +386,6 @@ def _qwen_layers(c: Keys) -> dict[str, Any]:
     key = "mlp_only_layers" if dense else "decoder_sparse_step"
     layers = layers_with_experts(c, key, lambda layer: layer not in dense and (layer + 1) % step == 0)
     return {**layers, "normalised_weights": c.flag("norm_topk_prob")}
-
-
-def _olmoe(c: Keys) -> dict[str, Any]:
-    experts = _experts(c, "num_experts", "intermediate_size")
-    return {**decoder_fields(c), **attention_biases(c), "qk_norm": "full", **experts}
 
 
 def _phimoe(c: Keys) -> dict[str, Any]:
@@ -490,15 +435,6 @@ def _gpt_oss(c: Keys) -> dict[str, Any]:
     }
 
 
-def _deepseek(c: Keys) -> dict[str, Any]:
-    """The first generation: attention as in Llama."""
-    return {**decoder_fields(c), **attention_biases(c), **_deepseek_experts(c, "softmax", "greedy")}
-
-
-def _deepseek_v2(c: Keys) -> dict[str, Any]:
-    return {**decoder_fields(c), **_latent(c), **_deepseek_experts(c, "softmax", "greedy")}
-
-
 def _deepseek_v3(c: Keys) -> dict[str, Any]:
     _released_in(c, "fp8")
     mtp = {"mtp_layers": c.whole("num_nextn_predict_layers", 0)}
@@ -507,14 +443,9 @@ def _deepseek_v3(c: Keys) -> dict[str, Any]:
 
 def _latent(c: Keys) -> dict[str, Any]:
     """Heads have the sizes of their parts, so ``head_dim`` (later releases: that of the rotated part) says nothing."""
-    sizes = {
-        "kv_rank": "kv_lora_rank",
-        "nope_size": "qk_nope_head_dim",
-        "rope_size": "qk_rope_head_dim",
-        "value_size": "v_head_dim",
-    }
-    table = {field: c.whole(key) for field, key in sizes.items()}
-    return {"head_size": 0, "latent_attention": {**table, "q_rank": c.whole("q_lora_rank", 0)}}
+    sizes = {"kv_rank": c.whole("kv_lora_rank"), "nope_size": c.whole("qk_nope_head_dim")}
+    sizes |= {"rope_size": c.whole("qk_rope_head_dim"), "value_size": c.whole("v_head_dim")}
+    return {"head_size": 0, "latent_attention": {**sizes, "q_rank": c.whole("q_lora_rank", 0)}}
 
 
 def _deepseek_experts(c: Keys, scores: str, chooser: str) -> dict[str, Any]:
@@ -615,70 +546,67 @@ def _dbrx(c: Keys) -> dict[str, Any]:
     }
 
 
-SPARSE_FAMILIES: dict[str, Callable[[Keys], dict[str, Any]]] = {
-    "mixtral": _mixtral,
+READERS: dict[str, Callable[[Keys], dict[str, Any]]] = {
+    "llama": lambda c: {**decoder_fields(c), **attention_biases(c), "mlp_bias": c.flag("mlp_bias"), **c.window()},
+    "mistral": lambda c: {**_grouped_queries(c), **c.window()},
+    "qwen2": qwen2_fields,
+    "qwen3": qwen3_fields,
+    "gemma": _gemma,
+    "gemma2": _gemma2,
+    "gemma3_text": _gemma3,
+    "phi": _phi,
+    # the fused projections have the shapes of Llama's
+    "phi3": lambda c: {**decoder_fields(c), **c.window()},
+    "olmo2": lambda c: {**_olmo(c), **c.window()},
+    "olmo3": lambda c: {**_olmo(c), **c.window()},
+    "gpt_neox": _gpt_neox,
+    "gpt2": _gpt2,
+    "mpt": _mpt,
+    "mixtral": lambda c: {**_grouped_queries(c), **c.window(), **_experts(c, "num_local_experts", "intermediate_size")},
     "qwen2_moe": _qwen2_moe,
-    "qwen3_moe": _qwen3_moe,
-    "deepseek": _deepseek,
-    "deepseek_v2": _deepseek_v2,
+    "qwen3_moe": lambda c: {
+        **qwen3_fields(c),
+        **_experts(c, _qwen_count(c), "moe_intermediate_size", **_qwen_layers(c)),
+    },
+    # the first generation: attention as in Llama
+    "deepseek": lambda c: {**decoder_fields(c), **attention_biases(c), **_deepseek_experts(c, "softmax", "greedy")},
+    "deepseek_v2": lambda c: {**decoder_fields(c), **_latent(c), **_deepseek_experts(c, "softmax", "greedy")},
     "deepseek_v3": _deepseek_v3,
     "kimi_k2": _deepseek_v3,
     "glm4_moe": _glm4_moe,
     "gpt_oss": _gpt_oss,
     "llama4_text": _llama4,
     "grok-1": _grok,
-    "olmoe": _olmoe,
+    "olmoe": lambda c: {**_olmo(c), **_experts(c, "num_experts", "intermediate_size")},
     "phimoe": _phimoe,
     "dbrx": _dbrx,
 }
 
 # What a config may say that knee does not model: refused by name, never ignored.
 
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "layer_types": (),
-    "sliding_window": (),
-    "sliding_window_pattern": (),
-    "attention_chunk_size": (),
-    "no_rope_layers": ([],),
-    "use_qk_norm": (False,),
-    "qk_layernorm": (False,),
-    "use_parallel_residual": (False,),
-    "parallel_attn": (False,),
-    "final_logit_softcapping": (0,),
-    "attn_logit_softcapping": (0,),
-    "partial_rotary_factor": (1,),
-    "rotary_pct": (1,),
-    "attention_bias": (False,),
-    "mlp_bias": (False,),
-    "clip_qkv": (0,),
-    "num_nextn_predict_layers": (0,),
-    "num_local_experts": (0, 1),
-    "num_experts": (0, 1),
-    "n_routed_experts": (0, 1),
-    "moe_num_experts": (0, 1),
-    "moe_intermediate_size": (),
-    "n_shared_experts": (0,),
-    "shared_expert_intermediate_size": (0,),
-    "n_group": (1,),
-    "topk_group": (1,),
-    "first_k_dense_replace": (0,),
-    "moe_layer_freq": (1,),
-    "decoder_sparse_step": (1,),
-    "mlp_only_layers": ([],),
-    "moe_layers": ([],),
-    "interleave_moe_layer_step": (1,),
-    "kv_lora_rank": (0,),
-    "q_lora_rank": (0,),
-    "index_topk": (0,),
-    "lm_head_bias": (False,),
-    "num_kv_shared_layers": (0,),
-    "cross_attention_layers": ([],),
-    "add_cross_attention": (False,),
-    "is_encoder_decoder": (False,),
-    "vision_config": (),
-    "audio_config": (),
-    "quantization_config": (),
-}
+NEUTRAL: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("layer_types sliding_window sliding_window_pattern attention_chunk_size", ()),
+    ("no_rope_layers", ([],)),
+    ("use_qk_norm qk_layernorm use_parallel_residual parallel_attn", (False,)),
+    ("final_logit_softcapping attn_logit_softcapping", (0,)),
+    ("partial_rotary_factor rotary_pct", (1,)),
+    ("attention_bias mlp_bias", (False,)),
+    ("clip_qkv num_nextn_predict_layers", (0,)),
+    ("num_local_experts num_experts n_routed_experts moe_num_experts", (0, 1)),
+    ("moe_intermediate_size", ()),
+    ("n_shared_experts shared_expert_intermediate_size", (0,)),
+    ("n_group topk_group", (1,)),
+    ("first_k_dense_replace", (0,)),
+    ("moe_layer_freq decoder_sparse_step", (1,)),
+    ("mlp_only_layers moe_layers", ([],)),
+    ("interleave_moe_layer_step", (1,)),
+    ("kv_lora_rank q_lora_rank index_topk", (0,)),
+    ("lm_head_bias", (False,)),
+    ("num_kv_shared_layers", (0,)),
+    ("cross_attention_layers", ([],)),
+    ("add_cross_attention is_encoder_decoder", (False,)),
+    ("vision_config audio_config quantization_config", ()),
+)
 """Keys that change the work, and the values besides null that leave it as it is."""
 
 
@@ -697,25 +625,18 @@ def unknown_family(path: Path, kind: object, known: tuple[str, ...]) -> InputErr
 
 def refuse_unread(keys: Keys, kind: str) -> None:
     """A key that changes the work, and that the family's reader did not ask for."""
-    for key, neutral in NEUTRAL.items():
+    for key, neutral in ((key, neutral) for words, neutral in NEUTRAL for key in words.split()):
         value = keys.values.get(key)
-        if value is None or key in keys.used or _is_neutral(value, neutral):
+        # 0 is not false here: a flag that is no flag is refused
+        is_neutral = any(type(value) in (type(one), float) and value == one for one in neutral)
+        if value is None or key in keys.used or is_neutral:
             continue
-        if key == "quantization_config":
-            hint = "remove it: the plan's precision says in which type the products are"
-            raise keys.wrong(
-                key, "describes stored weights, which are not trained as they are", hint, code="not-modelled"
-            )
+        rule = f"changes the work, and is not modelled for {kind}"
         hint = "remove it if the model does not use it, or describe the model in a TOML file"
-        raise keys.wrong(key, f"changes the work, and is not modelled for {kind}", hint, code="not-modelled")
-
-
-def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
-    # 0 is not false here: a flag that is no flag is refused
-    return any(type(value) in (type(one), float) and value == one for one in neutral)
-
-
-READERS = {**FAMILIES, **SPARSE_FAMILIES}
+        if key == "quantization_config":
+            rule = "describes stored weights, which are not trained as they are"
+            hint = "remove it: the plan's precision says in which type the products are"
+        raise keys.wrong(key, rule, hint, code="not-modelled")
 
 
 def read_config(path: Path, text: str) -> dict[str, Any]:

@@ -67,11 +67,8 @@ class Job:
             if getattr(self, name) < 1:
                 raise out_of_range(name, getattr(self, name), "it must be at least 1")
         if self.seq_len > 2**24 or self.global_batch > 2**24:
-            raise SpecError(
-                f"seq_len {self.seq_len:,} or global_batch {self.global_batch:,} is above 16,777,216",
-                code="out-of-range",
-                field="seq_len" if self.seq_len > 2**24 else "global_batch",
-            )
+            text = f"seq_len {self.seq_len:,} or global_batch {self.global_batch:,} is above 16,777,216"
+            raise SpecError(text, code="out-of-range", field="seq_len" if self.seq_len > 2**24 else "global_batch")
 
     def _check_split_of_model(self) -> None:
         model, plan = self.model, self.plan
@@ -122,30 +119,21 @@ class Job:
 
     def _check_modelled(self) -> None:
         if self.plan.prefetch > self.model.layers:
-            raise SpecError(
-                f"prefetch is {self.plan.prefetch}, but {self.model.name} has {self.model.layers} layers",
-                hint="FSDP2 uses 1; larger values only cost memory",
-                code="out-of-range",
-                field="plan.prefetch",
-            )
+            text = f"prefetch is {self.plan.prefetch}, but {self.model.name} has {self.model.layers} layers"
+            hint = "FSDP2 uses 1; larger values only cost memory"
+            raise SpecError(text, hint=hint, code="out-of-range", field="plan.prefetch")
         self.cluster.gpu.peak_flop_per_s(self.plan.precision)
         check_reduce_dtype(self.plan, self.plan.precision)
         check_outer_sync(self.plan)
         if self.profile.attention not in self.cluster.gpu.attention:
             known = ", ".join(self.cluster.gpu.attention)
-            raise SpecError(
-                f"no rate is known for {self.profile.attention} attention on {self.cluster.gpu.name}",
-                hint=f"use a profile with {known}, or {argument('overrides')} profile.attention=...",
-                code="no-rate",
-                field="profile.attention",
-            )
+            text = f"no rate is known for {self.profile.attention} attention on {self.cluster.gpu.name}"
+            hint = f"use a profile with {known}, or {argument('overrides')} profile.attention=..."
+            raise SpecError(text, hint=hint, code="no-rate", field="profile.attention")
         check_kernel(self.model, self.profile, self.seq_len)
         if self.model.positions == "learned" and self.seq_len > self.model.max_seq_len:
-            raise SpecError(
-                f"{self.model.name} has {self.model.max_seq_len} learned positions; seq_len is {self.seq_len}",
-                code="out-of-range",
-                field="seq_len",
-            )
+            text = f"{self.model.name} has {self.model.max_seq_len} learned positions; seq_len is {self.seq_len}"
+            raise SpecError(text, code="out-of-range", field="seq_len")
 
 
 WINDOWS: tuple[AttentionKernel, ...] = ("flash2", "flash3", "cudnn", "cutlass")

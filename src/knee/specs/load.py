@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from knee.base import units
 from knee.base.errors import InputError, SpecError, out_of_range
 from knee.specs.catalog import (
-    KINDS,
     Kind,
     Leaf,
     Source,
     SourceKind,
     Tree,
     did_you_mean,
-    entry_names,
     is_path,
     read_entry,
     read_layers,
@@ -40,7 +38,7 @@ from knee.specs.check import (
 )
 from knee.specs.data_sheets import REPLACES, complete
 from knee.specs.defaults import DEFAULT_PROFILE, DEFAULT_SEQ_LEN
-from knee.specs.fields import field_at, fields_of, resolve_key, split_overrides, unit_of
+from knee.specs.fields import Overrides, field_at, fields_of, resolve_key, split_overrides, unit_of
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job, check_described
 from knee.specs.model import Model
@@ -75,11 +73,6 @@ def load_cluster(ref: str, overrides: Sequence[tuple[str, str]] = ()) -> Loaded[
 def load_profile(ref: str, overrides: Sequence[tuple[str, str]] = ()) -> Loaded[Profile]:
     """A software profile by catalogue name or from a TOML file."""
     return _load("profile", ref, overrides)
-
-
-def catalog_entries(kind: Kind) -> list[str]:
-    """Names in the catalogue."""
-    return entry_names(kind)
 
 
 def describe(kind: Kind, tree: Tree) -> list[tuple[str, str, SourceKind, str]]:
@@ -117,12 +110,9 @@ def _inside(node: Any, table: str, path: str) -> Any:
     if table.isdecimal():
         items = node if isinstance(node, list) else []
         if int(table) >= len(items):
-            raise InputError(
-                f"{SET} {path}: there is no number {table} among {len(items)}, counted from 0",
-                hint="`knee catalog NAME` lists them; use a file to add more",
-                code="out-of-range",
-                field=path,
-            )
+            text = f"{SET} {path}: there is no number {table} among {len(items)}, counted from 0"
+            hint = "`knee catalog NAME` lists them; use a file to add more"
+            raise InputError(text, hint=hint, code="out-of-range", field=path)
         return items[int(table)]
     below = node.setdefault(table, {})
     if isinstance(below, Leaf) and not isinstance(below.value, list):
@@ -160,12 +150,9 @@ def _worded_value(kind: str, path: str, text: str) -> Any:
     assert field is not None
     if str(field.type).startswith("tuple"):
         if "str" not in str(field.type):
-            raise InputError(
-                f"{SET} {path}: a list of tables cannot be given as an option",
-                hint=f"change one value, such as {path}.0.NAME, or use a file",
-                code="not-an-override",
-                field=path,
-            )
+            text = f"{SET} {path}: a list of tables cannot be given as an option"
+            hint = f"change one value, such as {path}.0.NAME, or use a file"
+            raise InputError(text, hint=hint, code="not-an-override", field=path)
         return [part.strip() for part in text.replace("-", ",").split(",")]
     return text.strip()
 
@@ -224,7 +211,10 @@ def make_job(
     if model.experts is not None and gpus > 1 and "ep" not in options:
         notes.append(Note("default-degree", "ep defaulted to 1: every GPU computes all experts of a layer"))
     _fill_micro_batch(options, batch, notes)
-    _fill_precision(options, cluster, notes)
+    if "precision" not in options and cluster.gpu.bf16_flop_per_s is None:
+        options["precision"] = "fp16"
+        text = f"precision defaulted to fp16: {cluster.gpu.name} has no bf16 tensor cores"
+        notes.append(Note("default-precision", text))
     if options.get("recompute") == "blocks" and "recompute_frac" not in options:
         options["recompute_frac"] = 0.5
         notes.append(Note("default-recompute-frac", "recompute_frac defaulted to 0.5: every second block"))
@@ -248,23 +238,16 @@ def default_profile_note() -> Note:
 def global_batch_of(gpus: int, *, global_batch: int | None, local_batch: float | None) -> int:
     """Sequences of a step: as given, or those of a GPU times the GPUs."""
     if global_batch is not None and local_batch is not None:
-        raise SpecError(
-            f"global_batch {global_batch} and local_batch {local_batch} are both given",
-            hint="give only one of them: global_batch = local_batch * gpus",
-            code="contradiction",
-            field="global_batch",
-        )
+        text = f"global_batch {global_batch} and local_batch {local_batch} are both given"
+        hint = "give only one of them: global_batch = local_batch * gpus"
+        raise SpecError(text, hint=hint, code="contradiction", field="global_batch")
     if global_batch is not None:
         if global_batch > MOST:
             raise out_of_range("global_batch", global_batch, f"more than {MOST:,} is not supported")
         return global_batch
     if local_batch is None:
-        raise SpecError(
-            "the batch is missing",
-            hint="give global_batch (sequences per step) or local_batch (sequences per step and per GPU)",
-            code="missing-argument",
-            field="global_batch",
-        )
+        hint = "give global_batch (sequences per step) or local_batch (sequences per step and per GPU)"
+        raise SpecError("the batch is missing", hint=hint, code="missing-argument", field="global_batch")
     if not 0 < local_batch <= MOST:
         raise out_of_range("local_batch", local_batch, f"it must be above 0 and at most {MOST:,}")
     total = local_batch * gpus
@@ -276,12 +259,9 @@ def global_batch_of(gpus: int, *, global_batch: int | None, local_batch: float |
             field="local_batch",
         )
     if not (total >= 1 and math.isclose(total, round(total), rel_tol=1e-9)):
-        raise SpecError(
-            f"local_batch({local_batch:g}) * gpus({gpus}) = {total:g} is not a whole number of sequences",
-            hint="local_batch is the global batch divided by all GPUs; choose one whose product is a whole number",
-            code=NOT_WHOLE,
-            field="local_batch",
-        )
+        text = f"local_batch({local_batch:g}) * gpus({gpus}) = {total:g} is not a whole number of sequences"
+        hint = "local_batch is the global batch divided by all GPUs; choose one whose product is a whole number"
+        raise SpecError(text, hint=hint, code=NOT_WHOLE, field="local_batch")
     return round(total)
 
 
@@ -298,12 +278,8 @@ def _fill_degrees(options: dict[str, Any], gpus: int, notes: list[str]) -> None:
     used = math.prod(factors.values())
     if gpus % used:
         shown = " * ".join(f"{axis}({size})" for axis, size in factors.items())
-        raise SpecError(
-            f"{shown} does not divide gpus({gpus})",
-            hint=f"make the product a divisor of {gpus}",
-            code="does-not-divide",
-            field="gpus",
-        )
+        text = f"{shown} does not divide gpus({gpus})"
+        raise SpecError(text, hint=f"make the product a divisor of {gpus}", code="does-not-divide", field="gpus")
     options[open_axis] = gpus // used
     all_gpus = "the only GPU" if gpus == 1 else f"the {gpus:,} GPUs"
     notes.append(Note("default-degree", f"{open_axis} defaulted to {gpus // used:,}, which fills {all_gpus}"))
@@ -324,26 +300,12 @@ def _degree(options: Mapping[str, Any], axis: str) -> int:
 def _fill_micro_batch(options: dict[str, Any], global_batch: int, notes: list[str]) -> None:
     if "micro_batch" in options:
         return
-    if _degree(options, "pp") > 1:
-        options["micro_batch"] = 1
-        notes.append(
-            Note(
-                "default-micro-batch",
-                "micro_batch defaulted to 1: the pipeline bubble is smallest with many microbatches",
-            )
-        )
-        return
-    per_rank = global_batch // (_degree(options, "dp_replicate") * _degree(options, "dp_shard"))
-    options["micro_batch"] = size = max(1, per_rank)
-    text = f"micro_batch defaulted to {size}: all sequences of a data-parallel rank in one microbatch"
-    notes.append(Note("default-micro-batch", text))
-
-
-def _fill_precision(options: dict[str, Any], cluster: Cluster, notes: list[str]) -> None:
-    if "precision" not in options and cluster.gpu.bf16_flop_per_s is None:
-        options["precision"] = "fp16"
-        text = f"precision defaulted to fp16: {cluster.gpu.name} has no bf16 tensor cores"
-        notes.append(Note("default-precision", text))
+    size, why = 1, "the pipeline bubble is smallest with many microbatches"
+    if _degree(options, "pp") == 1:
+        size = max(1, global_batch // (_degree(options, "dp_replicate") * _degree(options, "dp_shard")))
+        why = "all sequences of a data-parallel rank in one microbatch"
+    options["micro_batch"] = size
+    notes.append(Note("default-micro-batch", f"micro_batch defaulted to {size}: {why}"))
 
 
 def _plan(options: Mapping[str, Any]) -> Plan:
@@ -389,7 +351,8 @@ def load_job(
     parts: dict[str, Any] = {}
     sources: dict[str, Source] = {}
     notes: list[str] = [] if "profile" in raw else [default_profile_note()]
-    for kind, changes in (("model", model), ("cluster", cluster), ("profile", profile)):
+    named: dict[Kind, Overrides] = {"model": model, "cluster": cluster, "profile": profile}
+    for kind, changes in named.items():
         parts[kind] = _part(kind, raw, path, changes, sources, mistakes, notes)
     sizes = _sizes(raw, mistakes)
     options = _options(raw, plan, mistakes)
@@ -445,7 +408,7 @@ def _unknown_keys(raw: Mapping[str, Any]) -> list[Mistake]:
 
 
 def _part(
-    kind: str,
+    kind: Kind,
     raw: Mapping[str, Any],
     path: Path,
     changes: Sequence[tuple[str, str]],
@@ -454,13 +417,12 @@ def _part(
     notes: list[str],
 ) -> Any:
     """The model, cluster or profile of a job file; None with its mistakes noted."""
-    name = _kind(kind)
     given = raw.get(kind, DEFAULT_PROFILE if kind == "profile" else None)
     try:
         if isinstance(given, str):
-            tree = read_tree(name, given)
+            tree = read_tree(kind, given)
         elif isinstance(given, dict):
-            tree = read_table(name, {"name": f"{path.stem}-{kind}", **given}, where=path.name)
+            tree = read_table(kind, {"name": f"{path.stem}-{kind}", **given}, where=path.name)
         else:
             text = f"should be a name, a path or a table, not {given!r}"
             mistakes.append(missing_field(kind) if given is None else Mistake(code=WRONG_TYPE, place=kind, text=text))
@@ -472,10 +434,6 @@ def _part(
     notes += complete(kind, tree, mistakes, f"{kind}.")
     sources |= {f"{kind}.{field}": source for field, source in sources_of(kind, tree).items()}
     return build(kind, tree, mistakes, f"{kind}.")
-
-
-def _kind(word: str) -> Kind:
-    return next(kind for kind in KINDS if kind == word)
 
 
 def _sizes(raw: Mapping[str, Any], mistakes: list[Mistake]) -> dict[str, Any]:
@@ -505,3 +463,24 @@ def _options(raw: Mapping[str, Any], changes: Sequence[tuple[str, str]], mistake
     # What concerns the plan as a whole is said again, and rightly, once it is complete.
     mistakes += [mistake for mistake in found if mistake.place != "plan"]
     return options
+
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+_forget: list[Callable[[], None]] = []
+MOST_KEPT = 1024
+"""A grid may change a value of the catalogue in every point: not all of them are kept."""
+
+
+def kept_for_a_question(read: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """As ``lru_cache``, until ``forget_files``."""
+    kept = lru_cache(maxsize=MOST_KEPT)(read)
+    _forget.append(kept.cache_clear)
+    return kept  # type: ignore[return-value]  # lru_cache's type loses the arguments
+
+
+def forget_files() -> None:
+    """Where a question begins that may name files: a study, a sweep, a validation or a calibration."""
+    for forget in _forget:
+        forget()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, get_args
 
@@ -294,19 +295,13 @@ class Plan:
         for name in ("imbalance", "capacity_factor"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= MOST_IMBALANCE:
-                raise SpecError(
-                    f"plan.{name} is {value:g}; it must be between 1 and {MOST_IMBALANCE}",
-                    hint=f"for example {argument(name)} 1.25, or leave it out",
-                    code="out-of-range",
-                    field=f"plan.{name}",
-                )
+                text = f"plan.{name} is {value:g}; it must be between 1 and {MOST_IMBALANCE}"
+                hint = f"for example {argument(name)} 1.25, or leave it out"
+                raise SpecError(text, hint=hint, code="out-of-range", field=f"plan.{name}")
         if sorted(self.placement) != sorted(AXES):
-            raise SpecError(
-                f"plan.placement {'-'.join(self.placement)} must name each axis once",
-                hint=f"for example {'-'.join(AXES)} (innermost first)",
-                code="not-each-once",
-                field="plan.placement",
-            )
+            text = f"plan.placement {'-'.join(self.placement)} must name each axis once"
+            hint = f"for example {'-'.join(AXES)} (innermost first)"
+            raise SpecError(text, hint=hint, code="not-each-once", field="plan.placement")
         check(RULES, self)
 
     def _check_modules(self) -> None:
@@ -350,3 +345,44 @@ FIXED = names_of(KNOBS, "fixed")
 """Fields that have their default in all plans of a search, unless ``knee scale --best`` is given another value."""
 ROUTED = tuple(name for name in KEPT if KNOBS[name].needs == "ep")
 """Fields that say how tokens reach experts."""
+
+
+ORDER = tuple(dict.fromkeys(("sharding", "dp_replicate", *KNOBS)))
+
+
+def plan_words(plan: Plan, *, also: Collection[str] = (), without: Collection[str] = ()) -> str:
+    """Describe a plan in one line: ``hsdp, dp_replicate 8, dp_shard 8, micro-batch 2``.
+
+    Fields at their default are left out, except those in ``also``; fields in ``without`` are always left out.
+    """
+    words: list[str] = []
+    for name in ORDER:
+        knob, value = KNOBS[name], getattr(plan, name)
+        means_something = knob.needs is None or getattr(plan, knob.needs) > 1
+        if name in without or not (name in also or (means_something and (knob.always or value != knob.default))):
+            continue
+        text = knob.describe(value)
+        if text.startswith(" "):
+            words[-1] += text
+        else:
+            words.append(text)
+    return ", ".join(words)
+
+
+def only_simulated(text: str, hint: str, *, code: str = "contradiction") -> tuple[PlanRule, ...]:
+    """Rules for a trainer or an export: one for each field of a plan that only the simulator has.
+
+    ``{words}`` in the text is the value in words; ``{argument}`` in the hint is the field as the reader writes it, and
+    ``{option}`` as the command line does.
+    """
+    return tuple(_only_simulated(knob, text, hint, code) for knob in KNOBS.values() if knob.simulated_only)
+
+
+def _only_simulated(knob: Knob, text: str, hint: str, code: str) -> PlanRule:
+    return PlanRule(
+        f"plan.{knob.name}",
+        lambda job: getattr(job.plan, knob.name) != knob.default,
+        lambda job: text.format(words=knob.describe(getattr(job.plan, knob.name))),
+        lambda _: hint.format(argument=argument(knob.name), option=f"--{knob.name.replace('_', '-')}"),
+        code,
+    )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from knee.base.errors import out_of_range
-from knee.specs.hardware import AttentionKernel
+from knee.specs.hardware import AttentionKernel, check_range
 
 Kernels = Literal[
     "eager",
@@ -171,42 +171,16 @@ class Profile:
         return self.saves or self.kernels
 
     def __post_init__(self) -> None:
-        for name in (
-            "compute_slowdown_frac",
-            "launch_s",
-            "issue_s",
-            "crowded_issue_s",
-            "step_overhead_s",
-            "expert_kernel_s",
-            "expert_host_s",
-            "skew_s",
-            "straggler_frac",
-            "allocator_frac",
-            "context_bytes",
-            "reduces_in_flight",
-            "fp8_smallest",
-            "checked_error_frac",
-        ):
-            if getattr(self, name) < 0:
-                raise out_of_range(f"profile.{name}", getattr(self, name), "it cannot be negative")
-        for name in ("tp_overlap_frac", "p2p_overlap_frac", "cp_overlap_frac", "bf16_layers_frac"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise out_of_range(f"profile.{name}", getattr(self, name), "it must be between 0 and 1")
-        for name in ("bandwidth_scale_frac", "copy_frac", "reduce_copy_frac"):
-            if not 0 < getattr(self, name) <= 1:
-                raise out_of_range(f"profile.{name}", getattr(self, name), "it must be above 0 and at most 1")
-        for name in (
-            "hop_scale",
-            "gemm_scale",
-            "attention_scale",
-            "stream_scale",
-            "expert_gemm_scale",
-            "expert_stream_scale",
-            "fp8_forward_scale",
-            "ddp_bucket_bytes",
-        ):
-            if not getattr(self, name) > 0:
-                raise out_of_range(f"profile.{name}", getattr(self, name), "it must be positive")
+        host = ("launch_s", "issue_s", "crowded_issue_s", "step_overhead_s", "expert_kernel_s", "expert_host_s")
+        spread = ("skew_s", "straggler_frac", "allocator_frac", "context_bytes", "reduces_in_flight", "fp8_smallest")
+        check_range("profile", self, "not negative", "compute_slowdown_frac", *host, *spread, "checked_error_frac")
+        overlaps = ("tp_overlap_frac", "p2p_overlap_frac", "cp_overlap_frac")
+        check_range("profile", self, "share", *overlaps, "bf16_layers_frac")
+        check_range("profile", self, "fraction", "bandwidth_scale_frac", "copy_frac", "reduce_copy_frac")
+        scales = ("hop_scale", "gemm_scale", "attention_scale", "stream_scale", "expert_gemm_scale")
+        check_range(
+            "profile", self, "positive", *scales, "expert_stream_scale", "fp8_forward_scale", "ddp_bucket_bytes"
+        )
         for name in ("rmsnorm_bytes", "logit_bytes"):
             value = getattr(self, name)
             if value is not None and not LEAST_KEPT_BYTES <= value <= MOST_KEPT_BYTES:

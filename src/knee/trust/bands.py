@@ -14,8 +14,7 @@ import numpy as np
 
 from knee.base.arrays import Floats, normal_deviations
 from knee.specs.job import Job
-from knee.trust.distances import NAMES, Distances, Measured
-from knee.trust.error_table import Errors
+from knee.trust.error_table import NAMES, Distances, Errors, Measured
 
 Label = Literal["validated", "near", "extrapolated"]
 LABELS: tuple[Label, ...] = ("validated", "near", "extrapolated")

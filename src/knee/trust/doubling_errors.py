@@ -12,8 +12,7 @@ import numpy as np
 
 from knee.engine.doublings import per_doubling
 from knee.trust.bands import carried_constants, spread_ends
-from knee.trust.distances import NAMES
-from knee.trust.error_table import Errors, read_errors
+from knee.trust.error_table import NAMES, Errors, read_errors
 from knee.trust.trust import WIDER_FRAC
 
 SAME_WORDS = ("source", "profile", "gpu", "fabric", "sharding", "schedule", "precision", "recompute")

@@ -17,8 +17,15 @@ from knee.specs.job import Job
 from knee.specs.load import load_cluster, load_profile
 from knee.specs.notes import Note
 from knee.specs.profile import MEGATRON_KERNELS, Kernels, Profile
-from knee.trust.distances import GENERIC_PROFILES, layer_work, layer_work_of_runs, parallelism, parallelism_of_runs
-from knee.trust.error_table import Errors, tokens_per_gpu
+from knee.trust.error_table import (
+    GENERIC_PROFILES,
+    Errors,
+    layer_work,
+    layer_work_of_runs,
+    parallelism,
+    parallelism_of_runs,
+    tokens_per_gpu,
+)
 
 # What of a cluster or a profile is not the catalogue's: values are compared, not who wrote them.
 

@@ -13,8 +13,8 @@ from knee.specs.profile_parameters import PARAMETERS
 from knee.trust.profile_fit.calibration import surely_better
 from knee.trust.profile_fit.stack_fit import MOST, problem_of, stack_priors
 from knee.trust.validation.published_runs import PublishedRun, Setting
+from knee.trust.validation.run_errors import grouped
 from knee.trust.validation.run_to_job import job_of
-from knee.trust.validation.simulated_runs import grouped
 from knee.trust.validation.user_records import Pair
 
 

@@ -17,7 +17,7 @@ from knee.commands.catalog.api import FILE_KINDS, FileKind, file_schema
 from knee.commands.catalog.result import file_entry
 from knee.commands.main import main
 from knee.specs.catalog import ALIASES, KINDS, ROOT, Kind, entry_names
-from knee.specs.field_words import descriptions, field_rows
+from knee.specs.fields import descriptions, field_rows
 from knee.specs.load import _read
 
 ENTRIES = [(kind, name) for kind in KINDS for name in entry_names(kind)]

@@ -20,8 +20,7 @@ from knee.commands.serve.answers.questions import asked_of, query_of
 from knee.commands.serve.answers.search_view import budget_view
 from knee.commands.serve.answers.views import scale_view, step_view, toml_file, why
 from knee.engine.simulator import simulate_table
-from knee.search.space import Space
-from knee.search.space_tables import whole_table
+from knee.search.space import Space, whole_table
 from serve.served import STEP
 
 QUESTIONS: list[dict[str, Any]] = [

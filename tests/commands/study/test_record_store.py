@@ -19,7 +19,7 @@ from knee.commands.study.questions import Question, points_of
 from knee.commands.study.record_store import IMPOSSIBLE, Store, cached_fidelity, damage, key_of
 from knee.commands.study.run_study import points_to_run, recorded
 from knee.commands.study.study_file import load_study
-from knee.specs.kept_files import forget_files
+from knee.specs.load import forget_files
 from knee.trust.validation.bundled_runs import CarriedFidelity
 
 SOURCES = Path(__file__).parents[3] / "src"

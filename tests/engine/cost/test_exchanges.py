@@ -12,8 +12,7 @@ from knee.engine.cost.collective_cost import Links, all_reduce_s, gather_s, leve
 from knee.engine.cost.placement import GroupPlacement
 from knee.engine.one_job import simulate
 from knee.engine.workload.outer_sync_loss import loss_ratio
-from knee.search.space import Space
-from knee.search.space_tables import whole_table
+from knee.search.space import Space, whole_table
 from knee.specs.hardware import Tier
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.specs.plan import Plan

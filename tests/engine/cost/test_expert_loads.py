@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from knee.base.errors import SpecError
-from knee.engine.cost.expert_loads import RankLoads, rank_loads
+from knee.engine.cost.expert_dispatch import RankLoads, rank_loads
 
 TOKENS, TOP_K, EXPERTS = 32768.0, 8.0, 128.0
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from knee.base.arrays import Floats
-from knee.engine.cost.expert_loads import RankLoads, rank_loads
+from knee.engine.cost.expert_dispatch import RankLoads, rank_loads
 from knee.engine.cost.kernel_cost import (
     experts_backward_s,
     experts_forward_s,

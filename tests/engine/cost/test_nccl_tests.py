@@ -7,12 +7,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from knee.engine.cost.collective_cost import Links, all_reduce_s, gather_s
-from knee.engine.cost.nccl_tests import OPERATIONS, Operation, ReduceAlgorithm, idle_s, nvls_rate, reduce_by, ring_links
+from knee.engine.cost.collective_cost import (
+    OPERATIONS,
+    Links,
+    Operation,
+    ReduceAlgorithm,
+    all_reduce_s,
+    gather_s,
+    idle_s,
+    nvls_rate,
+    reduce_by,
+    ring_links,
+)
 from knee.engine.cost.placement import GroupPlacement
+from knee.specs.catalog import entry_names
 from knee.specs.constants import constant
 from knee.specs.hardware import Cluster
-from knee.specs.load import catalog_entries, load_cluster
+from knee.specs.load import load_cluster
 
 H100, A100, B200 = (load_cluster(name).spec for name in ("dgx-h100", "dgx-a100", "dgx-b200"))
 BASE_S = constant("collectives", "base_s")
@@ -89,7 +100,7 @@ def test_deep_trees_are_those_of_training() -> None:
     assert by("tree", 2048, 256) == pytest.approx(there)
 
 
-@pytest.mark.parametrize("name", catalog_entries("cluster"))
+@pytest.mark.parametrize("name", entry_names("cluster"))
 def test_every_cluster_has_every_operation(name: str) -> None:
     cluster = load_cluster(name).spec
     for operation in OPERATIONS:

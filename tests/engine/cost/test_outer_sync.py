@@ -17,8 +17,7 @@ from knee.engine.one_job import events_of, simulate
 from knee.engine.simulator import evaluate
 from knee.engine.workload import operations as op
 from knee.engine.workload.parameters import parameter_count
-from knee.search.space import Space
-from knee.search.space_tables import whole_table
+from knee.search.space import Space, whole_table
 from knee.specs import Job, Plan
 from knee.specs.load import load_profile
 from knee.specs.plan_table import table_of

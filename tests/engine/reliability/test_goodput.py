@@ -16,18 +16,19 @@ from hypothesis import strategies as st
 import knee
 from knee.base.errors import SpecError
 from knee.base.units import amount
-from knee.engine.reliability.defaults import conditions_of, initialisation_time_s
 from knee.engine.reliability.goodput import (
     best_interval_s,
+    conditions_of,
     daly_interval_s,
     goodput_of,
+    initialisation_time_s,
     spare_wait_s,
     time_per_work,
     young_interval_s,
 )
 from knee.engine.reliability.whole_run import drawn_times, interrupted_runs, poisson_range, restarted_time_s, whole_run
+from knee.specs.hardware import CAUSES, Reliability
 from knee.specs.load import load_cluster
-from knee.specs.reliability import CAUSES, Reliability
 from refusals import refused
 
 H100 = load_cluster("dgx-h100").spec

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from knee.engine.simulator import evaluate
-from knee.engine.timeline.chunk_queues import run, run_repeated
 from knee.engine.timeline.passes import Pass, Segment, Sums
+from knee.engine.timeline.step_actions import run, run_repeated
 from knee.engine.timeline.walk import run_passes
 from random_passes import random_passes
 from tables import job, table

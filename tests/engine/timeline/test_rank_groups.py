@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from knee.engine.one_job import evaluated
-from knee.engine.timeline.rank_groups import group, stage_rank
+from knee.engine.timeline.step_events import group, stage_rank
 from knee.specs.load import load_model
 from knee.specs.plan import AXES
 from tables import job

@@ -11,12 +11,11 @@ from schedule_actions import actions
 from knee.base import arrays
 from knee.base.arrays import equal_rows
 from knee.engine.simulator import Results, evaluate
-from knee.engine.timeline.chunk_queues import run, run_reductions
 from knee.engine.timeline.passes import Pass, Sums
 from knee.engine.timeline.pipelines import recurrence as pipeline
+from knee.engine.timeline.step_actions import run, run_reductions
 from knee.engine.timeline.walk import run_passes
-from knee.search.space import Space
-from knee.search.space_tables import whole_table
+from knee.search.space import Space, whole_table
 from knee.specs.load import load_model, load_profile
 from knee.specs.schedules import schedule_of
 from random_passes import random_passes

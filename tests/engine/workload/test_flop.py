@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from knee.base.errors import InputError
-from knee.engine.workload.flop import CONVENTIONS, model_flop_per_token
+from knee.engine.workload.parameters import CONVENTIONS, model_flop_per_token
 from knee.specs.load import load_model
 
 

@@ -12,8 +12,8 @@ from knee.engine.cost.compute_costs import product_column, shapes_of
 from knee.engine.cost.kernel_cost import operation_s
 from knee.engine.simulator import EvaluatedStep, evaluate
 from knee.engine.workload import operations as op
+from knee.specs.constants import passes_of
 from knee.specs.job import Job
-from knee.specs.kernel_traffic import passes_of
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.specs.plan import Plan
 from knee.specs.plan_table import table_of

@@ -7,13 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from knee.engine.workload.flop import causal_keys, kernel_keys, most_keys
-from knee.engine.workload.layer_weights import (
+from knee.engine.workload.parameters import (
     Tensor,
     attention_tensors,
+    causal_keys,
     expert_tensors,
+    kernel_keys,
     layer_tensors,
     mlp_tensors,
+    most_keys,
     routed_tensors,
     router_tensors,
     shared_tensors,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from knee.engine.workload.layer_weights import layer_tensors
-from knee.engine.workload.parameters import embedding_tensors, head_tensors, local_sides, parameter_count
+from knee.engine.workload.parameters import embedding_tensors, head_tensors, layer_tensors, local_sides, parameter_count
 from knee.specs.load import load_model
 
 PUBLISHED = {

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from knee.commands.options.overrides import parse_sets
 from knee.commands.sweep.api import requested_runs
 from knee.training.launch.run_status import Cause, State, Status
 from knee.training.launch.sweep_folder import Sweep, SweepRun
@@ -25,7 +24,8 @@ def series_of(tmp_path: Path, text: str, *sets: str) -> list[tuple[int, int, str
     """GPUs, global batch and series of each point of a grid."""
     path = tmp_path / f"grid{len(list(tmp_path.iterdir()))}.toml"  # a study is read once
     path.write_text(text, encoding="utf-8")
-    return [(one.gpus, one.question["global_batch"], one.series) for one in requested_runs(str(path), parse_sets(sets))]
+    changes = dict(text.split("=") for text in sets)
+    return [(one.gpus, one.question["global_batch"], one.series) for one in requested_runs(str(path), changes)]
 
 
 def test_a_series_keeps_the_batch_that_its_grid_is_given_by(tmp_path: Path) -> None:

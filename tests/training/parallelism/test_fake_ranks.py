@@ -18,7 +18,7 @@ import pytest
 
 from knee.base.errors import RunFailed
 from knee.commands.dryrun.api import DryRun, traced_job
-from knee.engine.issued_messages import Collective, StageWork
+from knee.engine.events import Collective, StageWork
 from knee.engine.one_job import simulate
 from knee.specs.job import Job
 from knee.specs.load import load_cluster, load_profile

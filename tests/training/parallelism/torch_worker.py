@@ -34,7 +34,7 @@ from batches import local_tokens
 from click.testing import CliRunner
 
 from knee.commands.main import main as knee
-from knee.engine.issued_messages import StageWork
+from knee.engine.events import StageWork
 from knee.training.checkpoints.folder import find_checkpoint, read_state
 from knee.training.checkpoints.save_and_resume import CheckpointSaver, host_group, load_state
 from knee.training.parallelism import (

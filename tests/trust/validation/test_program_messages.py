@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from knee.engine.events import COLLECTIVES, Events
-from knee.engine.issued_messages import StageWork
+from knee.engine.events import COLLECTIVES, Events, StageWork
 from knee.engine.one_job import events_of
 from knee.specs import Job
 from knee.specs.load import load_model

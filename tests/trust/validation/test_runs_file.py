@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from knee.base.errors import SpecError
-from knee.specs.catalog import gpu_aliases
-from knee.specs.load import catalog_entries
+from knee.specs.catalog import entry_names, gpu_aliases
 from knee.specs.notes import Note
 from knee.trust.validation.published_runs import MEASURED, REQUIRED, RunFile, Setting, read_runs
 from knee.trust.validation.run_to_job import RECOMPUTE, RunJob, gpu_key, job_of, stack_of, stacks
@@ -169,7 +168,7 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
 
 
 def test_every_gpu_key_is_in_the_catalogue() -> None:
-    known = catalog_entries("cluster")
+    known = entry_names("cluster")
     for key, cluster in gpu_aliases().items():
         assert cluster in known
         precision = "fp16" if key.startswith("v100") else "bf16"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from knee.base.arrays import extreme_values
 from knee.base.errors import DoesNotFit, InputError, argument, example
@@ -15,8 +14,9 @@ from knee.commands.budget import frontier as fr
 from knee.commands.budget.model_family import LEAST_PARAMS, MOST_PARAMS, Family, family_of
 from knee.commands.budget.published_budgets import published_runs
 from knee.commands.budget.result import Budget, BudgetCheck
-from knee.commands.budget.scaling_laws import assumed_mfu, batch_law, law_of
-from knee.commands.budget.search import BudgetLimits, BudgetRun, Problem, even_sizes, flop_choice, rare_exchange
+from knee.commands.budget.scaling_laws import assumed_mfu, law_of
+from knee.commands.budget.scaling_laws import batch_law as batch_law_of
+from knee.commands.budget.search import BudgetLimits, Problem, even_sizes, flop_choice, rare_exchange
 from knee.commands.budget.throughput import Rates
 from knee.commands.job_request import (
     ClusterLike,
@@ -31,14 +31,12 @@ from knee.commands.job_request import (
     pairs_of,
     request,
 )
-from knee.engine.energy import CarbonGrid
 from knee.engine.energy import grid as grid_of
 from knee.engine.reliability.whole_run import interrupted_runs
 from knee.engine.training_cost import checked_pue
 from knee.engine.workload.parameters import parameter_count
-from knee.specs import Cluster, Job, Model, Profile
-from knee.specs.argument_types import checked_arguments
-from knee.specs.arguments import both_given, not_in_range, require
+from knee.specs import Cluster, Model, Profile
+from knee.specs.argument_types import both_given, checked_arguments, not_in_range, require
 from knee.specs.catalog import Source
 from knee.specs.constants import constant_source
 from knee.specs.defaults import DEFAULT_BATCH_LAW, DEFAULT_FAMILY, DEFAULT_GRID, DEFAULT_LAW, DEFAULT_SEQ_LEN
@@ -46,7 +44,7 @@ from knee.specs.fields import split_overrides
 from knee.specs.load import Loaded, make_job
 from knee.specs.model.split_rules import check_searched_exchanges
 from knee.specs.plan import SyncDtype
-from knee.trust.trust import Trust, trust_of
+from knee.trust.trust import trust_of
 
 
 def check_dense(model: Model, law: str) -> None:
@@ -69,15 +67,7 @@ def checked_mfu(given: float | None) -> float:
     return mfu
 
 
-def check_tokens_per_param(given: float | None) -> None:
-    """Refuse a ratio that no run has."""
-    # also false for nan
-    if given is not None and not 0 < given < 1e9:
-        rule = "it must be above 0 and below 1e9"
-        raise not_in_range("tokens_per_param", f"{given:g}", rule, hint="Chinchilla used 20")
-
-
-def check_limits(limits: BudgetLimits, *, priced: bool, max_gpus: int, cluster: str) -> None:
+def check_limits(limits: BudgetLimits, cluster: Cluster) -> None:
     """Refuse what bounds nothing, or cannot be."""
     for name in ("days", "usd", "mwh", "tokens_max"):
         value = getattr(limits, name)
@@ -88,8 +78,8 @@ def check_limits(limits: BudgetLimits, *, priced: bool, max_gpus: int, cluster: 
     if limits.gpus < 1:
         hint = f"for example {argument('gpus')} 2048"
         raise not_in_range("gpus", str(limits.gpus), "it must be at least 1", hint=hint)
-    if limits.gpus > max_gpus:
-        rule = f"{cluster} is described only up to {max_gpus:,}"
+    if limits.gpus > cluster.max_gpus:
+        rule = f"{cluster.name} is described only up to {cluster.max_gpus:,}"
         raise not_in_range("gpus", f"{limits.gpus:,}", rule, hint="use fewer")
     if limits.days is None and limits.usd is None and limits.mwh is None:
         only = f" ({argument('tokens_max')} limits the data, not the compute)" if limits.tokens_max is not None else ""
@@ -99,9 +89,9 @@ def check_limits(limits: BudgetLimits, *, priced: bool, max_gpus: int, cluster: 
             code="missing-argument",
             field="days",
         )
-    if limits.usd is not None and not priced:
+    if limits.usd is not None and not cluster.usd_per_gpu_h:
         raise InputError(
-            f"{argument('usd')} is given, but the price of {cluster} is unknown",
+            f"{argument('usd')} is given, but the price of {cluster.name} is unknown",
             hint=f"give {argument('overrides')} cluster.usd_per_gpu_h='2.5 USD/h'",
             code="no-rate",
             field="usd",
@@ -207,72 +197,70 @@ def budget(
         mwh=amount_of("mwh", mwh),
         tokens_max=count_of("tokens_max", tokens_max),
     )
-    check_limits(limits, priced=bool(where.spec.usd_per_gpu_h), max_gpus=where.spec.max_gpus, cluster=where.spec.name)
-    assumed = checked_mfu(mfu)
-    problem = _problem(
-        where.spec,
-        how.spec,
-        law=law,
-        batch=batch_law,
-        family=family_of(family),
-        model=model,
-        params=params,
+    check_limits(limits, where.spec)
+    assumed, members = checked_mfu(mfu), family_of(family)
+    found_law, shape = law_of(law), _model(model, params, members)
+    # also false for nan
+    if tokens_per_param is not None and not 0 < tokens_per_param < 1e9:
+        rule = "it must be above 0 and below 1e9"
+        raise not_in_range("tokens_per_param", f"{tokens_per_param:g}", rule, hint="Chinchilla used 20")
+    first = shape or members.ladder()[0]
+    check_dense(first, found_law.name)
+    # a job that every model has, to refuse what cannot be simulated in words
+    fixed = make_job(first, where.spec, how.spec, gpus=1, global_batch=1, seq_len=seq_len)[0].plan
+    problem = Problem(
+        rates=Rates(cluster=where.spec, profile=how.spec, seq_len=seq_len, fixed=fixed),
+        law=found_law,
+        batch_law=batch_law_of(batch_law),
+        family=members,
+        pue=checked_pue(pue),
+        batch_max_tokens=_batch_max(batch_max, seq_len),
+        model=shape,
         tokens_per_param=tokens_per_param,
-        seq_len=seq_len,
-        pue=pue,
-        batch_max=batch_max,
         progress=progress or silent,
     )
-    faster = "profile defaulted to eager; a faster software stack trains on more tokens in the same time"
-    notes = [] if profile else [faster]
-    notes += [] if gpus is not None else [f"gpus defaulted to at most {limits.gpus:,}"]
     ways = replace(problem.rates.fixed, sync_fragments=sync_fragments, sync_dtype=sync_dtype)
     check_searched_exchanges(ways, sync_every)
-    found = _solved(problem, limits, assumed, where, how, grid_of(grid), frontier=frontier)
-    rare = rare_exchange(problem, limits, found["best"], sync_every, ways) if sync_every > 1 else None
-    found |= {"sync_every": sync_every, "rare_exchange": rare}
-    return Budget(**found, mfu_given=mfu is not None, notes=notes, pue=pue_source(pue))
-
-
-def _solved(
-    problem: Problem,
-    limits: BudgetLimits,
-    mfu: float,
-    cluster: Loaded[Cluster],
-    profile: Loaded[Profile],
-    site: CarbonGrid,
-    *,
-    frontier: bool,
-) -> dict[str, Any]:
-    """The best run, those around it, and what counting FLOP would have chosen: fields of the result."""
+    site = grid_of(grid)
     # first, as the best is found sooner beside a good candidate
-    flop = flop_choice(problem, limits, mfu)
+    flop = flop_choice(problem, limits, assumed)
     by_count = problem.by_count(limits)
     if not by_count:
         refuse_nothing(problem, limits, problem.counts(limits))
     best = min(by_count.values(), key=lambda run: run.loss)
-    trust = _trust(best, cluster, profile, problem.rates.seq_len)
+    sources = {"cluster": where.sources, "profile": how.sources}
+    given = [f"{kind}.{path}" for kind, own in sources.items() for path, one in own.items() if one.kind == "user"]
+    trust = trust_of(problem.rates.job(best.model, best.rate), given)
     axes = [axis for axis in fr.AXES if axis != "usd" or best.cost_usd is not None] if frontier else []
     cells = fr.grid_of(problem, limits, best) if frontier else {}
-    return {
-        "limits": limits,
-        "problem": problem,
-        "grid": site,
-        "best": best,
-        "by_count": by_count,
-        "sizes": tuple(fr.sizes_around(problem, limits, best)),
-        "between": problem.between(limits, best) if problem.model is None else float(best.params),
-        "even": even_sizes(problem, limits, best),
-        "flop": flop,
-        "lost": None if flop.run is None else fr.lost_by(problem, limits, best, flop.run),
-        "marginals": tuple(fr.marginals(problem, limits, best, cluster.spec.max_gpus)),
-        "trust": trust,
-        "bands": fr.bands_of(problem, limits, best, trust.low_frac, trust.high_frac),
-        "frontiers": tuple(fr.frontier_of(problem, limits, best, axis, site.kg_co2e_per_j) for axis in axes),
-        "cells": cells,
-        "iso": tuple(fr.iso_losses(cells, best)),
-        "price": cluster.sources.get("usd_per_gpu_h") if cluster.spec.usd_per_gpu_h is not None else None,
-    }
+    faster = "profile defaulted to eager; a faster software stack trains on more tokens in the same time"
+    return Budget(
+        limits=limits,
+        problem=problem,
+        grid=site,
+        best=best,
+        by_count=by_count,
+        sizes=tuple(fr.sizes_around(problem, limits, best)),
+        between=problem.between(limits, best) if problem.model is None else float(best.params),
+        even=even_sizes(problem, limits, best),
+        flop=flop,
+        lost=None if flop.run is None else fr.lost_by(problem, limits, best, flop.run),
+        marginals=tuple(fr.marginals(problem, limits, best, where.spec.max_gpus)),
+        trust=trust,
+        bands=fr.bands_of(problem, limits, best, trust.low_frac, trust.high_frac),
+        frontiers=tuple(fr.frontier_of(problem, limits, best, axis, site.kg_co2e_per_j) for axis in axes),
+        cells=cells,
+        iso=tuple(fr.iso_losses(cells, best)),
+        price=where.sources.get("usd_per_gpu_h") if where.spec.usd_per_gpu_h is not None else None,
+        sync_every=sync_every,
+        rare_exchange=rare_exchange(problem, limits, best, sync_every, ways) if sync_every > 1 else None,
+        mfu_given=mfu is not None,
+        notes=[
+            *([] if profile else [faster]),
+            *([] if gpus is not None else [f"gpus defaulted to at most {limits.gpus:,}"]),
+        ],
+        pue=pue_source(pue),
+    )
 
 
 def _specs(
@@ -295,41 +283,6 @@ def _specs(
             )
     _, for_cluster, for_profile, _ = split_overrides(overrides)
     return named_cluster(cluster, for_cluster), named_profile(profile, for_profile)
-
-
-def _problem(
-    cluster: Cluster,
-    profile: Profile,
-    *,
-    law: str,
-    batch: str,
-    family: Family,
-    model: ModelLike | None,
-    params: Amount | None,
-    tokens_per_param: float | None,
-    seq_len: int,
-    pue: float | None,
-    batch_max: Amount | None,
-    progress: Progress,
-) -> Problem:
-    found_law = law_of(law)
-    shape = _model(model, params, family)
-    check_tokens_per_param(tokens_per_param)
-    first = shape or family.ladder()[0]
-    check_dense(first, found_law.name)
-    # a job that every model has, to refuse what cannot be simulated in words
-    fixed = make_job(first, cluster, profile, gpus=1, global_batch=1, seq_len=seq_len)[0].plan
-    return Problem(
-        rates=Rates(cluster=cluster, profile=profile, seq_len=seq_len, fixed=fixed),
-        law=found_law,
-        batch_law=batch_law(batch),
-        family=family,
-        pue=checked_pue(pue),
-        batch_max_tokens=_batch_max(batch_max, seq_len),
-        model=shape,
-        tokens_per_param=tokens_per_param,
-        progress=progress,
-    )
 
 
 def _model(model: ModelLike | None, params: Amount | None, family: Family) -> Model | None:
@@ -355,22 +308,6 @@ def _batch_max(given: Amount | None, seq_len: int) -> float | None:
             field="batch_max",
         )
     return most
-
-
-def _trust(best: BudgetRun, cluster: Loaded[Cluster], profile: Loaded[Profile], seq_len: int) -> Trust:
-    rate = best.rate
-    job = Job(
-        model=best.model,
-        cluster=cluster.spec,
-        profile=profile.spec,
-        plan=rate.plan,
-        gpus=rate.gpus,
-        global_batch=rate.global_batch,
-        seq_len=seq_len,
-    )
-    sources = {"cluster": cluster.sources, "profile": profile.sources}
-    given = [f"{kind}.{path}" for kind, own in sources.items() for path, one in own.items() if one.kind == "user"]
-    return trust_of(job, given)
 
 
 def pue_source(given: float | None) -> Source:

@@ -20,14 +20,13 @@ from knee.commands.budget.search import EVEN_LOSS, J_PER_MWH, BudgetLimits, Budg
 from knee.engine.energy import CarbonGrid
 from knee.engine.one_job import ASSUMPTIONS
 from knee.engine.reliability.whole_run import InterruptedRun, month_of_job, run_with_failures
-from knee.engine.workload.flop import model_flop_per_token
 from knee.engine.workload.outer_sync_loss import DEFAULT_OUTER_LAW
-from knee.engine.workload.parameters import parameter_count
+from knee.engine.workload.parameters import model_flop_per_token, parameter_count
 from knee.show.result import Result, flat
 from knee.specs.argument_types import checked_arguments
 from knee.specs.catalog import Source
 from knee.specs.model import Model
-from knee.specs.plan_words import plan_words
+from knee.specs.plan import plan_words
 from knee.trust.trust import Trust
 
 CHECKED = (

@@ -28,7 +28,7 @@ from knee.commands.budget.search import BudgetLimits, BudgetRun
 from knee.commands.simulate.text import failure_words
 from knee.show.terminal.table import print_columns, print_heading, print_rows, print_table
 from knee.specs.metrics import METRICS
-from knee.specs.plan_words import plan_words
+from knee.specs.plan import plan_words
 
 if TYPE_CHECKING:
     from knee.commands.budget.result import Budget

@@ -17,9 +17,9 @@ from knee.base.arrays import Bools, Floats, Ints, expanded, names_of
 from knee.engine.simulator import simulate_table
 from knee.search.bound import by_chunk, least_step, least_unsharded_step
 from knee.search.memory_fit import SHARES, fitting, memory_bytes
-from knee.search.space import Space, degrees
-from knee.search.space_tables import joined, whole_table
+from knee.search.space import Space, degrees, joined, whole_table
 from knee.specs.hardware import Cluster
+from knee.specs.job import Job
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, RECOMPUTES, RESHARDING, SHARDINGS, Plan
 from knee.specs.plan_table import PlanTable
@@ -303,6 +303,11 @@ class Rates:
         if together is not None:
             together.simulate(self.cluster, self.profile)
             together.give_back()
+
+    def job(self, model: Model, rate: Rate) -> Job:
+        """A model under the plan of a rate."""
+        sizes = {"gpus": rate.gpus, "global_batch": rate.global_batch, "seq_len": self.seq_len}
+        return Job(model=model, cluster=self.cluster, profile=self.profile, plan=rate.plan, **sizes)
 
     def is_narrowed(self, model: Model, key: Key, least_tokens_per_s: float) -> bool:
         """Whether nothing is left to be priced for ``of`` but steps."""

@@ -13,11 +13,9 @@ from knee.base.files import check_toml_name, check_writable, real_path
 from knee.base.progress import Progress, silent
 from knee.commands.calibrate.result import Calibration
 from knee.commands.job_request import ClusterLike, named_cluster
-from knee.specs.argument_types import checked_arguments
-from knee.specs.arguments import not_in_range
+from knee.specs.argument_types import checked_arguments, not_in_range
 from knee.specs.defaults import HOLD_OUT_FRAC
-from knee.specs.kept_files import forget_files
-from knee.specs.load import load_profile
+from knee.specs.load import forget_files, load_profile
 from knee.trust.profile_fit.calibration import chosen, fit_profile
 from knee.trust.profile_fit.next_runs import suggest_runs
 from knee.trust.profile_fit.stack_fit import need_scipy, stack_priors

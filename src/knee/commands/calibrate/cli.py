@@ -10,52 +10,29 @@ from typing import Any
 import click
 
 from knee.commands.options.output import print_result, say
+from knee.commands.options.sections import PATH, options
 from knee.specs.defaults import HOLD_OUT_FRAC
 
 
 @click.command("calibrate")
 @click.argument("files", nargs=-1, metavar="RUNS...", type=click.Path(path_type=Path, allow_dash=True))
-@click.option(
-    "-o",
-    "--out",
-    metavar="PROFILE.toml",
-    type=click.Path(path_type=Path),
-    help="Write the profile to this file; without it, the profile is only shown.",
+@options(
+    "Options",
+    {
+        ("-o --out PROFILE.toml", PATH): "Write the profile to this file; without it, the profile is only shown.",
+        ("--profile NAME", str): "Profile to start from: a name from `knee catalog`, or a TOML file; default: the "
+        "profile that fits the runs' software stack.",
+        ("--cluster NAME", str): "Cluster of all runs: a name from `knee catalog`, or a TOML file such as the output "
+        "of `knee probe`; default: what each run states. A row's own node size and network rate still apply.",
+        ("--only NAMES", (str,)): "Fit only these parameters, for example launch_s,gemm_scale. May be repeated.",
+        ("--fix NAMES", (str,)): "Do not fit these parameters. May be repeated.",
+        ("--hold-out FRAC", float, HOLD_OUT_FRAC): "Share of the runs that are held out of a first fit to test it; 0 "
+        "means none.",
+        ("--anyway", bool): "Keep the fitted values even if they do not improve the predictions of held-out runs.",
+        ("--suggest", bool): "Also suggest the three runs that would reduce the uncertainty most.",
+        ("--json as_json", bool): "Print JSON; the name of each key ends in its unit.",
+    },
 )
-@click.option(
-    "--profile",
-    metavar="NAME",
-    help="Profile to start from: a name from `knee catalog`, or a TOML file; default: the profile that fits the runs' "
-    "software stack.",
-)
-@click.option(
-    "--cluster",
-    metavar="NAME",
-    help="Cluster of all runs: a name from `knee catalog`, or a TOML file such as the output of `knee probe`; default: "
-    "what each run states. A row's own node size and network rate still apply.",
-)
-@click.option(
-    "--only",
-    metavar="NAMES",
-    multiple=True,
-    help="Fit only these parameters, for example launch_s,gemm_scale. May be repeated.",
-)
-@click.option("--fix", metavar="NAMES", multiple=True, help="Do not fit these parameters. May be repeated.")
-@click.option(
-    "--hold-out",
-    metavar="FRAC",
-    type=float,
-    default=HOLD_OUT_FRAC,
-    show_default=True,
-    help="Share of the runs that are held out of a first fit to test it; 0 means none.",
-)
-@click.option(
-    "--anyway",
-    is_flag=True,
-    help="Keep the fitted values even if they do not improve the predictions of held-out runs.",
-)
-@click.option("--suggest", is_flag=True, help="Also suggest the three runs that would reduce the uncertainty most.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; the name of each key ends in its unit.")
 def command(files: tuple[Path, ...], out: Path | None, as_json: bool, **options: Any) -> None:
     """Fit a software profile to your own measured RUNS, and report which parameters the runs determine.
 

@@ -14,8 +14,7 @@ from knee.commands.study.study_file import Study
 from knee.specs.argument_types import checked_arguments
 from knee.specs.catalog import KINDS, SOURCE_KINDS, entry_names
 from knee.specs.data_sheets import NEEDED
-from knee.specs.field_words import default_of, descriptions, unit_words
-from knee.specs.fields import SPECS, unit_of
+from knee.specs.fields import SPECS, default_of, descriptions, unit_of, unit_words
 from knee.specs.hardware import Fabric, Gpu, NodeNics
 from knee.training.launch.site import Site
 

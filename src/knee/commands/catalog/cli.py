@@ -7,19 +7,16 @@ import json
 import click
 
 from knee.base.errors import InputError
+from knee.commands.options.sections import as_json, option
 
 FILE_KINDS = ("cluster", "gpu", "model", "profile", "study", "site")
 
 
 @click.command("catalog")
 @click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON with numbers in base SI units.")
-@click.option("--toml", "as_toml", is_flag=True, help="Print NAME as a complete TOML file that knee can load.")
-@click.option(
-    "--schema",
-    type=click.Choice(FILE_KINDS),
-    help="Print the JSON Schema of this kind of file, for completion in editors.",
-)
+@as_json("Print JSON with numbers in base SI units.")
+@option("--toml as_toml", bool, "Print NAME as a complete TOML file that knee can load.")
+@option("--schema", click.Choice(FILE_KINDS), "Print the JSON Schema of this kind of file, for completion in editors.")
 def command(name: str | None, as_json: bool, as_toml: bool, schema: str | None) -> None:
     """List what knee knows, with the source of every value.
 

@@ -10,8 +10,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
 from knee.specs.catalog import Leaf, Tree, walk
-from knee.specs.field_words import default_of, descriptions, unit_words
-from knee.specs.fields import SPECS, optional_table
+from knee.specs.fields import SPECS, default_of, descriptions, optional_table, unit_words
 
 WIDTH = 100
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from knee.base.errors import InputError
 from knee.commands.catalog.entry_toml import entry_toml
-from knee.engine.reliability.defaults import conditions_of, default_of
+from knee.engine.reliability.goodput import conditions_of, default_of
 from knee.engine.workload.parameters import active_parameter_count, mtp_parameter_count, parameter_count
 from knee.show.result import Result
 from knee.specs.catalog import KINDS, ROOT, Kind, Leaf, Tree, did_you_mean, is_path, read_toml

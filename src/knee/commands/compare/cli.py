@@ -8,6 +8,7 @@ import click
 
 from knee.commands.compare.api import Comparison
 from knee.commands.options.output import print_result
+from knee.commands.options.sections import as_json
 from knee.show.terminal.table import print_heading, print_rows
 
 
@@ -42,7 +43,7 @@ def print_answer(found: Comparison) -> None:
 
 @click.command("compare")
 @click.argument("records", nargs=-1, type=click.Path(path_type=Path), metavar="A B...")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@as_json("Print JSON.")
 def command(records: tuple[Path, ...], as_json: bool) -> None:
     """Compare records side by side, with the difference of each to the first.
 

@@ -9,7 +9,7 @@ import click
 
 from knee.commands.main import CommandGroup
 from knee.commands.options.output import print_result
-from knee.commands.options.sections import Word
+from knee.commands.options.sections import PATH, Word, as_json, option, options
 from knee.specs.defaults import MAX_BAD_FRAC, SHARD_TOKENS
 
 
@@ -23,57 +23,23 @@ def command(ctx: click.Context) -> None:
 
 @command.command("prepare")
 @click.argument("files", nargs=-1, required=True)
-@click.option(
-    "--tokenizer",
-    type=click.Path(path_type=Path),
-    required=True,
-    metavar="FILE",
-    help="The model's tokenizer.json (Hugging Face format).",
+@options(
+    "Options",
+    {
+        ("--tokenizer FILE", PATH, ...): "The model's tokenizer.json (Hugging Face format).",
+        ("--out DIR", click.Path(file_okay=False, path_type=Path), ...): "Folder to write the shards to.",
+        ("--field", str, "text"): "Name of the field or column that contains the text (JSON lines, Parquet).",
+        ("--split", Word(("file", "block")), "file"): "What counts as one document in plain text: the whole file, or "
+        "each block of lines between blank lines.",
+        ("--eos TOKEN", str): "Token that ends a document; default: the usual end-of-text token of the tokenizer.",
+        ("--jobs N", click.IntRange(min=1)): "Number of processes; default: the number of CPUs.",
+        ("--shard-tokens N", click.IntRange(min=1), SHARD_TOKENS): "Approximate number of tokens per shard.",
+        ("--max-bad FRAC", click.FloatRange(0, 1), MAX_BAD_FRAC): "Maximum share of a file's lines that may be "
+        "skipped because they are invalid.",
+        ("--fresh", bool): "Delete existing shards in the folder first.",
+        ("--json as_json", bool): "Print JSON.",
+    },
 )
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    required=True,
-    metavar="DIR",
-    help="Folder to write the shards to.",
-)
-@click.option(
-    "--field",
-    default="text",
-    show_default=True,
-    help="Name of the field or column that contains the text (JSON lines, Parquet).",
-)
-@click.option(
-    "--split",
-    type=Word(("file", "block")),
-    default="file",
-    show_default=True,
-    help="What counts as one document in plain text: the whole file, or each block of lines between blank lines.",
-)
-@click.option(
-    "--eos", metavar="TOKEN", help="Token that ends a document; default: the usual end-of-text token of the tokenizer."
-)
-@click.option(
-    "--jobs", type=click.IntRange(min=1), metavar="N", help="Number of processes; default: the number of CPUs."
-)
-@click.option(
-    "--shard-tokens",
-    type=click.IntRange(min=1),
-    metavar="N",
-    default=SHARD_TOKENS,
-    show_default=True,
-    help="Approximate number of tokens per shard.",
-)
-@click.option(
-    "--max-bad",
-    type=click.FloatRange(0, 1),
-    default=MAX_BAD_FRAC,
-    show_default=True,
-    metavar="FRAC",
-    help="Maximum share of a file's lines that may be skipped because they are invalid.",
-)
-@click.option("--fresh", is_flag=True, help="Delete existing shards in the folder first.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def prepare(files: tuple[str, ...], tokenizer: Path, max_bad: float, as_json: bool, **options: Any) -> None:
     """Tokenize text files once, into shards that training reads through memory mapping.
 
@@ -96,8 +62,8 @@ def prepare(files: tuple[str, ...], tokenizer: Path, max_bad: float, as_json: bo
 
 @command.command("show")
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--verify", is_flag=True, help="Read all shards and verify their checksums.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@option("--verify", bool, "Read all shards and verify their checksums.")
+@as_json("Print JSON.")
 def show(folder: Path, verify: bool, as_json: bool) -> None:
     """Show a folder of shards: tokens, documents, tokenizer and the first text.
 

@@ -11,6 +11,7 @@ import click
 from knee.base.units import show
 from knee.commands.doctor.api import MachineCheck
 from knee.commands.options.output import print_result
+from knee.commands.options.sections import as_json
 from knee.measure.machine.gpus import LocalGpu, NvidiaDriver
 from knee.measure.machine.inventory import Cpu, Nic, Software
 from knee.show.terminal.table import print_heading, print_rows
@@ -127,7 +128,7 @@ def _nic(nic: Nic) -> list[str]:
 
 
 @click.command("doctor")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@as_json("Print JSON.")
 def command(as_json: bool) -> None:
     """Show what this machine has, which commands work on it, and how to install what is missing.
 

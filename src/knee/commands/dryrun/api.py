@@ -9,12 +9,11 @@ from typing import Any
 from knee.base.errors import RunFailed, either
 from knee.commands.job_request import ModelLike, Overrides, ProfileLike, is_job_file
 from knee.commands.train.request import Say, completed_request, ranks_of
-from knee.engine.issued_messages import StageWork
+from knee.engine.events import StageWork
 from knee.measure.machine.machine_facts import need_torch
 from knee.show.result import Result
 from knee.specs import Job
-from knee.specs.argument_types import checked_arguments
-from knee.specs.arguments import checked_plan
+from knee.specs.argument_types import checked_arguments, checked_plan
 from knee.specs.load import load_profile
 from knee.training.parallelism.trainer_job import TrainJob, activation_dtype
 from knee.trust.validation.program_messages import Difference, as_trained, differences, simulated_work

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from knee.base.units import show
-from knee.commands.options import job_options
+from knee.commands.options.job_options import job_options
+from knee.commands.options.output import print_result, say
 from knee.commands.options.plan_options import plan_of, plan_options
-from knee.commands.options.sections import Sectioned
+from knee.commands.options.sections import Sectioned, as_json
 from knee.show.terminal.table import print_heading, print_rows
 
 if TYPE_CHECKING:
@@ -85,15 +84,19 @@ def _print_stages(answer: DryRun, stages: list[int]) -> None:
 
 @click.command("dryrun", cls=Sectioned)
 @click.argument("model")
-@job_options.gpus("Total number of ranks; default: as many as the plan needs.")
-@job_options.local_batch("Sequences per step divided by the number of GPUs; default: 2.")
-@job_options.global_batch()
-@job_options.seq_len()
-@job_options.profile("Software profile for the simulation that is compared with the trace; default: `eager`.")
-@job_options.sets("Override one value of the model or plan, for example --set model.layers=2. May be repeated.")
+@job_options(
+    "gpus",
+    "local_batch",
+    "global_batch",
+    "seq_len",
+    gpus="Total number of ranks; default: as many as the plan needs.",
+    local_batch="Sequences per step divided by the number of GPUs; default: 2.",
+    profile="Software profile for the simulation that is compared with the trace; default: `eager`.",
+    overrides="Override one value of the model or plan, for example --set model.layers=2. May be repeated.",
+)
 @plan_options
-@job_options.as_json()
-def command(model: str, profile: str | None, sets: tuple[str, ...], as_json: bool, **options: Any) -> None:
+@as_json()
+def command(model: str, profile: str | None, overrides: list[tuple[str, str]], as_json: bool, **options: Any) -> None:
     """Trace one step of `knee train MODEL` without any GPU.
 
     knee runs the trainer's own code under the plan on PyTorch fake tensors, which hold no data. It traces one rank of
@@ -108,20 +111,16 @@ def command(model: str, profile: str | None, sets: tuple[str, ...], as_json: boo
     are listed.
     """
     from knee.commands.dryrun.api import dryrun
-    from knee.commands.options.overrides import parse_sets
 
     sizes = {name: options[name] for name in ("gpus", "global_batch", "local_batch", "seq_len")}
     answer = dryrun(
         model,
         profile=profile,
-        overrides=parse_sets(sets),
-        say=partial(click.echo, err=True),
+        overrides=overrides,
+        say=say,
         progress=say_traced,
         **sizes,
         **plan_of(options),
     )
-    if as_json:
-        click.echo(json.dumps(answer.to_dict(), indent=1))
-    else:
-        print_dryrun(answer)
+    print_result(answer, as_json, print_dryrun, indent=1, allow_nan=True)
     answer.check_equal()

@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from functools import reduce
 from typing import Any
 
 import click
 
 from knee.base.errors import argument, as_flags
-from knee.commands.options.sections import Option, Word
-from knee.specs.field_words import descriptions
+from knee.commands.options.sections import Decorator, Word, option, options
+from knee.specs.fields import descriptions
 from knee.specs.knobs import Knob
 from knee.specs.plan import GIVEN, KNOBS, Plan
 
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-
-def option(*names: str, section: str, **settings: Any) -> Decorator:
-    """An option under a heading of ``--help``."""
-    return click.option(*names, cls=Option, section=section, **settings)
-
-
-def add_all(options: Iterable[Decorator]) -> Decorator:
+def add_all(added: Iterable[Decorator]) -> Decorator:
     """A decorator that adds options in this order."""
-    added = list(options)
-
-    def add(function: Callable[..., Any]) -> Callable[..., Any]:
-        for one in reversed(added):
-            function = one(function)
-        return function
-
-    return add
+    return lambda function: reduce(lambda command, one: one(command), reversed(list(added)), function)
 
 
 def knob_options(
@@ -75,16 +62,17 @@ def help_of(knob: Knob, default: str = "") -> str:
 def _knob_option(knob: Knob, section: str, default: str) -> Decorator:
     with as_flags():
         flag = argument(knob.name)
-    settings: dict[str, Any] = {"section": section, "help": help_of(knob, default), "default": None}
+    named, help_text = f"{flag} {knob.name}", help_of(knob, default)
     if knob.kind is bool:
-        return option(f"{flag}/--no-{flag.removeprefix('--')}", knob.name, **settings)
+        named = f"{flag}/--no-{flag.removeprefix('--')} {knob.name}"
+        return option(named, bool, help_text, section=section, default=None, show_default=False)
     if knob.many:
-        return option(flag, knob.name, metavar=knob.metavar, callback=_split, **settings)
+        return option(f"{named} {knob.metavar}", str, help_text, section=section, callback=_split)
     if knob.choices:
-        return option(flag, knob.name, type=Word(knob.choices), **settings)
+        return option(named, Word(knob.choices), help_text, section=section)
     # a share is read with its unit where the plan is made: 0.25 or 25%
     kind = str if knob.name.endswith("_frac") else knob.kind
-    return option(flag, knob.name, type=kind, metavar=knob.metavar, **settings)
+    return option(f"{named} {knob.metavar}", kind, help_text, section=section)
 
 
 def split_words(text: str) -> tuple[str, ...]:
@@ -101,27 +89,23 @@ def plan_of(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: options[name] for name in KNOBS}
 
 
-def _limits() -> Iterable[Decorator]:
+def _limits() -> Iterable[tuple[tuple[Any, ...], str]]:
     for name, knob in KNOBS.items():
         if knob.search == "limited":
             first = re.split("[.:]", help_of(knob))[0]
-            text = f"Maximum {first[0].lower()}{first[1:]}."
-            yield option(f"--max-{name}", section="Limits", type=int, metavar="N", help=text)
+            yield (f"--max-{name} N", int), f"Maximum {first[0].lower()}{first[1:]}."
     for name, knob in KNOBS.items():
         if knob.search == "listed":
-            text = f"Consider only this {knob.noun or name}. May be repeated."
-            kind = {"type": Word(knob.choices)} if knob.choices else {"type": knob.kind, "metavar": knob.metavar}
-            yield option(f"--{name.replace('_', '-')}", section="Limits", multiple=True, help=text, **kind)
-    yield option(
-        "--only",
-        section="Limits",
-        metavar="CONDITION",
-        help='Consider only plans that satisfy this condition, for example "pp == 1 and tp <= 8" '
-        "or \"sharding != 'zero1'\".",
+            flags = f"--{name.replace('_', '-')}"
+            key = (flags, (Word(knob.choices),)) if knob.choices else (f"{flags} {knob.metavar}", (knob.kind,))
+            yield key, f"Consider only this {knob.noun or name}. May be repeated."
+    text = (
+        'Consider only plans that satisfy this condition, for example "pp == 1 and tp <= 8" or "sharding != \'zero1\'".'
     )
+    yield ("--only CONDITION", str), text
 
 
-space_limits = add_all(_limits())
+space_limits = options("Limits", dict(_limits()))
 """Which plans a search considers."""
 plan_options = knob_options()
 """Every field of a plan."""

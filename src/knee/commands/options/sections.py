@@ -1,7 +1,9 @@
-"""Options that know their section of ``--help``, and words that know their neighbours."""
+"""How options are declared, sections of ``--help``, and words that know their neighbours."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -9,6 +11,9 @@ import click
 from knee.base.errors import InputError
 from knee.commands.main import nearest
 from knee.specs.plan import RENAMED
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+PATH, FILE = click.Path(path_type=Path), click.Path(dir_okay=False, path_type=Path)
 
 
 class Option(click.Option):
@@ -52,3 +57,67 @@ class Word(click.Choice[str]):
             code="unknown-choice",
             field=None if param is None else param.name,
         )
+
+
+KEY_VALUE = object()
+"""The type of ``--set``, whose texts become pairs."""
+
+
+def _parse_pairs(
+    ctx: click.Context,  # noqa: ARG001 - click's signature
+    param: click.Parameter,  # noqa: ARG001
+    texts: Sequence[str],
+) -> list[tuple[str, str]]:
+    pairs = []
+    for text in texts:
+        key, equals, value = (part.strip() for part in text.partition("="))
+        if not (key and equals and value):
+            raise InputError(
+                f"--set {text!r} is not key=value",
+                hint="for example --set fabric.nic_bytes_per_s=200Gbit/s",
+                code="not-key-value",
+                field="overrides",
+            )
+        pairs.append((key, value))
+    keys = [key for key, _ in pairs]
+    if twice := {key for key in keys if keys.count(key) > 1}:
+        text = f"--set {min(twice)} is given twice"
+        raise InputError(text, hint="give it once", code="contradiction", field="overrides")
+    return pairs
+
+
+def option(flags: str, kind: Any, text: str, *, section: str = "Options", **settings: Any) -> Decorator:
+    """An option with its type and its text under a heading of ``--help``.
+
+    ``flags`` are its names, the parameter where that is another word, and what stands for its value: ``--timeout
+    timeout_s SECONDS``. The type of a flag is ``bool``. A default is shown; other ``settings`` are those of click.
+    """
+    words = flags.split()
+    names = [word for word in words if word.startswith("-") or (word.isidentifier() and word.islower())]
+    settings |= {"is_flag": True} if kind is bool else {"type": str if kind is KEY_VALUE else kind}
+    settings |= {"metavar": words[-1]} if words[-1] not in names else {}
+    settings |= {"callback": _parse_pairs} if kind is KEY_VALUE else {}
+    settings.setdefault("show_default", "default" in settings)
+    return click.option(*names, cls=Option, section=section, help=text, **settings)
+
+
+def options(section: str, table: dict[tuple[Any, ...], str]) -> Decorator:
+    """A decorator that adds the options of a table in its order: ``flags`` and ``kind`` of ``option``, and a default
+    where there is one -> the text. A type in a tuple may be repeated, and ``...`` as the default makes an
+    option required."""
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        for (flags, kind, *default), text in reversed(table.items()):
+            settings: dict[str, Any] = {"multiple": True} if isinstance(kind, tuple) else {}
+            if default:
+                settings |= {"required": True} if default[0] is ... else {"default": default[0]}
+            one = kind[0] if isinstance(kind, tuple) else kind
+            function = option(flags, one, text, section=section, **settings)(function)
+        return function
+
+    return add
+
+
+def as_json(text: str = "Print JSON; the name of each key ends in its unit.") -> Decorator:
+    """``--json``, as ``as_json``."""
+    return option("--json as_json", bool, text, section="Output")

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from knee.base.errors import InputError
-from knee.commands.options.plan_options import option
-from knee.commands.options.sections import Word
+from knee.commands.options.sections import FILE, Word, options
 from knee.specs.choices import DEVICES
 from knee.specs.defaults import TIMEOUT_S, TRACE_STEPS
 
@@ -23,125 +17,48 @@ SITE_OPTIONS = (
     *("partition", "account", "qos", "time", "exclusive", "exclude", "gpus_per_node", "cpus_per_node"),
     *("max_queued", "max_running", "via", "container", "container_runtime", "setup", "python"),
 )
-_of_site = partial(option, section="Site")
-OPTIONS = (
-    _of_site(
-        "--site",
-        "site_file",
-        type=click.Path(dir_okay=False, path_type=Path),
-        metavar="FILE.toml",
-        help="TOML file with the options of this section: partition, account, time, setup, env, ... Options on the "
-        "command line override the file.",
-    ),
-    _of_site("--partition", metavar="NAME", help="Slurm partition."),
-    _of_site("--account", metavar="NAME", help="Slurm account."),
-    _of_site("--qos", metavar="NAME", help="Slurm QOS."),
-    _of_site(
-        "--time",
-        "time",
-        metavar="TIME",
-        help="Time limit of a Slurm job, in Slurm's format; without Slurm, time limit of a run.",
-    ),
-    _of_site("--exclusive", is_flag=True, help="Request whole nodes from Slurm."),
-    _of_site("--exclude", metavar="NODES", help="Nodes that Slurm must not use."),
-    _of_site(
-        "--gpus-per-node",
-        type=int,
-        metavar="N",
-        help="Number of processes per node; default: the GPUs per node of the cluster.",
-    ),
-    _of_site("--cpus-per-node", type=int, metavar="N", help="CPU cores per node to request from Slurm."),
-    _of_site(
-        "--max-queued",
-        type=int,
-        metavar="N",
-        help="Maximum number of jobs in the queue at once. The other jobs are submitted by the next `knee sweep run`, "
-        "or by --wait.",
-    ),
-    _of_site("--max-running", type=int, metavar="N", help="Maximum number of jobs of this sweep that run at once."),
-    _of_site(
-        "--hosts",
-        metavar="A,B,...",
-        help="Hosts for torchrun, as names or addresses; the first one hosts the rendezvous.",
-    ),
-    _of_site("--via", metavar="COMMAND", help='Command prefix that runs a program on a host; default: "ssh {host}".'),
-    _of_site("--container", metavar="IMAGE", help="Container image that all ranks run in."),
-    _of_site(
-        "--container-runtime",
-        type=Word(("apptainer", "singularity", "pyxis")),
-        help="Container runtime; default: apptainer. pyxis works with Slurm only.",
-    ),
-    _of_site(
-        "--setup",
-        type=click.Path(dir_okay=False, path_type=Path),
-        metavar="FILE",
-        help="File of shell commands to run before each run (modules, limits, a virtual environment). Variables from "
-        "--env are set afterwards. If the commands fail, the run does not start.",
-    ),
-    _of_site(
-        "--env",
-        "env",
-        multiple=True,
-        metavar="NAME=VALUE",
-        help="Environment variable for all ranks. Values are stored only in DIR/env.sh, which only its owner can read. "
-        "May be repeated.",
-    ),
-    _of_site(
-        "--python",
-        metavar="PATH",
-        help="Python interpreter on the nodes, with knee's requirements installed; default: the python3 that --setup "
-        "puts on the PATH, else the current interpreter. In a container: the container's python3.",
-    ),
+site_options = options(
+    "Site",
+    {
+        ("--site site_file FILE.toml", FILE): "TOML file with the options of this section: partition, account, time, "
+        "setup, env, ... Options on the command line override the file.",
+        ("--partition NAME", str): "Slurm partition.",
+        ("--account NAME", str): "Slurm account.",
+        ("--qos NAME", str): "Slurm QOS.",
+        ("--time TIME", str): "Time limit of a Slurm job, in Slurm's format; without Slurm, time limit of a run.",
+        ("--exclusive", bool): "Request whole nodes from Slurm.",
+        ("--exclude NODES", str): "Nodes that Slurm must not use.",
+        ("--gpus-per-node N", int): "Number of processes per node; default: the GPUs per node of the cluster.",
+        ("--cpus-per-node N", int): "CPU cores per node to request from Slurm.",
+        ("--max-queued N", int): "Maximum number of jobs in the queue at once. The other jobs are submitted by the "
+        "next `knee sweep run`, or by --wait.",
+        ("--max-running N", int): "Maximum number of jobs of this sweep that run at once.",
+        ("--hosts A,B,...", str): "Hosts for torchrun, as names or addresses; the first one hosts the rendezvous.",
+        ("--via COMMAND", str): 'Command prefix that runs a program on a host; default: "ssh {host}".',
+        ("--container IMAGE", str): "Container image that all ranks run in.",
+        ("--container-runtime", Word(("apptainer", "singularity", "pyxis"))): "Container runtime; default: apptainer. "
+        "pyxis works with Slurm only.",
+        ("--setup FILE", FILE): "File of shell commands to run before each run (modules, limits, a virtual "
+        "environment). Variables from --env are set afterwards. If the commands fail, the run does not start.",
+        ("--env NAME=VALUE", (str,)): "Environment variable for all ranks. Values are stored only in DIR/env.sh, "
+        "which only its owner can read. May be repeated.",
+        ("--python PATH", str): "Python interpreter on the nodes, with knee's requirements installed; default: the "
+        "python3 that --setup puts on the PATH, else the current interpreter. In a container: the container's python3.",
+    },
 )
-
-
-_of_run = partial(option, section="Runs")
-RUN_OPTIONS = (
-    _of_run("--warmup", type=int, metavar="N", help="Number of first steps that are not measured."),
-    _of_run(
-        "--trace-steps",
-        type=int,
-        default=TRACE_STEPS,
-        show_default=True,
-        metavar="N",
-        help="Number of steps to profile after the measured steps; 0 means none.",
-    ),
-    _of_run(
-        "--device",
-        type=Word(DEVICES),
-        help="Device to train on; default: the CPU if the cluster is a CPU, else the GPUs.",
-    ),
-    _of_run(
-        "--timeout",
-        "timeout_s",
-        type=float,
-        default=TIMEOUT_S,
-        show_default=True,
-        metavar="SECONDS",
-        help="Stop a run that makes no progress for this long.",
-    ),
-    _of_run(
-        "--program",
-        metavar="COMMAND",
-        help="Command to start instead of torchrun and knee's trainer. The run's folder is appended as its last "
-        "argument, and the command must write a record.json there. Relative paths start at the current folder.",
-    ),
+run_options = options(
+    "Runs",
+    {
+        ("--warmup N", int): "Number of first steps that are not measured.",
+        ("--trace-steps N", int, TRACE_STEPS): "Number of steps to profile after the measured steps; 0 means none.",
+        ("--device", Word(DEVICES)): "Device to train on; default: the CPU if the cluster is a CPU, else the GPUs.",
+        ("--timeout timeout_s SECONDS", float, TIMEOUT_S): "Stop a run that makes no progress for this long.",
+        ("--program COMMAND", str): "Command to start instead of torchrun and knee's trainer. The run's folder is "
+        "appended as its last argument, and the command must write a record.json there. Relative paths start at the "
+        "current folder.",
+    },
 )
 """What the runs of sweeps and of tuning have in common."""
-
-
-def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of a run, under their heading."""
-    for add in reversed(RUN_OPTIONS):
-        function = add(function)
-    return function
-
-
-def site_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of a site, under their heading."""
-    for add in reversed(OPTIONS):
-        function = add(function)
-    return function
 
 
 def take_site(options: dict[str, Any]) -> Site:

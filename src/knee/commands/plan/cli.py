@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-import sys
 from typing import Any
 
 import click
 
 from knee.base.errors import InputError
-from knee.commands.options import job_options
-from knee.commands.options.plan_options import knob_options, option, space_limits
-from knee.commands.options.sections import Sectioned, Word
+from knee.commands.options.job_options import job_options, training, wide
+from knee.commands.options.output import check_targets, print_result, write_page
+from knee.commands.options.plan_options import knob_options, space_limits
+from knee.commands.options.sections import Sectioned, Word, as_json, option, options
 from knee.show.terminal.progress_bar import Patience
 from knee.specs.choices import OBJECTIVES
 from knee.specs.plan import KEPT
@@ -21,13 +19,15 @@ from knee.training.export.formats import TARGETS
 
 @click.command("plan", cls=Sectioned)
 @click.argument("model")
-@job_options.cluster()
-@job_options.gpus()
-@job_options.global_batch()
-@job_options.local_batch("Sequences per step divided by the number of GPUs.")
-@job_options.seq_len()
-@job_options.profile()
-@job_options.sets("Override one value of the model, cluster or profile. May be repeated.")
+@job_options(
+    "cluster",
+    "gpus",
+    "global_batch",
+    "local_batch",
+    "seq_len",
+    "profile",
+    overrides="Override one value of the model, cluster or profile. May be repeated.",
+)
 @knob_options(
     KEPT,
     section="Job",
@@ -39,27 +39,24 @@ from knee.training.export.formats import TARGETS
 @space_limits
 @option(
     "--objective",
-    section="Output",
-    type=Word(OBJECTIVES),
+    Word(OBJECTIVES),
+    "What to optimize: throughput, tokens per joule, or dollars per million tokens.",
     default="tokens_per_s",
-    show_default=True,
-    help="What to optimize: throughput, tokens per joule, or dollars per million tokens.",
-)
-@job_options.training
-@option(
-    "--top", section="Output", type=int, default=10, show_default=True, metavar="K", help="Number of plans to list."
-)
-@option(
-    "--export",
-    "export_to",
     section="Output",
-    type=Word(tuple(TARGETS)),
-    help="Print only the recommended plan in the format of this tool: a knee job file, or launch flags. If the tool "
-    "cannot run that plan, the best-ranked plan that it can run is printed.",
 )
-@option("--html", section="Output", metavar="FILE", help="Also write an HTML page with the ranking.")
-@job_options.as_json()
-@job_options.wide()
+@training
+@options(
+    "Output",
+    {
+        ("--top K", int, 10): "Number of plans to list.",
+        ("--export export_to", Word(tuple(TARGETS))): "Print only the recommended plan in the format of this tool: a "
+        "knee job file, or launch flags. If the tool cannot run that plan, the best-ranked plan that it can run is "
+        "printed.",
+        ("--html FILE", str): "Also write an HTML page with the ranking.",
+    },
+)
+@as_json()
+@wide
 def command(model: str, as_json: bool, top: int, export_to: str | None, html: str | None, **options: Any) -> None:
     """Find the best parallel plan for MODEL on a given number of GPUs. The search is exhaustive.
 
@@ -87,22 +84,13 @@ def command(model: str, as_json: bool, top: int, export_to: str | None, html: st
         raise InputError(
             "--export and --json are two forms of one answer", hint="give one of them", code="contradiction"
         )
-    if html is not None:
-        from knee.commands.options.budget_options import check_files
-
-        check_files(None, html)
-    from knee.commands.options.overrides import parse_sets
+    check_targets(html=html)
     from knee.commands.plan.api import plan
     from knee.commands.plan.text import print_exported, print_search
 
-    overrides = parse_sets(options.pop("sets"))
-    answer = plan(model, top=top, overrides=overrides, progress=Patience(), **options)
+    answer = plan(model, top=top, progress=Patience(), **options)
     if export_to is not None:
         print_exported(answer, export_to)
-    elif as_json:
-        click.echo(json.dumps(answer.to_dict(), indent=1, allow_nan=False))
     else:
-        print_search(answer)
-    if html is not None:
-        answer.write_page(html, command=shlex.join(["knee", *sys.argv[1:]]))
-        click.echo(f"wrote {html}", err=True)
+        print_result(answer, as_json, print_search, indent=1)
+    write_page(answer, html)

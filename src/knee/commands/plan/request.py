@@ -20,7 +20,7 @@ from knee.commands.job_request import (
 )
 from knee.search.space import Space
 from knee.specs import Cluster, Model, Plan, Profile
-from knee.specs.arguments import require
+from knee.specs.argument_types import require
 from knee.specs.defaults import DEFAULT_SEQ_LEN
 from knee.specs.fields import split_overrides
 from knee.specs.knobs import Knob, names_of

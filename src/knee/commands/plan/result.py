@@ -23,8 +23,8 @@ from knee.specs import Job, Plan
 from knee.specs.argument_types import checked_arguments
 from knee.specs.choices import Objective
 from knee.specs.notes import Note
+from knee.specs.plan import plan_words
 from knee.specs.plan_table import PlanTable
-from knee.specs.plan_words import plan_words
 from knee.trust.trust import Trust, trust_of
 
 # One plan of a search, with its metrics.

@@ -12,7 +12,7 @@ from knee.commands.simulate.text import print_training, trust_words
 from knee.search.follow_ups import Bar
 from knee.show.terminal.table import print_columns, print_heading, print_rows
 from knee.specs.metrics import METRICS, VIEWS, values_of
-from knee.specs.plan_words import plan_words
+from knee.specs.plan import plan_words
 
 SHOWN_FRONT = 8
 BAR_WIDTH = 24

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
@@ -12,7 +11,7 @@ import click
 from knee.base.errors import KneeError, RunFailed
 from knee.commands.main import CommandGroup
 from knee.commands.options.output import print_result
-from knee.commands.options.sections import Word
+from knee.commands.options.sections import FILE, PATH, Word, option, options
 from knee.measure.machine.collective_grid import COLLECTIVES
 from knee.specs.choices import BACKENDS, DEVICES
 from knee.specs.defaults import CLUSTER_FILE
@@ -41,44 +40,28 @@ def command(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-DEVICE = click.option("--device", type=Word(DEVICES), help="Device to measure; default: the GPU if there is one.")
-ANYWAY = click.option("--anyway", is_flag=True, help="Measure even if another process uses the GPU.")
+DEVICE = option("--device", Word(DEVICES), "Device to measure; default: the GPU if there is one.")
+ANYWAY = option("--anyway", bool, "Measure even if another process uses the GPU.")
 
 
 def _probe(name: str, short_help: str, *own: Callable[..., Any]) -> Callable[[Callable[..., Any]], click.Command]:
     """A subcommand with the options of every probe, and its own behind them."""
-    shared = (
-        click.option(
-            "--out",
-            type=click.Path(dir_okay=False, path_type=Path),
-            default=CLUSTER_FILE,
-            show_default=True,
-            help="Cluster file to write; the readings are saved next to it.",
-        ),
-        click.option(
-            "--base",
-            metavar="NAME",
-            help="Cluster that provides the values that are not measured: a name from `knee catalog`, or the path "
-            "of a TOML file; default: the catalogue's cluster with this GPU.",
-        ),
-        click.option(
-            "--quick",
-            is_flag=True,
-            help="Measure only a fraction of the points, for a first look in about a minute.",
-        ),
-        click.option("--fresh", is_flag=True, help="Discard earlier readings and measure everything again."),
-        click.option(
-            "--replay",
-            type=click.Path(path_type=Path),
-            metavar="FILE",
-            help="Read the readings from a file instead of measuring this machine.",
-        ),
-        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+    shared = options(
+        "Options",
+        {
+            ("--out", FILE, CLUSTER_FILE): "Cluster file to write; the readings are saved next to it.",
+            ("--base NAME", str): "Cluster that provides the values that are not measured: a name from `knee catalog`, "
+            "or the path of a TOML file; default: the catalogue's cluster with this GPU.",
+            ("--quick", bool): "Measure only a fraction of the points, for a first look in about a minute.",
+            ("--fresh", bool): "Discard earlier readings and measure everything again.",
+            ("--replay FILE", PATH): "Read the readings from a file instead of measuring this machine.",
+            ("--json as_json", bool): "Print JSON.",
+        },
     )
 
     def decorate(function: Callable[..., Any]) -> click.Command:
-        for option in reversed((*shared, *own)):
-            function = option(function)
+        for add in reversed((shared, *own)):
+            function = add(function)
         return command.command(name, short_help=short_help)(function)
 
     return decorate
@@ -108,20 +91,15 @@ def kernels(as_json: bool, **given: Any) -> None:
 @_probe(
     "collectives",
     "Measure collectives between the ranks of a torchrun job, and fit latency and bandwidth per hop.",
-    click.option(
-        "--backend",
-        type=Word(BACKENDS),
-        help="Communication backend; default: NCCL if there is a GPU, else gloo on the CPU.",
+    option(
+        "--backend", Word(BACKENDS), "Communication backend; default: NCCL if there is a GPU, else gloo on the CPU."
     ),
-    click.option(
-        "--collectives", metavar="A,B", default=",".join(COLLECTIVES), show_default=True, help="Collectives to measure."
-    ),
-    click.option(
-        "--max-size",
-        metavar="SIZE",
+    option("--collectives A,B", str, "Collectives to measure.", default=",".join(COLLECTIVES)),
+    option(
+        "--max-size SIZE",
+        str,
+        "Largest message size; a series stops earlier if memory or time runs out.",
         default="8 GiB",
-        show_default=True,
-        help="Largest message size; a series stops earlier if memory or time runs out.",
     ),
 )
 def collectives(as_json: bool, collectives: str, **given: Any) -> None:

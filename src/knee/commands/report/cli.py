@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from knee.commands.options.output import print_result, say
+from knee.commands.options.sections import PATH, as_json, option
 from knee.commands.report.api import RecordsReport
 from knee.show.figures.labels import format_value, heading
 from knee.show.terminal.table import print_rows
@@ -27,30 +28,11 @@ def print_records(answer: RecordsReport) -> None:
 
 @click.command("report")
 @click.argument("records", nargs=-1, type=click.Path(path_type=Path), metavar="RECORDS...")
-@click.option(
-    "-o",
-    "--out",
-    metavar="FILE",
-    default="report.html",
-    show_default=True,
-    type=click.Path(path_type=Path),
-    help="HTML file to write; it needs no network.",
-)
-@click.option("--title", metavar="TEXT", default="Training runs", show_default=True, help="Title of the page.")
-@click.option(
-    "--by",
-    metavar="COLUMN",
-    help="Column that distinguishes the curves, such as profile; default: the column that differs.",
-)
-@click.option(
-    "--simulate",
-    "predict",
-    is_flag=True,
-    help="Also simulate every measured record that has no simulated counterpart.",
-)
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print the rows as JSON. The page is then written only if -o is given."
-)
+@option("-o --out FILE", PATH, "HTML file to write; it needs no network.", default="report.html")
+@option("--title TEXT", str, "Title of the page.", default="Training runs")
+@option("--by COLUMN", str, "Column that distinguishes the curves, such as profile; default: the column that differs.")
+@option("--simulate predict", bool, "Also simulate every measured record that has no simulated counterpart.")
+@as_json("Print the rows as JSON. The page is then written only if -o is given.")
 @click.pass_context
 def command(
     ctx: click.Context, records: tuple[Path, ...], out: Path, title: str, by: str | None, predict: bool, as_json: bool

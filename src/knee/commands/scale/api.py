@@ -11,13 +11,12 @@ from knee.base.errors import InputError, argument
 from knee.base.progress import Progress, silent
 from knee.commands.amounts import count_of
 from knee.commands.job_request import ClusterLike, ModelLike, Overrides, ProfileLike, pairs_of
-from knee.commands.scale.result import ScaleQuestion, Scaling, ScalingCurve, shown
+from knee.commands.scale.result import ScaleQuestion, Scaling, shown
 from knee.engine.energy import grid as grid_of
 from knee.engine.training_cost import bill_of, checked_pue
 from knee.search.knee import knees_of, with_failures
-from knee.search.scaling_curve import ScalePoint, check_batch, checked_counts, parse_counts
-from knee.specs.argument_types import checked_arguments
-from knee.specs.arguments import checked_plan, require
+from knee.search.scaling_curve import check_batch, checked_counts, parse_counts
+from knee.specs.argument_types import checked_arguments, checked_plan, not_in_range, require
 from knee.specs.choices import OBJECTIVES, Objective
 from knee.specs.defaults import DEFAULT_CONVENTION, DEFAULT_GRID, KEEP_FRAC, THRESHOLD
 from knee.trust.doubling_errors import doubling_band
@@ -60,7 +59,16 @@ def scale(
     >>> [point.gpus for point in s.only.curve.points]
     [8, 64, 512]
     """
-    counts = _checked(gpus, local_batch, global_batch, threshold, keep)
+    given = {"gpus": gpus, "local_batch": local_batch, "global_batch": global_batch}
+    require(given, ("gpus", "local_batch"), shown())
+    assert gpus is not None
+    if not 1 < threshold <= 2:
+        hint = "with 1.5, each added GPU must do at least 50% of the work of the first ones; with 1.9, 90%"
+        raise not_in_range("threshold", f"{threshold:g}", "it must be above 1 and at most 2", hint=hint)
+    if not 0 < keep <= 1:
+        raise not_in_range("keep", f"{keep:g}", "it must be above 0 and at most 1", hint="for example 0.9")
+    counts = parse_counts(gpus) if isinstance(gpus, str) else checked_counts(gpus)
+    check_batch(local_batch, global_batch, counts[-1])
     plan = checked_plan({name: value for name, value in plan.items() if value is not None})
     if not best and objective != OBJECTIVES[0]:
         raise InputError(
@@ -92,7 +100,34 @@ def scale(
     places = _several(cluster) or [None]
     curves = [asked.curve(one, place) for one in _several(model) for place in places]
     wanted = count_of("tokens", tokens)
-    return _answer(curves, asked, threshold=threshold, keep=keep, tokens=wanted, grid_name=grid, pue=pue)
+    site, site_pue, band = grid_of(grid), checked_pue(pue), doubling_band()
+    done = []
+    for one in curves:
+        users = one.request.given if one.request else []
+        trusts = {p.gpus: trust_of(p.job, users) for p in one.curve.points if p.job is not None}
+        known = all(trust.low_frac is not None for trust in trusts.values())
+        bills = {}
+        for count, measured in one.curve.usable if wanted is not None else []:
+            bills[count] = bill_of(measured, wanted or 0.0, grid=site, pue=site_pue, band=trusts[count].band)
+        rule: dict[str, Any] = {"threshold": threshold, "keep_frac": keep, "band": band if known else None}
+        found = with_failures(one.curve, bills, **rule) | {"knees": knees_of(one.curve, **rule), "band": rule["band"]}
+        done.append(replace(one, trusts=trusts, bills=bills, **found))
+    points = [point for one in done for point in one.curve.points]
+    # the same mistake at every count is one of the question, not of a count
+    if len(points) > 1 and all(point.job is None for point in points) and len({one.reason for one in points}) == 1:
+        raise InputError(str(points[0].reason), hint=points[0].hint or shown(), code=points[0].code)
+    return Scaling(
+        curves=tuple(done),
+        local_batch=local_batch,
+        global_batch=global_batch,
+        threshold=threshold,
+        keep_frac=keep,
+        objective=objective,
+        tokens=wanted,
+        grid=site,
+        pue=site_pue,
+        question=asked,
+    )
 
 
 def _several(value: Any) -> list[Any]:
@@ -102,80 +137,3 @@ def _several(value: Any) -> list[Any]:
     if isinstance(value, str) or not isinstance(value, Sequence):
         return [value]
     return list(dict.fromkeys(value))
-
-
-def _checked(
-    gpus: str | Sequence[int] | None,
-    local_batch: float | None,
-    global_batch: int | None,
-    threshold: float,
-    keep: float,
-) -> list[int]:
-    """The counts, once all that can be said without a model is right."""
-    given = {"gpus": gpus, "local_batch": local_batch, "global_batch": global_batch}
-    require(given, ("gpus", "local_batch"), shown())
-    assert gpus is not None
-    if not 1 < threshold <= 2:
-        raise InputError(
-            f"{argument('threshold')} is {threshold:g}; it must be above 1 and at most 2",
-            hint="with 1.5, each added GPU must do at least 50% of the work of the first ones; with 1.9, 90%",
-            code="out-of-range",
-            field="threshold",
-        )
-    if not 0 < keep <= 1:
-        raise InputError(
-            f"{argument('keep')} is {keep:g}; it must be above 0 and at most 1",
-            hint="for example 0.9",
-            code="out-of-range",
-            field="keep",
-        )
-    counts = parse_counts(gpus) if isinstance(gpus, str) else checked_counts(gpus)
-    check_batch(local_batch, global_batch, counts[-1])
-    return counts
-
-
-def _answer(
-    curves: Sequence[ScalingCurve],
-    asked: ScaleQuestion,
-    *,
-    threshold: float,
-    keep: float,
-    tokens: float | None,
-    grid_name: str,
-    pue: float | None,
-) -> Scaling:
-    """Bands, knees and bills."""
-    site, site_pue, band = grid_of(grid_name), checked_pue(pue), doubling_band()
-    done = []
-    for one in curves:
-        given = one.request.given if one.request else []
-        trusts = {p.gpus: trust_of(p.job, given) for p in one.curve.points if p.job is not None}
-        known = all(trust.low_frac is not None for trust in trusts.values())
-        bills = {}
-        for gpus, measured in one.curve.usable if tokens is not None else []:
-            bills[gpus] = bill_of(measured, tokens or 0.0, grid=site, pue=site_pue, band=trusts[gpus].band)
-        rule: dict[str, Any] = {"threshold": threshold, "keep_frac": keep, "band": band if known else None}
-        found = with_failures(one.curve, bills, **rule) | {"knees": knees_of(one.curve, **rule), "band": rule["band"]}
-        done.append(replace(one, trusts=trusts, bills=bills, **found))
-    answer = Scaling(
-        curves=tuple(done),
-        local_batch=asked.sizes["local_batch"],
-        global_batch=asked.sizes["global_batch"],
-        threshold=threshold,
-        keep_frac=keep,
-        objective=asked.objective,
-        tokens=tokens,
-        grid=site,
-        pue=site_pue,
-        question=asked,
-    )
-    points = [point for one in answer.curves for point in one.curve.points]
-    if all(point.job is None for point in points):
-        _refuse_what_never_is(points)
-    return answer
-
-
-def _refuse_what_never_is(points: Sequence[ScalePoint]) -> None:
-    """The same mistake at every count is one of the question, not of a count."""
-    if len(points) > 1 and len({point.reason for point in points}) == 1:
-        raise InputError(str(points[0].reason), hint=points[0].hint or shown(), code=points[0].code)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from knee.base.errors import InputError
-from knee.commands.options import job_options
-from knee.commands.options.plan_options import option, plan_of, plan_options
-from knee.commands.options.sections import Sectioned, Word
+from knee.commands.options.job_options import flop_convention, job_options, training, wide
+from knee.commands.options.output import print_result
+from knee.commands.options.plan_options import plan_of, plan_options
+from knee.commands.options.sections import Sectioned, Word, as_json, option, options
 from knee.show.terminal.progress_bar import Patience
 from knee.specs.choices import OBJECTIVES
 from knee.specs.defaults import KEEP_FRAC, THRESHOLD
@@ -22,70 +23,53 @@ if TYPE_CHECKING:
 
 @click.command("scale", cls=Sectioned)
 @click.argument("models", metavar="MODEL...", nargs=-1, required=True)
-@option(
-    "--cluster",
-    "clusters",
-    section="Job",
-    metavar="NAME",
-    multiple=True,
-    help="Cluster: a name from `knee catalog`, or the path of a TOML file. May be repeated, or be a list such as "
-    "dgx-a100,dgx-h100.",
+@options(
+    "Job",
+    {
+        ("--cluster clusters NAME", (str,)): "Cluster: a name from `knee catalog`, or the path of a TOML file. May be "
+        "repeated, or be a list such as dgx-a100,dgx-h100.",
+        ("--gpus COUNTS", str): "Numbers of GPUs: 8..2048 (doublings), 8,16,24 (a list), or both.",
+    },
 )
-@option(
-    "--gpus", section="Job", metavar="COUNTS", help="Numbers of GPUs: 8..2048 (doublings), 8,16,24 (a list), or both."
+@job_options(
+    "local_batch",
+    "global_batch",
+    "seq_len",
+    "profile",
+    "overrides",
+    local_batch="Weak scaling: sequences per step divided by the number of GPUs; may be a fraction.",
+    global_batch="Strong scaling: sequences per step over all GPUs, the same at every GPU count.",
 )
-@job_options.local_batch("Weak scaling: sequences per step divided by the number of GPUs; may be a fraction.")
-@job_options.global_batch("Strong scaling: sequences per step over all GPUs, the same at every GPU count.")
-@job_options.seq_len()
-@job_options.profile()
-@job_options.sets("Override one value of the model, cluster, profile or plan. May be repeated.")
-@option(
-    "--best",
-    section="Job",
-    is_flag=True,
-    help="Search for the best plan at every GPU count. Plan options that you give stay fixed.",
+@options(
+    "Job",
+    {
+        ("--best", bool): "Search for the best plan at every GPU count. Plan options that you give stay fixed.",
+        ("--objective", Word(OBJECTIVES), OBJECTIVES[0]): "What --best optimizes.",
+    },
 )
-@option(
-    "--objective",
-    section="Job",
-    type=Word(OBJECTIVES),
-    default=OBJECTIVES[0],
-    show_default=True,
-    help="What --best optimizes.",
+@options(
+    "Knee",
+    {
+        ("--threshold X", float, THRESHOLD): "Smallest speed-up per doubling of the GPUs that counts as paying off; "
+        "above 1, at most 2.",
+        ("--keep FRAC", float, KEEP_FRAC): "Share of the highest tokens per joule (or per dollar) that must remain at "
+        "the energy (or cost) knee.",
+    },
 )
-@option(
-    "--threshold",
-    section="Knee",
-    type=float,
-    metavar="X",
-    default=THRESHOLD,
-    show_default=True,
-    help="Smallest speed-up per doubling of the GPUs that counts as paying off; above 1, at most 2.",
-)
-@option(
-    "--keep",
-    section="Knee",
-    type=float,
-    metavar="FRAC",
-    default=KEEP_FRAC,
-    show_default=True,
-    help="Share of the highest tokens per joule (or per dollar) that must remain at the energy (or cost) knee.",
-)
-@job_options.training
+@training
 @plan_options
-@job_options.flop_convention()
-@job_options.as_json()
-@job_options.wide()
+@flop_convention
+@as_json()
+@wide
 @option(
-    "--plot",
+    "--plot FILE",
+    str,
+    "Also draw a chart: a .svg, .png, .html or .json (Vega-Lite) file, or - for the terminal.",
     section="Output",
-    metavar="FILE",
-    help="Also draw a chart: a .svg, .png, .html or .json (Vega-Lite) file, or - for the terminal.",
 )
 def command(
     models: tuple[str, ...],
     clusters: tuple[str, ...],
-    sets: tuple[str, ...],
     as_json: bool,
     plot: str | None,
     **options: Any,
@@ -110,7 +94,6 @@ def command(
 
     If nothing fits at any count, knee suggests what would fit and exits with code 3.
     """
-    from knee.commands.options.overrides import parse_sets
     from knee.commands.scale.api import scale
     from knee.commands.scale.text import print_answer
 
@@ -120,17 +103,11 @@ def command(
     answer = scale(
         _split_names(models),
         cluster=_split_names(clusters) or None,
-        overrides=parse_sets(sets),
         progress=Patience(),
         **sizes,
         **plan_of(options),
     )
-    if as_json:
-        import json
-
-        click.echo(json.dumps(answer.to_dict(), indent=2, allow_nan=False))
-    else:
-        print_answer(answer)
+    print_result(answer, as_json, print_answer)
     if plot is not None:
         _draw(answer, plot)
     answer.check_usable()

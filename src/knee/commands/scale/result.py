@@ -21,8 +21,7 @@ from knee.search.scaling_curve import Curve, ScalePoint, best_point, curve_of, r
 from knee.search.space import Space
 from knee.show.result import Result, flat
 from knee.specs import Job
-from knee.specs.argument_types import checked_arguments
-from knee.specs.arguments import require
+from knee.specs.argument_types import checked_arguments, require
 from knee.specs.choices import OBJECTIVES, Objective
 from knee.specs.fields import split_overrides
 from knee.specs.knobs import Knob, names_of

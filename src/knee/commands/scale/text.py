@@ -12,7 +12,7 @@ from knee.engine.reliability.whole_run import WholeRun
 from knee.search.knee import GOALS, Knee
 from knee.show.terminal.table import print_columns, print_heading, print_rows
 from knee.specs.metrics import METRICS, VIEWS, values_of
-from knee.specs.plan_words import plan_words
+from knee.specs.plan import plan_words
 from knee.trust.doubling_errors import DoublingBand
 
 
@@ -86,19 +86,8 @@ def _print_points(one: ScalingCurve) -> None:
 
 
 def _print_bills(one: ScalingCurve) -> None:
-    rows = [
-        [
-            "GPUs",
-            "days",
-            "expected range (days)",
-            "MWh",
-            "USD",
-            "kg CO2e",
-            "goodput",
-            "days with failures",
-            "USD with failures",
-        ]
-    ]
+    costs = ["days", "expected range (days)", "MWh", "USD", "kg CO2e"]
+    rows = [["GPUs", *costs, "goodput", "days with failures", "USD with failures"]]
     for gpus, bill in one.bills.items():
         ends = "unknown"
         if bill.low_time_s is not None and bill.high_time_s is not None:

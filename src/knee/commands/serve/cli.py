@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from knee.base.errors import InputError, MissingExtra, argument
-from knee.commands.options.plan_options import option
+from knee.commands.options.sections import PATH, options
 
 PORT = 8753
 TOKEN = "KNEE_SERVE_TOKEN"
@@ -17,39 +17,23 @@ TOKEN = "KNEE_SERVE_TOKEN"
 
 
 @click.command()
-@option(
-    "--port",
-    section="Server",
-    type=click.IntRange(0, 65535),
-    default=PORT,
-    show_default=True,
-    metavar="N",
-    help="Port to listen on. 0 takes a free one.",
+@options(
+    "Server",
+    {
+        ("--port N", click.IntRange(0, 65535), PORT): "Port to listen on. 0 takes a free one.",
+        ("--host ADDRESS", str, "127.0.0.1"): "Address to listen on. Any address other than this machine's own needs a "
+        f"token, which is part of the printed address; {TOKEN} sets it.",
+        ("--token", bool): "Ask for a token on this machine too.",
+        ("--open open_", bool): "Open the page in a browser.",
+    },
 )
-@option(
-    "--host",
-    section="Server",
-    default="127.0.0.1",
-    show_default=True,
-    metavar="ADDRESS",
-    help="Address to listen on. Any address other than this machine's own needs a token, which is part of the printed "
-    f"address; {TOKEN} sets it.",
-)
-@option("--token", section="Server", is_flag=True, help="Ask for a token on this machine too.")
-@option("--open", "open_", section="Server", is_flag=True, help="Open the page in a browser.")
-@option(
-    "--records",
-    section="Data",
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="Folder whose records, runs and traces can be opened from the page. Nothing outside it is read.",
-)
-@option(
-    "--study",
-    section="Data",
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="Folder of `knee study run`, served as /study/; its figures link to the explorer.",
+@options(
+    "Data",
+    {
+        ("--records FOLDER", PATH): "Folder whose records, runs and traces can be opened from the page. Nothing "
+        "outside it is read.",
+        ("--study FOLDER", PATH): "Folder of `knee study run`, served as /study/; its figures link to the explorer.",
+    },
 )
 def command(port: int, host: str, token: bool, open_: bool, records: Path | None, study: Path | None) -> None:
     """Serve the explorer: one page with a step's timeline, scaling curves, plan searches and budgets.

@@ -15,8 +15,7 @@ from knee.engine.measurement import Measurement
 from knee.engine.one_job import evaluated, measurement_of
 from knee.engine.simulator import EvaluatedStep
 from knee.specs import Job
-from knee.specs.argument_types import checked_arguments
-from knee.specs.arguments import checked_plan
+from knee.specs.argument_types import checked_arguments, checked_plan
 from knee.specs.defaults import DEFAULT_CONVENTION, DEFAULT_GRID
 from knee.trust.trust import trust_of
 

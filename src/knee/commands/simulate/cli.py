@@ -7,45 +7,42 @@ from typing import Any
 
 import click
 
-from knee.commands.options import job_options
-from knee.commands.options.plan_options import option, plan_of, plan_options
-from knee.commands.options.sections import Sectioned
+from knee.commands.options.job_options import flop_convention, job_options, training, wide
+from knee.commands.options.plan_options import plan_of, plan_options
+from knee.commands.options.sections import Sectioned, as_json, options
 
 
 @click.command("simulate", cls=Sectioned)
 @click.argument("model")
-@job_options.cluster()
-@job_options.gpus()
-@job_options.local_batch(
-    "Sequences per step divided by the number of GPUs (not by data-parallel ranks); may be a fraction."
-)
-@job_options.global_batch()
-@job_options.seq_len()
-@job_options.profile()
-@job_options.sets(
-    "Override one value of the model, cluster, profile or plan, for example --set "
-    "fabric.nic_bytes_per_s=200Gbit/s. `knee catalog NAME` lists the keys. May be repeated."
+@job_options(
+    "cluster",
+    "gpus",
+    "local_batch",
+    "global_batch",
+    "seq_len",
+    "profile",
+    local_batch="Sequences per step divided by the number of GPUs (not by data-parallel ranks); may be a fraction.",
+    overrides="Override one value of the model, cluster, profile or plan, for example --set "
+    "fabric.nic_bytes_per_s=200Gbit/s. `knee catalog NAME` lists the keys. May be repeated.",
 )
 @plan_options
-@job_options.training
-@job_options.flop_convention()
-@job_options.as_json()
-@job_options.wide()
-@option(
-    "--trace",
-    section="Output",
-    metavar="FILE",
-    type=click.Path(dir_okay=False),
-    help="Also write the simulated step as Kineto traces (.json or .json.gz), one file per pipeline stage.",
-)
-@option(
-    "--why", section="Output", is_flag=True, help="Also print the formulas, constants and sources behind each number."
+@training
+@flop_convention
+@as_json()
+@wide
+@options(
+    "Output",
+    {
+        ("--trace FILE", click.Path(dir_okay=False)): "Also write the simulated step as Kineto traces (.json or "
+        ".json.gz), one file per pipeline stage.",
+        ("--why", bool): "Also print the formulas, constants and sources behind each number.",
+    },
 )
 def command(
     model: str,
     cluster: str | None,
     profile: str | None,
-    sets: tuple[str, ...],
+    overrides: list[tuple[str, str]],
     flop_convention: str,
     as_json: bool,
     trace: str | None,
@@ -73,7 +70,6 @@ def command(
     If the plan does not fit in memory, knee prints the full answer, reports how much memory is missing, and exits with
     code 3.
     """
-    from knee.commands.options.overrides import parse_sets
     from knee.commands.simulate.api import simulate
     from knee.commands.simulate.text import print_answer
 
@@ -84,7 +80,7 @@ def command(
         model,
         cluster=cluster,
         profile=profile,
-        overrides=parse_sets(sets),
+        overrides=overrides,
         flop_convention=flop_convention,
         **sizes,
         **plan_of(options),

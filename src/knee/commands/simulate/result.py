@@ -126,7 +126,7 @@ class Simulation(Result, Measurement):
 
     def lanes(self) -> dict[str, Any]:
         """The step's kernels in lanes, for one GPU of every pipeline stage, as ``lanes_of`` describes them."""
-        from knee.engine.step_lanes import lanes_of
+        from knee.engine.one_job import lanes_of
 
         return lanes_of(self.evaluated)
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from knee.base import units
 from knee.engine.measurement import Measurement
-from knee.engine.reliability.defaults import rate_words
+from knee.engine.reliability.goodput import rate_words
 from knee.show.terminal.table import print_heading, print_rows
 from knee.specs import Job
 from knee.specs.metrics import METRICS, values_of
-from knee.specs.plan_words import plan_words
+from knee.specs.plan import plan_words
 
 if TYPE_CHECKING:
     from knee.commands.simulate.result import Simulation

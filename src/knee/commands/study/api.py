@@ -30,7 +30,7 @@ from knee.commands.study.study_file import GridChanges, Study, changes_of, load_
 from knee.show.result import Result, flat
 from knee.specs.argument_types import checked_arguments
 from knee.specs.choices import STUDY_LAUNCHERS, StudyLauncher
-from knee.specs.kept_files import forget_files
+from knee.specs.load import forget_files
 from knee.trust.validation.bundled_runs import CarriedFidelity, carried_fidelity
 from knee.trust.validation.user_records import records_in
 

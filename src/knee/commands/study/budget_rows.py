@@ -13,16 +13,14 @@ from knee.base.units import short
 from knee.commands.budget.frontier import lost_by
 from knee.commands.budget.model_family import family_of
 from knee.commands.budget.scaling_laws import assumed_mfu, batch_law, law_of
-from knee.commands.budget.search import BudgetLimits, BudgetRun, Problem, flop_choice
+from knee.commands.budget.search import BudgetLimits, Problem, flop_choice
 from knee.commands.budget.throughput import Rates
 from knee.commands.study.quantities import Row
 from knee.commands.study.record_store import cached, engine
 from knee.commands.study.study_file import Budgets
 from knee.engine.training_cost import checked_pue
 from knee.specs.fields import split_overrides
-from knee.specs.job import Job
-from knee.specs.kept_files import kept_for_a_question
-from knee.specs.load import load_cluster, load_profile
+from knee.specs.load import kept_for_a_question, load_cluster, load_profile
 from knee.specs.model import Model
 from knee.trust.trust import trust_of
 
@@ -79,7 +77,7 @@ def _row(grid: Budgets, gpus: int, bounds: dict[Model, float]) -> dict[str, Any]
         "really_loss": None if flop.run is None else flop.run.loss,
         "reached_frac": flop.reached_frac,
         "lost_frac": None if lost is None else lost.budget_frac,
-        "trust": _trust(problem, best),
+        "trust": trust_of(problem.rates.job(best.model, best.rate)).label,
     }
 
 
@@ -95,20 +93,6 @@ def _problem(grid: Budgets, bounds: dict[Model, float]) -> Problem:
     return Problem(
         rates=rates, law=law_of(grid.law), batch_law=batch_law(), family=family_of(grid.family), pue=checked_pue(None)
     )
-
-
-def _trust(problem: Problem, run: BudgetRun) -> str:
-    rates, rate = problem.rates, run.rate
-    job = Job(
-        model=run.model,
-        cluster=rates.cluster,
-        profile=rates.profile,
-        plan=rate.plan,
-        gpus=rate.gpus,
-        global_batch=rate.global_batch,
-        seq_len=rates.seq_len,
-    )
-    return trust_of(job).label
 
 
 def key_of(grid: Budgets) -> str:

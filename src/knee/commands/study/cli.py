@@ -13,7 +13,7 @@ import click
 from knee.base.errors import InputError
 from knee.commands.main import CommandGroup
 from knee.commands.options.output import print_result, say
-from knee.commands.options.sections import Word
+from knee.commands.options.sections import KEY_VALUE, PATH, Word, as_json, option, options
 from knee.specs.choices import STUDY_LAUNCHERS, StudyLauncher
 
 DEFAULT_OUT = "out"
@@ -30,20 +30,12 @@ class StudyGroup(CommandGroup):
 
 
 def _out(command: Any) -> Any:
-    option = click.option(
-        "--out",
-        metavar="DIR",
-        default=DEFAULT_OUT,
-        show_default=True,
-        type=click.Path(path_type=Path),
-        help="Folder for the page, figures, tables and records.",
-    )
-    return option(command)
+    return option("--out DIR", PATH, "Folder for the page, figures, tables and records.", default=DEFAULT_OUT)(command)
 
 
 @click.group("study", cls=StudyGroup, invoke_without_command=True)
 @_out
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; the name of each key ends in its unit.")
+@as_json()
 @click.pass_context
 def study(ctx: click.Context, out: Path, as_json: bool) -> None:
     """Reproduce every figure and claim of the paper, and answer further questions.
@@ -66,7 +58,7 @@ command = study
 
 
 @study.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@as_json("Print JSON.")
 def list_command(as_json: bool) -> None:
     """List all studies: place in the paper, topic, number of runs and claims."""
     from knee.commands.study.api import list_studies
@@ -81,7 +73,7 @@ def list_command(as_json: bool) -> None:
 
 @study.command("show")
 @click.argument("name")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: the study and every point of its grid.")
+@as_json("Print JSON: the study and every point of its grid.")
 def show_command(name: str, as_json: bool) -> None:
     """Show the question, the runs, the assumptions and the claims of a study."""
     from knee.commands.study.api import describe_study
@@ -94,34 +86,20 @@ def show_command(name: str, as_json: bool) -> None:
 @study.command("run")
 @click.argument("names", nargs=-1, metavar="[STUDY]...")
 @_out
-@click.option(
-    "--launcher",
-    type=Word(STUDY_LAUNCHERS),
-    default="simulate",
-    show_default=True,
-    help="local: train the points that this machine can run, and simulate the others. simulate: simulate all points.",
+@options(
+    "Options",
+    {
+        ("--launcher", Word(STUDY_LAUNCHERS), "simulate"): "local: train the points that this machine can run, and "
+        "simulate the others. simulate: simulate all points.",
+        ("--records PATH", (PATH,)): "Measured records: a run's folder, its record.json, or a folder of runs. They "
+        "replace the simulated points of the same jobs. May be repeated.",
+        ("--set overrides KEY=VALUES", (KEY_VALUE,)): "Override a key of the grid: model, cluster, profile, gpus, "
+        "local_batch, global_batch or seq_len. Separate values by commas. Claims are then not tested. May be repeated.",
+        ("--steps N", int): "Number of steps of each real run; default: the default of `knee train`.",
+        ("--no-page", bool): "Write records, tables and verdicts only; no figures and no page.",
+        ("--json as_json", bool): "Print JSON; the name of each key ends in its unit.",
+    },
 )
-@click.option(
-    "--records",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    metavar="PATH",
-    help="Measured records: a run's folder, its record.json, or a folder of runs. They replace the simulated points of "
-    "the same jobs. May be repeated.",
-)
-@click.option(
-    "--set",
-    "sets",
-    multiple=True,
-    metavar="KEY=VALUES",
-    help="Override a key of the grid: model, cluster, profile, gpus, local_batch, global_batch or seq_len. Separate "
-    "values by commas. Claims are then not tested. May be repeated.",
-)
-@click.option(
-    "--steps", type=int, metavar="N", help="Number of steps of each real run; default: the default of `knee train`."
-)
-@click.option("--no-page", is_flag=True, help="Write records, tables and verdicts only; no figures and no page.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; the name of each key ends in its unit.")
 def run(names: tuple[str, ...], out: Path, **options: Any) -> None:
     """Run the named studies, or all of them if none is named.
 
@@ -141,11 +119,10 @@ def _run(
     as_json: bool,
     launcher: StudyLauncher = "simulate",
     records: Sequence[Path] = (),
-    sets: Sequence[str] = (),
+    overrides: Sequence[tuple[str, str]] = (),
     steps: int | None = None,
     no_page: bool = False,
 ) -> None:
-    from knee.commands.options.overrides import parse_sets
     from knee.commands.study.api import study
     from knee.commands.study.study_file import load_study
     from knee.commands.study.text import print_answer
@@ -163,7 +140,7 @@ def _run(
             out=out,
             launcher=launcher,
             records=records,
-            overrides=parse_sets(sets),
+            overrides=overrides,
             steps=steps,
             progress=bars,
             say=say,
@@ -176,15 +153,19 @@ def _run(
     # the answer first, because it needs nothing that may be missing; then figures and the page
     print_result(answer, as_json, print_answer)
     if not no_page:
-        say(f"wrote {answer.write_page(command=_given(names, out, launcher, records, sets))}")
+        say(f"wrote {answer.write_page(command=_given(names, out, launcher, records, overrides))}")
     click.echo(f"independent claims: {answer.independent}", err=as_json)
 
 
-def _given(names: Sequence[str], out: Path, launcher: str, records: Sequence[Path], sets: Sequence[str]) -> str:
+def _given(
+    names: Sequence[str], out: Path, launcher: str, records: Sequence[Path], sets: Sequence[tuple[str, str]]
+) -> str:
     from knee.commands.study.study_file import study_names
 
     words = ["knee", "study"]
-    rest = [f"--set {shlex.quote(s)}" for s in sets] + [f"--records {shlex.quote(str(path))}" for path in records]
+    rest = [f"--set {shlex.quote(f'{key}={value}')}" for key, value in sets] + [
+        f"--records {shlex.quote(str(path))}" for path in records
+    ]
     rest += [] if launcher == "simulate" else [f"--launcher {launcher}"]
     some = list(dict.fromkeys(names))
     some = [] if some == study_names() else some

@@ -109,8 +109,28 @@ def largest_run(
     tp, pp, dp, m = (column.ravel() for column in np.meshgrid(*_powers(layers, batch), indexing="ij"))
     keep = dp * m <= batch
     tp, pp, dp, m = tp[keep], pp[keep], dp[keep], m[keep]
-    step_s = _step_s(cluster, params, layers, batch, tp, pp, dp, m, latency_frac)
-    gpus = tp * pp * dp
+    node, fabric, gpu = cluster.node, cluster.fabric, cluster.gpu
+    tokens, hidden = batch / dp / m, layers * ASPECT
+    per_stage = layers / pp
+    compute = 6.0 * params * tokens / (tp * pp * gpu.half_flop_per_s)
+    inside = np.minimum(tp, node.gpus)
+    outside = tp / inside
+    # two collectives of the activations forward and two backward, in levels: inside the node, then between nodes
+    message = BYTES * tokens * hidden
+    link, nic = node.link_bytes_per_s * node.link_frac, fabric.nic_bytes_per_s * fabric.nic_frac
+    wire = 2.0 * (inside - 1.0) / inside * message / link + 2.0 * (outside - 1.0) / outside * message / inside / nic
+    exchange = 4.0 * per_stage * wire
+    hops = np.where(inside > 1, _inside_latency_s(cluster), 0.0) + 2.0 * np.log2(outside) * fabric.hop_s
+    latency = per_stage * (3.0 * GEMMS * gpu.kernel_s + 4.0 * hops)
+    gradients = np.where(dp > 1, 2.0 * BYTES * params / (tp * pp) / nic + 2.0 * np.log2(dp) * fabric.hop_s, 0.0)
+    steps = []
+    for chunks in (1.0, INTERLEAVED):
+        # more chunks of a rank shorten the bubble, and send as often
+        send = np.where(pp > 1, 2.0 * chunks * message / tp / nic, 0.0)
+        waits = latency_frac * (latency + np.where(pp > 1, 2.0 * chunks * fabric.hop_s, 0.0))
+        stage = np.maximum(np.maximum(compute, exchange), send) + waits
+        steps.append(np.where(layers / pp >= chunks, np.maximum((m + (pp - 1.0) / chunks) * stage, gradients), np.inf))
+    step_s, gpus = np.minimum(*steps), tp * pp * dp
     used = 6.0 * params * batch / (gpus * cluster.gpu.half_flop_per_s * step_s)
     in_time = TOKENS_PER_PARAM * params / batch * step_s <= days * DAY_S
     if not in_time.any():
@@ -140,41 +160,6 @@ def _powers(layers: float, batch: float) -> list[Floats]:
         return np.asarray(2.0 ** np.arange(int(math.log2(max(most, 1.0))) + 1))
 
     return [up_to(4096.0), up_to(layers), up_to(batch), up_to(65_536.0)]
-
-
-def _step_s(
-    cluster: Cluster,
-    params: float,
-    layers: float,
-    batch: float,
-    tp: Floats,
-    pp: Floats,
-    dp: Floats,
-    m: Floats,
-    latency_frac: float,
-) -> Floats:
-    node, fabric, gpu = cluster.node, cluster.fabric, cluster.gpu
-    tokens, hidden = batch / dp / m, layers * ASPECT
-    per_stage = layers / pp
-    compute = 6.0 * params * tokens / (tp * pp * gpu.half_flop_per_s)
-    inside = np.minimum(tp, node.gpus)
-    outside = tp / inside
-    # two collectives of the activations forward and two backward, in levels: inside the node, then between nodes
-    message = BYTES * tokens * hidden
-    link, nic = node.link_bytes_per_s * node.link_frac, fabric.nic_bytes_per_s * fabric.nic_frac
-    wire = 2.0 * (inside - 1.0) / inside * message / link + 2.0 * (outside - 1.0) / outside * message / inside / nic
-    exchange = 4.0 * per_stage * wire
-    hops = np.where(inside > 1, _inside_latency_s(cluster), 0.0) + 2.0 * np.log2(outside) * fabric.hop_s
-    latency = per_stage * (3.0 * GEMMS * gpu.kernel_s + 4.0 * hops)
-    gradients = np.where(dp > 1, 2.0 * BYTES * params / (tp * pp) / nic + 2.0 * np.log2(dp) * fabric.hop_s, 0.0)
-    steps = []
-    for chunks in (1.0, INTERLEAVED):
-        # more chunks of a rank shorten the bubble, and send as often
-        send = np.where(pp > 1, 2.0 * chunks * message / tp / nic, 0.0)
-        waits = latency_frac * (latency + np.where(pp > 1, 2.0 * chunks * fabric.hop_s, 0.0))
-        stage = np.maximum(np.maximum(compute, exchange), send) + waits
-        steps.append(np.where(layers / pp >= chunks, np.maximum((m + (pp - 1.0) / chunks) * stage, gradients), np.inf))
-    return np.minimum(*steps)
 
 
 def _inside_latency_s(cluster: Cluster) -> float:

@@ -17,8 +17,15 @@ from knee.engine.simulator import EvaluatedStep, Results, evaluate
 from knee.specs.fields import split_overrides
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
-from knee.specs.kept_files import kept_for_a_question
-from knee.specs.load import Loaded, global_batch_of, load_cluster, load_model, load_profile, make_job
+from knee.specs.load import (
+    Loaded,
+    global_batch_of,
+    kept_for_a_question,
+    load_cluster,
+    load_model,
+    load_profile,
+    make_job,
+)
 from knee.specs.model import Model
 from knee.specs.plan_table import PlanTable, table_of
 from knee.specs.profile import Profile

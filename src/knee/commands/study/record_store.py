@@ -21,7 +21,7 @@ from knee.base.errors import SpecError
 from knee.base.files import make_folder, read_text, write_text
 from knee.commands.study.questions import Options, Question, answers, specs_of
 from knee.specs.catalog import KINDS, ROOT
-from knee.specs.kept_files import kept_for_a_question
+from knee.specs.load import kept_for_a_question
 from knee.trust.validation.bundled_runs import CarriedFidelity, carried_fidelity
 
 SEAL = "seal"

@@ -12,36 +12,24 @@ from knee.base.units import parse, show
 from knee.commands.study.quantities import Row
 from knee.commands.study.questions import SPECS, StudyPoint
 from knee.commands.study.study_file import Bandwidths
-from knee.engine.cost.nccl_tests import idle_s
+from knee.engine.cost.collective_cost import idle_s
 from knee.engine.cost.placement import GroupPlacement
 from knee.measure.hardware_fit.links import bus_factor
 from knee.specs.fields import split_overrides
 from knee.specs.hardware import Cluster
-from knee.specs.kept_files import kept_for_a_question
 from knee.specs.knobs import Knob
-from knee.specs.load import load_cluster, load_model
+from knee.specs.load import kept_for_a_question, load_cluster, load_model
 from knee.specs.metrics import DERIVED, STEP
-from knee.specs.plan import KNOBS, Plan
-from knee.specs.plan_words import plan_words
+from knee.specs.plan import KNOBS, Plan, plan_words
 from knee.trust.validation.bandwidth_errors import LARGE_BYTES, carried_bandwidths
 
 MAY_DIFFER = (
-    "capacity_factor",
-    "placement",
-    "prefetch",
-    "recompute_modules",
-    "reduce_dtype",
-    "sequence_parallel",
-    "state_dtype",
-    "tp_overlap_frac",
+    *("capacity_factor", "placement", "prefetch", "recompute_modules", "reduce_dtype", "sequence_parallel"),
+    *("state_dtype", "tp_overlap_frac"),
 )
 """Fields of a plan in which records of one point may differ."""
 IDENTITY = (
-    "model",
-    "cluster",
-    "gpus",
-    "global_batch",
-    "seq_len",
+    *("model", "cluster", "gpus", "global_batch", "seq_len"),
     *(name for name in KNOBS if name not in MAY_DIFFER),
     "set",
 )

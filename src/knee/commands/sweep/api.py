@@ -14,12 +14,11 @@ from knee.base.progress import Progress, watched
 from knee.commands.study.questions import StudyPoint, all_points, check_count, job_of
 from knee.commands.study.study_file import GridChanges, changes_of, load_study
 from knee.commands.sweep.result import SweepPlan, SweepStatus
-from knee.specs.argument_types import checked_arguments
-from knee.specs.arguments import not_in_range
+from knee.specs.argument_types import checked_arguments, not_in_range
 from knee.specs.catalog import did_you_mean
 from knee.specs.choices import Device, Launcher
 from knee.specs.defaults import TIMEOUT_S, TRACE_STEPS
-from knee.specs.kept_files import forget_files
+from knee.specs.load import forget_files
 from knee.training.launch.environment import stored_site, without_secrets
 from knee.training.launch.run_status import STATES, Status
 from knee.training.launch.site import Site

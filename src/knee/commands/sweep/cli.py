@@ -12,10 +12,8 @@ import click
 from knee.base.errors import InputError
 from knee.base.signals import BY_SIGNAL
 from knee.commands.main import nearest, unknown_command
-from knee.commands.options import job_options
 from knee.commands.options.output import print_result, say
-from knee.commands.options.plan_options import option
-from knee.commands.options.sections import Sectioned, Word
+from knee.commands.options.sections import KEY_VALUE, PATH, Sectioned, Word, as_json, option, options
 from knee.commands.options.sweep_options import program_words, run_options, site_options, take_site
 from knee.specs.choices import LAUNCHERS
 
@@ -28,7 +26,7 @@ MANY = 500
 """Runs above which a bar is shown while they are checked and written."""
 RUN = "run"
 DIR = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON; the name of each key ends in its unit.")
+JSON = option("--json as_json", bool, "Print JSON; the name of each key ends in its unit.")
 
 
 class Sweeps(click.Group):
@@ -64,88 +62,39 @@ def command(ctx: click.Context) -> None:
 
 @command.command(RUN, cls=Sectioned)
 @click.argument("grid", metavar="STUDY|GRID.toml")
-@option(
-    "--out",
-    section="Sweep",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    required=True,
-    help="Folder of the sweep. If it already contains this sweep, only the missing runs are started.",
+@options(
+    "Sweep",
+    {
+        ("--out DIR", PATH, ...): "Folder of the sweep. If it already contains this sweep, only the missing runs are "
+        "started.",
+        ("--launcher", Word(LAUNCHERS), "local"): "local: run one after another on this machine. torchrun: run on "
+        "--hosts. slurm: submit jobs with sbatch; each job starts torchrun on its nodes with srun.",
+        ("--set overrides KEY=VALUES", (KEY_VALUE,)): "Override a key of the grid: model, cluster, profile, gpus, "
+        "local_batch, global_batch or seq_len. Separate values by commas. May be repeated.",
+        ("--max-gpu-hours H", float): "Refuse to start if the runs that remain are estimated to take more GPU-hours "
+        "than this.",
+        ("--until-knee", bool): "Start with the fewest GPUs, and stop each series once the measured speed-up of a "
+        "doubling is below 1.5x with 95% confidence.",
+        ("--anyway", bool): "Also start runs that do not fit in memory according to the simulator. Runs that end out "
+        "of memory help to calibrate the memory model.",
+        ("--pack N", int, 1): "Slurm only: number of runs per job; they share one allocation and run one after "
+        "another.",
+        ("--wait", bool): "Slurm only: wait until all runs have ended, and submit the jobs that did not fit into the "
+        "queue at first.",
+        ("--dry-run", bool): "Only check and estimate the runs; start and write nothing.",
+    },
 )
-@option(
-    "--launcher",
-    section="Sweep",
-    type=Word(LAUNCHERS),
-    default="local",
-    show_default=True,
-    help="local: run one after another on this machine. torchrun: run on --hosts. slurm: submit jobs with sbatch; each "
-    "job starts torchrun on its nodes with srun.",
-)
-@option(
-    "--set",
-    "sets",
-    section="Sweep",
-    multiple=True,
-    metavar="KEY=VALUES",
-    help="Override a key of the grid: model, cluster, profile, gpus, local_batch, global_batch or seq_len. Separate "
-    "values by commas. May be repeated.",
-)
-@option(
-    "--max-gpu-hours",
-    section="Sweep",
-    type=float,
-    metavar="H",
-    help="Refuse to start if the runs that remain are estimated to take more GPU-hours than this.",
-)
-@option(
-    "--until-knee",
-    section="Sweep",
-    is_flag=True,
-    help="Start with the fewest GPUs, and stop each series once the measured speed-up of a doubling is below 1.5x with "
-    "95% confidence.",
-)
-@option(
-    "--anyway",
-    section="Sweep",
-    is_flag=True,
-    help="Also start runs that do not fit in memory according to the simulator. Runs that end out of memory help to "
-    "calibrate the memory model.",
-)
-@option(
-    "--pack",
-    section="Sweep",
-    type=int,
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Slurm only: number of runs per job; they share one allocation and run one after another.",
-)
-@option(
-    "--wait",
-    section="Sweep",
-    is_flag=True,
-    help="Slurm only: wait until all runs have ended, and submit the jobs that did not fit into the queue at first.",
-)
-@option("--dry-run", section="Sweep", is_flag=True, help="Only check and estimate the runs; start and write nothing.")
-@option(
-    "--steps",
-    section="Runs",
-    type=int,
-    metavar="N",
-    help="Number of steps per run; default: the default of `knee train`.",
-)
+@option("--steps N", int, "Number of steps per run; default: the default of `knee train`.", section="Runs")
 @run_options
 @option(
-    "--checkpoint-every",
-    section="Runs",
-    type=int,
+    "--checkpoint-every N",
+    int,
+    "Save a checkpoint every N steps. A run that is started again goes on from its newest one. 0 means none.",
     default=0,
-    show_default=True,
-    metavar="N",
-    help="Save a checkpoint every N steps. A run that is started again goes on from its newest one. 0 means none.",
+    section="Runs",
 )
 @site_options
-@job_options.as_json()
+@as_json()
 def run(grid: str, out: Path, **options: Any) -> None:
     """Expand a grid into runs, check and estimate all of them, and start the missing ones.
 
@@ -166,7 +115,6 @@ def run(grid: str, out: Path, **options: Any) -> None:
     restarts runs that were cancelled, were preempted or lost their node. It does not restart runs that failed; use
     `knee sweep retry` for those.
     """
-    from knee.commands.options.overrides import parse_sets
     from knee.commands.sweep.api import prepare_sweep, run_sweep
     from knee.commands.sweep.text import print_plan
     from knee.show.terminal.progress_bar import Bars
@@ -182,7 +130,6 @@ def run(grid: str, out: Path, **options: Any) -> None:
             out=out,
             site=site,
             program=program,
-            overrides=parse_sets(options.pop("sets")),
             check_launcher=not dry_run,
             command=["knee", *sys.argv[1:]],
             progress=bars,
@@ -204,7 +151,7 @@ def run(grid: str, out: Path, **options: Any) -> None:
 
 @command.command("status")
 @DIR
-@click.option("--watch", is_flag=True, help="Refresh the table until all runs have ended.")
+@option("--watch", bool, "Refresh the table until all runs have ended.")
 @JSON
 def show_status(folder: Path, watch: bool, as_json: bool) -> None:
     """Show the state of the runs of a sweep, and the GPU-hours and energy used so far."""
@@ -232,16 +179,14 @@ def cancel(folder: Path) -> None:
 
 @command.command("retry")
 @DIR
-@click.option(
-    "--status",
-    "states",
+@option(
+    "--status states STATES",
+    str,
+    "States of the runs to restart, separated by commas: failed, oom, timeout, cancelled, done.",
     default="failed",
-    show_default=True,
-    metavar="STATES",
-    help="States of the runs to restart, separated by commas: failed, oom, timeout, cancelled, done.",
 )
-@click.option("--run", "ids", multiple=True, metavar="ID", help="Restart only this run. May be repeated.")
-@click.option("--wait", is_flag=True, help="Slurm only: wait until all runs have ended.")
+@option("--run ids ID", str, "Restart only this run. May be repeated.", multiple=True)
+@option("--wait", bool, "Slurm only: wait until all runs have ended.")
 @JSON
 def retry(folder: Path, states: str, ids: tuple[str, ...], wait: bool, as_json: bool) -> None:
     """Restart runs that have ended, with the options that the sweep was started with."""

@@ -5,16 +5,13 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from knee.base.errors import InputError
-from knee.commands.options import job_options
 from knee.commands.options.output import print_result, say
-from knee.commands.options.plan_options import option
-from knee.commands.options.sections import Sectioned
+from knee.commands.options.sections import FILE, Sectioned, as_json, option, options
 
 if TYPE_CHECKING:
     from knee.commands.trace.api import TraceAnalysis
@@ -26,67 +23,37 @@ LARGE_BYTES = 100_000_000
 
 @click.command("trace", cls=Sectioned)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH... | diff A B")
-@option(
-    "--skip",
-    section="Steps",
-    type=int,
-    default=0,
-    show_default=True,
-    metavar="N",
-    help="Number of profiler steps to skip at the beginning. Without --skip and --steps the whole trace is analysed.",
+@options(
+    "Steps",
+    {
+        ("--skip N", int, 0): "Number of profiler steps to skip at the beginning. Without --skip and --steps the "
+        "whole trace is analysed.",
+        ("--steps N", int): "Number of profiler steps to analyse after the skipped ones; default: all.",
+    },
 )
-@option(
-    "--steps",
-    section="Steps",
-    type=int,
-    metavar="N",
-    help="Number of profiler steps to analyse after the skipped ones; default: all.",
+@options(
+    "Communication kernels",
+    {
+        ("--comm-pattern REGEX", (str,)): "Also count kernels whose name matches this pattern as communication. May "
+        "be repeated.",
+        ("--comm CLASS", (str,)): "Also count kernels of this class as communication, for example elementwise.",
+        ("--classes FILE", FILE): "TOML file with your own kernel classes, which are tried before knee's. The format "
+        "is that of knee/catalog/kernel_classes.toml.",
+    },
 )
-@option(
-    "--comm-pattern",
-    section="Communication kernels",
-    multiple=True,
-    metavar="REGEX",
-    help="Also count kernels whose name matches this pattern as communication. May be repeated.",
+@options(
+    "Output",
+    {
+        ("--html FILE", FILE): "Write an HTML page: breakdown by rank and step, collectives, stragglers, and a "
+        "timeline of exposed communication.",
+        ("--perfetto FILE", FILE): "Write a small trace for ui.perfetto.dev that contains the exposed intervals and "
+        "the kernels around them.",
+        ("--sql QUERY", str): "Run an SQL query on the events (with DuckDB); the tables are kernels, steps, "
+        "collectives and ranks.",
+    },
 )
-@option(
-    "--comm",
-    section="Communication kernels",
-    multiple=True,
-    metavar="CLASS",
-    help="Also count kernels of this class as communication, for example elementwise.",
-)
-@option(
-    "--classes",
-    section="Communication kernels",
-    metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="TOML file with your own kernel classes, which are tried before knee's. The format is that of "
-    "knee/catalog/kernel_classes.toml.",
-)
-@option(
-    "--html",
-    section="Output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Write an HTML page: breakdown by rank and step, collectives, stragglers, and a timeline of exposed "
-    "communication.",
-)
-@option(
-    "--perfetto",
-    section="Output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Write a small trace for ui.perfetto.dev that contains the exposed intervals and the kernels around them.",
-)
-@option(
-    "--sql",
-    section="Output",
-    metavar="QUERY",
-    help="Run an SQL query on the events (with DuckDB); the tables are kernels, steps, collectives and ranks.",
-)
-@job_options.as_json("Print JSON.")
-@option("--no-cache", section="Output", is_flag=True, help="Ignore the cache and read the files again.")
+@as_json("Print JSON.")
+@option("--no-cache", bool, "Ignore the cache and read the files again.", section="Output")
 def command(paths: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Show where the time of a PyTorch job went: compute, communication, and how much communication was exposed.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,103 +13,13 @@ import click
 from knee.base.signals import BY_SIGNAL
 from knee.base.units import counted, show
 from knee.commands.compare.side_by_side import ROWS
-from knee.commands.options import job_options
-from knee.commands.options.plan_options import option, plan_of, plan_options
-from knee.commands.options.sections import Sectioned, Word
+from knee.commands.options.job_options import flop_convention, job_options
+from knee.commands.options.plan_options import plan_of, plan_options
+from knee.commands.options.sections import FILE, PATH, Sectioned, Word, as_json, options
 from knee.show.terminal.table import print_heading, print_rows
 from knee.specs.choices import DEVICES
 from knee.specs.defaults import LEARNING_RATE, TIMEOUT_S, TRACE_STEPS
 from knee.specs.plan import KNOBS
-
-RATE, STATE, VALID = "Learning rate", "Checkpoints and weights", "Validation and metrics"
-FOLDER = click.Path(path_type=Path)
-FILE = click.Path(dir_okay=False, path_type=Path)
-OPTIONS: tuple[tuple[str, dict[tuple[Any, ...], str]], ...] = (
-    (
-        "Run",
-        {
-            ("--nproc", int, "N"): "Number of processes to start on this machine, one per GPU; default: as many as the "
-            "plan needs. Do not use it under torchrun, which starts the processes itself.",
-            ("--device", Word(DEVICES)): "Device to train on; default: the GPUs if there are any, else the CPU.",
-            ("--steps", int, "N"): "Total number of optimizer steps; default: 60 (as in the paper), or 30 on a CPU.",
-            ("--warmup", int, "N"): "Number of first steps that are not measured; default: 10, or one sixth of --steps "
-            "if that is below 60.",
-            ("--trace-steps", int, "N", TRACE_STEPS): "Number of steps to profile after the measured steps; 0 means "
-            "none.",
-            ("--dtype", Word(("fp32", "bf16", "fp16"))): "Data type of the matrix products; default: fp32 on a CPU, "
-            "the plan's precision on GPUs.",
-            ("--compile", bool): "Use torch.compile on every block and on the loss.",
-            ("--attention", Word(("auto", "flash", "cudnn", "math")), None, "auto"): "Attention kernels that PyTorch "
-            "may choose.",
-            ("--balance-loss", float, "COEF", 0.0): "Coefficient of the auxiliary loss for unequal use of the experts.",
-            ("--data", FOLDER, "DIR"): "Folder of token shards from `knee data prepare`; default: synthetic tokens.",
-            ("--seed", int): "Random seed of the weights and the data; default: 0.",
-            ("--lr", float): f"Highest learning rate; default: {LEARNING_RATE}.",
-            ("--timeout timeout_s", float, "SECONDS", TIMEOUT_S): "Stop a run that makes no progress for this long.",
-            ("--out", FOLDER, "DIR"): "Folder for the record, traces and logs; default: runs/MODEL-DATE.",
-            ("--force", bool): "Overwrite the record of an earlier run in that folder.",
-            ("--job job_file", FILE, "FILE"): "Write the job to this file instead of running it. Run it later with "
-            "`python -m knee.training.run.worker FILE` on a machine that has only torch and NumPy.",
-        },
-    ),
-    (
-        RATE,
-        {
-            ("--lr-schedule", Word(("constant", "linear", "cosine", "wsd"))): "How the learning rate falls after its "
-            "warm-up. wsd (warm-up, stable, decay) falls linearly at the end; default: constant.",
-            ("--lr-warmup", int, "N"): "Number of first steps in which the learning rate rises to --lr; default: 0.",
-            ("--lr-min-frac", float, "FRAC"): "Learning rate at the end of a schedule, as a share of --lr; default: 0.",
-            ("--lr-decay-frac", float, "FRAC"): "Share of the steps after the warm-up in which the schedule wsd falls; "
-            "default: 0.2.",
-        },
-    ),
-    (
-        STATE,
-        {
-            ("--checkpoint-every", int, "N"): "Save a checkpoint every N steps and after the last one, beside the "
-            "training; default: 0, which means none.",
-            ("--keep", int, "N"): "Number of newest checkpoints to keep; 0 keeps all; default: 2.",
-            ("--resume", str, "DIR|auto"): "Go on from the newest checkpoint of this run, or from this checkpoint, "
-            "also under another plan. Its batch, sequence length, seed, steps, learning rate and checkpoints are then "
-            "the defaults. auto: from the newest checkpoint in --out, or from the start if there is none.",
-            ("--weights", FOLDER, "DIR"): "First weights: a Hugging Face folder with safetensors, or a checkpoint; "
-            "default: drawn from the seed.",
-        },
-    ),
-    (
-        VALID,
-        {
-            ("--valid-every", int, "N", 0): "Compute the loss on held-out data every N steps and after the last one; "
-            "0 means never.",
-            ("--valid-data", FOLDER, "DIR"): "Folder of held-out token shards; default: other synthetic tokens, if "
-            "--data is left out too.",
-            ("--valid-batches", int, "N", 10): "Number of held-out global batches for one validation loss.",
-            ("--log-to", (Word(("tensorboard", "wandb")),)): "Also send the metrics of steps there, if the package is "
-            "installed. May be repeated. OUT/metrics.jsonl always has them.",
-        },
-    ),
-    (
-        "Run",
-        {
-            ("--deterministic", bool): "Use only kernels that give the same losses for the same seed, bit by bit. This "
-            "is slower on GPUs.",
-        },
-    ),
-)
-"""By section: name, type, metavar and default of each option -> its help. A type in a tuple may be repeated."""
-
-
-def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of the table to a command, in this order."""
-    for section, rows in reversed(OPTIONS):
-        for (names, kind, *more), text in reversed(rows.items()):
-            settings: dict[str, Any] = {"is_flag": True} if kind is bool else {"type": kind}
-            if isinstance(kind, tuple):
-                settings = {"type": kind[0], "multiple": True}
-            settings |= dict(zip(("metavar", "default"), more, strict=False))
-            settings |= {"show_default": True} if len(more) > 1 else {}
-            command = option(*names.split(), section=section, help=text, **settings)(command)
-    return command
 
 
 def print_record(record: dict[str, Any]) -> None:
@@ -140,24 +49,88 @@ def print_record(record: dict[str, Any]) -> None:
 
 @click.command("train", cls=Sectioned)
 @click.argument("model")
-@train_options
-@job_options.local_batch("Sequences per step divided by the number of processes; default: 2.")
-@job_options.global_batch("Sequences per step over all processes.")
-@job_options.seq_len()
-@job_options.cluster("Name of the cluster in the record; default: the catalogue's cluster with this GPU.")
-@job_options.profile(
-    "Name of the software profile in the record; default: `knee` (`knee-compiled` with --compile), or `eager` and "
-    "`compiled` on a CPU."
+@options(
+    "Run",
+    {
+        ("--nproc N", int): "Number of processes to start on this machine, one per GPU; default: as many as the plan "
+        "needs. Do not use it under torchrun, which starts the processes itself.",
+        ("--device", Word(DEVICES)): "Device to train on; default: the GPUs if there are any, else the CPU.",
+        ("--steps N", int): "Total number of optimizer steps; default: 60 (as in the paper), or 30 on a CPU.",
+        ("--warmup N", int): "Number of first steps that are not measured; default: 10, or one sixth of --steps if "
+        "that is below 60.",
+        ("--trace-steps N", int, TRACE_STEPS): "Number of steps to profile after the measured steps; 0 means none.",
+        ("--dtype", Word(("fp32", "bf16", "fp16"))): "Data type of the matrix products; default: fp32 on a CPU, the "
+        "plan's precision on GPUs.",
+        ("--compile", bool): "Use torch.compile on every block and on the loss.",
+        ("--attention", Word(("auto", "flash", "cudnn", "math")), "auto"): "Attention kernels that PyTorch may choose.",
+        ("--balance-loss COEF", float, 0.0): "Coefficient of the auxiliary loss for unequal use of the experts.",
+        ("--data DIR", PATH): "Folder of token shards from `knee data prepare`; default: synthetic tokens.",
+        ("--seed", int): "Random seed of the weights and the data; default: 0.",
+        ("--lr", float): f"Highest learning rate; default: {LEARNING_RATE}.",
+        ("--timeout timeout_s SECONDS", float, TIMEOUT_S): "Stop a run that makes no progress for this long.",
+        ("--out DIR", PATH): "Folder for the record, traces and logs; default: runs/MODEL-DATE.",
+        ("--force", bool): "Overwrite the record of an earlier run in that folder.",
+        ("--job job_file FILE", FILE): "Write the job to this file instead of running it. Run it later with `python "
+        "-m knee.training.run.worker FILE` on a machine that has only torch and NumPy.",
+        ("--deterministic", bool): "Use only kernels that give the same losses for the same seed, bit by bit. This is "
+        "slower on GPUs.",
+    },
 )
-@job_options.sets("Override one value of the model or plan, for example --set model.layers=2. May be repeated.")
+@options(
+    "Learning rate",
+    {
+        ("--lr-schedule", Word(("constant", "linear", "cosine", "wsd"))): "How the learning rate falls after its "
+        "warm-up. wsd (warm-up, stable, decay) falls linearly at the end; default: constant.",
+        ("--lr-warmup N", int): "Number of first steps in which the learning rate rises to --lr; default: 0.",
+        ("--lr-min-frac FRAC", float): "Learning rate at the end of a schedule, as a share of --lr; default: 0.",
+        ("--lr-decay-frac FRAC", float): "Share of the steps after the warm-up in which the schedule wsd falls; "
+        "default: 0.2.",
+    },
+)
+@options(
+    "Checkpoints and weights",
+    {
+        ("--checkpoint-every N", int): "Save a checkpoint every N steps and after the last one, beside the training; "
+        "default: 0, which means none.",
+        ("--keep N", int): "Number of newest checkpoints to keep; 0 keeps all; default: 2.",
+        ("--resume DIR|auto", str): "Go on from the newest checkpoint of this run, or from this checkpoint, also "
+        "under another plan. Its batch, sequence length, seed, steps, learning rate and checkpoints are then the "
+        "defaults. auto: from the newest checkpoint in --out, or from the start if there is none.",
+        ("--weights DIR", PATH): "First weights: a Hugging Face folder with safetensors, or a checkpoint; default: "
+        "drawn from the seed.",
+    },
+)
+@options(
+    "Validation and metrics",
+    {
+        ("--valid-every N", int, 0): "Compute the loss on held-out data every N steps and after the last one; 0 means "
+        "never.",
+        ("--valid-data DIR", PATH): "Folder of held-out token shards; default: other synthetic tokens, if --data is "
+        "left out too.",
+        ("--valid-batches N", int, 10): "Number of held-out global batches for one validation loss.",
+        ("--log-to", (Word(("tensorboard", "wandb")),)): "Also send the metrics of steps there, if the package is "
+        "installed. May be repeated. OUT/metrics.jsonl always has them.",
+    },
+)
+@job_options(
+    "local_batch",
+    "global_batch",
+    "seq_len",
+    local_batch="Sequences per step divided by the number of processes; default: 2.",
+    global_batch="Sequences per step over all processes.",
+    cluster="Name of the cluster in the record; default: the catalogue's cluster with this GPU.",
+    profile="Name of the software profile in the record; default: `knee` (`knee-compiled` with --compile), or "
+    "`eager` and `compiled` on a CPU.",
+    overrides="Override one value of the model or plan, for example --set model.layers=2. May be repeated.",
+)
 @plan_options
-@job_options.flop_convention()
-@job_options.as_json("Print the record as JSON.")
+@flop_convention
+@as_json("Print the record as JSON.")
 def command(
     model: str,
     out: Path | None,
     force: bool,
-    sets: tuple[str, ...],
+    overrides: list[tuple[str, str]],
     as_json: bool,
     job_file: Path | None,
     **options: Any,
@@ -181,12 +154,11 @@ def command(
     time and exposed and overlapped communication. `knee compare` shows the record next to a simulation, and `knee
     calibrate` fits a profile to it. A run that stops early also leaves a record, which states the reason.
     """
-    from knee.commands.options.overrides import parse_sets
     from knee.commands.train.api import train, write_train_job
 
     say = partial(click.echo, err=True)
     settings = {name: value for name, value in options.items() if name not in KNOBS} | plan_of(options)
-    settings |= {"overrides": parse_sets(sets), "command": ["knee", *sys.argv[1:]]}
+    settings |= {"overrides": overrides, "command": ["knee", *sys.argv[1:]]}
     if job_file is not None:
         written = write_train_job(model, job_file, out=out, say=say, **settings)
         if as_json:

@@ -15,7 +15,7 @@ from knee.base.files import real_path
 from knee.commands.job_request import ClusterLike, ModelLike, Overrides, ProfileLike, Request, is_job_file, request
 from knee.measure.machine.inventory import read_inventory
 from knee.specs import Job
-from knee.specs.arguments import checked_plan
+from knee.specs.argument_types import checked_plan
 from knee.specs.choices import Device
 from knee.specs.defaults import DEFAULT_CONVENTION, TRACE_STEPS
 from knee.specs.load import load_model

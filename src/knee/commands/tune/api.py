@@ -31,12 +31,10 @@ from knee.commands.tune.stages import USUAL, Knob, Smaller, candidates_for, plan
 from knee.commands.tune.tuned_state import TunedState, read_state, with_new_runs, write_state
 from knee.commands.tune.tuning_folder import open_folder, read_tuning
 from knee.specs import Cluster, Job, Profile
-from knee.specs.argument_types import checked_arguments
-from knee.specs.arguments import not_in_range
+from knee.specs.argument_types import checked_arguments, not_in_range
 from knee.specs.choices import Device, Launcher
 from knee.specs.defaults import TIMEOUT_S, TRACE_STEPS, WITHIN_FRAC
-from knee.specs.kept_files import forget_files
-from knee.specs.load import load_profile
+from knee.specs.load import forget_files, load_profile
 from knee.training.launch.environment import without_secrets
 from knee.training.launch.run_status import Status
 from knee.training.launch.site import Site

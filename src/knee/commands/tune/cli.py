@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -13,9 +12,10 @@ from click.core import ParameterSource
 
 from knee.base.errors import InputError
 from knee.base.signals import BY_SIGNAL
-from knee.commands.options import job_options
-from knee.commands.options.plan_options import knob_options, option, space_limits
-from knee.commands.options.sections import Sectioned, Word
+from knee.commands.options.job_options import job_options
+from knee.commands.options.output import check_targets, print_result, say, write_page
+from knee.commands.options.plan_options import knob_options, space_limits
+from knee.commands.options.sections import Sectioned, Word, as_json, option, options
 from knee.commands.options.sweep_options import program_words, run_options, site_options, take_site
 from knee.show.terminal.progress_bar import Patience
 from knee.specs.choices import LAUNCHERS
@@ -61,101 +61,48 @@ def command(ctx: click.Context) -> None:
 
 @command.command(RUN, cls=Sectioned)
 @click.argument("model", required=False, metavar="JOB")
-@job_options.cluster()
-@job_options.gpus()
-@job_options.global_batch()
-@job_options.local_batch("Sequences per step divided by the number of GPUs.")
-@job_options.seq_len()
-@job_options.profile(
-    "Software profile: a name from `knee catalog`, or the path of a TOML file; default: `knee` if knee's trainer runs "
-    "on GPUs, else `eager`."
+@job_options(
+    "cluster",
+    "gpus",
+    "global_batch",
+    "local_batch",
+    "seq_len",
+    profile="Software profile: a name from `knee catalog`, or the path of a TOML file; default: `knee` if knee's "
+    "trainer runs on GPUs, else `eager`.",
+    overrides="Override one value of the model, cluster or profile. May be repeated.",
 )
-@job_options.sets("Override one value of the model, cluster or profile. May be repeated.")
 @knob_options(("precision", "reduce_dtype", "state_dtype"), section="Job")
 @space_limits
-@option(
-    "--out",
-    section="Tuning",
-    metavar="DIR",
-    help="Folder of the tuning. If it already contains this tuning, the command continues it.",
+@options(
+    "Tuning",
+    {
+        ("--out DIR", str): "Folder of the tuning. If it already contains this tuning, the command continues it.",
+        ("--within SHARE", str, "2%"): "Stop when no untried plan is expected to be faster than the best one by more "
+        "than this; 0 runs every candidate.",
+        ("--max-gpu-hours H", float): "Stop before a run that would take more GPU-hours than this in total, by "
+        "estimate.",
+        ("--max-runs N", int): "Stop after this many runs.",
+        ("--at-once N", int, 1): "Number of runs side by side, if there is room: each on its own GPUs, hosts or Slurm "
+        "jobs.",
+        ("--smaller-gpus N", int): "Run each plan on this many GPUs, with fewer replicas, and transfer the result to "
+        "--gpus.",
+        ("--smaller-layers L", int): "Run each plan with this many layers, and transfer the result to the whole model.",
+        ("--knobs NAMES", str, ",".join(USUAL_KNOBS)): "Settings to vary after the plan, one at a time, separated by "
+        "commas: micro_batch, recompute, prefetch, compile, reduce_dtype and precision (bf16 or fp8; both change the "
+        "numerics), nccl (a few variables of NCCL); none skips this stage.",
+        ("--launcher", Word(LAUNCHERS), "local"): "local: run on this machine. torchrun: run on --hosts. slurm: "
+        "submit jobs with sbatch and wait for them.",
+        ("--replay RUNS.csv", str): "Start nothing: play the loop on measured runs, as if each were a run to be made. "
+        "A CSV file as for `knee validate`, or `published` for the runs that knee ships.",
+        ("--least-plans N", int): "Play only jobs with at least this many measured plans; default: 8. Only with "
+        "--replay.",
+    },
 )
-@option(
-    "--within",
-    section="Tuning",
-    default="2%",
-    show_default=True,
-    metavar="SHARE",
-    help="Stop when no untried plan is expected to be faster than the best one by more than this; 0 runs "
-    "every candidate.",
-)
-@option(
-    "--max-gpu-hours",
-    section="Tuning",
-    type=float,
-    metavar="H",
-    help="Stop before a run that would take more GPU-hours than this in total, by estimate.",
-)
-@option("--max-runs", section="Tuning", type=int, metavar="N", help="Stop after this many runs.")
-@option(
-    "--at-once",
-    section="Tuning",
-    type=int,
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Number of runs side by side, if there is room: each on its own GPUs, hosts or Slurm jobs.",
-)
-@option(
-    "--smaller-gpus",
-    section="Tuning",
-    type=int,
-    metavar="N",
-    help="Run each plan on this many GPUs, with fewer replicas, and transfer the result to --gpus.",
-)
-@option(
-    "--smaller-layers",
-    section="Tuning",
-    type=int,
-    metavar="L",
-    help="Run each plan with this many layers, and transfer the result to the whole model.",
-)
-@option(
-    "--knobs",
-    section="Tuning",
-    default=",".join(USUAL_KNOBS),
-    show_default=True,
-    metavar="NAMES",
-    help="Settings to vary after the plan, one at a time, separated by commas: micro_batch, recompute, prefetch, "
-    "compile, reduce_dtype and precision (bf16 or fp8; both change the numerics), nccl (a few variables of NCCL); none "
-    "skips this stage.",
-)
-@option(
-    "--launcher",
-    section="Tuning",
-    type=Word(LAUNCHERS),
-    default="local",
-    show_default=True,
-    help="local: run on this machine. torchrun: run on --hosts. slurm: submit jobs with sbatch and wait for them.",
-)
-@option(
-    "--replay",
-    section="Tuning",
-    metavar="RUNS.csv",
-    help="Start nothing: play the loop on measured runs, as if each were a run to be made. A CSV file as for `knee "
-    "validate`, or `published` for the runs that knee ships.",
-)
-@option(
-    "--least-plans",
-    section="Tuning",
-    type=int,
-    metavar="N",
-    help="Play only jobs with at least this many measured plans; default: 8. Only with --replay.",
-)
-@option("--steps", section="Runs", type=int, metavar="N", help="Steps per run; default: 60 on GPUs, 30 on a CPU.")
+@option("--steps N", int, "Steps per run; default: 60 on GPUs, 30 on a CPU.", section="Runs")
 @run_options
 @site_options
-@option("--html", section="Output", metavar="FILE", help="Also write an HTML page with the search in pictures.")
-@job_options.as_json()
+@option("--html FILE", str, "Also write an HTML page with the search in pictures.", section="Output")
+@as_json()
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -176,7 +123,7 @@ def run(
 
     The answer is the fastest measured plan, and a bound: with 90% probability, no untried candidate is faster by more.
     """
-    _check_page(html)
+    check_targets(html=html)
     options["within"] = _share_of(options["within"])
     if replay is not None:
         _refuse_unplayed(ctx, replay)
@@ -194,7 +141,6 @@ def run(
             code="missing-argument",
             field=missing[0],
         )
-    from knee.commands.options.overrides import parse_sets
     from knee.commands.tune.api import tune
     from knee.commands.tune.text import print_step, print_tuned
     from knee.training.sweeps.checks import refuse_unread
@@ -206,39 +152,32 @@ def run(
         model,
         site=site,
         program=program,
-        overrides=parse_sets(options.pop("sets")),
         knobs=_knobs(options.pop("knobs")),
         command=["knee", *sys.argv[1:]],
         on_run=_print_run,
         on_step=print_step,
-        say=_say,
+        say=say,
         progress=Patience(),
         **options,
     )
-    if as_json:
-        click.echo(json.dumps(answer.to_dict(), indent=1, allow_nan=False))
-    else:
-        print_tuned(answer)
-    _write_page(answer, html)
+    print_result(answer, as_json, print_tuned, indent=1)
+    write_page(answer, html)
     _finish(answer)
 
 
 @command.command("status")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--html", metavar="FILE", help="Also write an HTML page with the search in pictures.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; the name of each key ends in its unit.")
+@option("--html FILE", str, "Also write an HTML page with the search in pictures.")
+@as_json()
 def show_status(folder: Path, html: str | None, as_json: bool) -> None:
     """Show what a tuning knows, what runs now, and what is next."""
     from knee.commands.tune.api import tune_status
     from knee.commands.tune.text import print_tuned
 
-    _check_page(html)
+    check_targets(html=html)
     answer = tune_status(folder)
-    if as_json:
-        click.echo(json.dumps(answer.to_dict(), indent=1, allow_nan=False))
-    else:
-        print_tuned(answer)
-    _write_page(answer, html)
+    print_result(answer, as_json, print_tuned, indent=1)
+    write_page(answer, html)
 
 
 def _refuse_unplayed(ctx: click.Context, file: str) -> None:
@@ -265,10 +204,7 @@ def _replay(file: str, *, within: float, least_plans: int | None, as_json: bool)
     more = {} if least_plans is None else {"least_plans": least_plans}
     with Bars(least=0) as bars:
         answer = replay_tuning(file, within=within, progress=bars, **more)
-    if as_json:
-        click.echo(json.dumps(answer.to_dict(), indent=1, allow_nan=False))
-    else:
-        print_replay(answer)
+    print_result(answer, as_json, print_replay, indent=1)
 
 
 def _share_of(text: str) -> float:
@@ -278,19 +214,6 @@ def _share_of(text: str) -> float:
     except ValueError:
         hint = "use --within 2% or --within 0.02"
         raise InputError(f"--within {text!r} is not a share", hint=hint, code="invalid-value", field="within") from None
-
-
-def _check_page(html: str | None) -> None:
-    if html is not None:
-        from knee.commands.options.budget_options import check_files
-
-        check_files(None, html)
-
-
-def _write_page(answer: Tuned, html: str | None) -> None:
-    if html is not None:
-        answer.write_page(html, command=shlex.join(["knee", *sys.argv[1:]]))
-        _say(f"wrote {html}")
 
 
 def _knobs(text: str) -> list[Any]:
@@ -309,18 +232,14 @@ def _knobs(text: str) -> list[Any]:
     return names
 
 
-def _say(sentence: str) -> None:
-    click.echo(sentence, err=True)
-
-
 def _print_run(entry: SweepRun, status: Status) -> None:
     from knee.commands.tune.text import run_words
 
-    _say(run_words(entry, status))
+    say(run_words(entry, status))
 
 
 def _finish(answer: Tuned) -> None:
     if answer.signal is not None:
-        _say("interrupted: the same command continues the tuning")
+        say("interrupted: the same command continues the tuning")
         sys.exit(BY_SIGNAL + answer.signal)
     answer.check_found()

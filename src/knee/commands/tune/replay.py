@@ -21,20 +21,17 @@ from knee.commands.tune.loop import SHORT, standing
 from knee.commands.tune.posterior import Beliefs, Candidates, End, Outcome, candidates_of, carried_spreads
 from knee.engine.simulator import simulate_table
 from knee.show.result import Result
-from knee.specs.argument_types import checked_arguments
-from knee.specs.arguments import not_in_range
+from knee.specs.argument_types import checked_arguments, not_in_range
 from knee.specs.defaults import WITHIN_FRAC
 from knee.specs.job import Job
-from knee.specs.kept_files import forget_files
-from knee.specs.plan import Plan
+from knee.specs.load import forget_files
+from knee.specs.plan import Plan, plan_words
 from knee.specs.plan_table import PlanTable, table_of
-from knee.specs.plan_words import plan_words
 from knee.trust.validation.bundled_runs import carried_runs
 from knee.trust.validation.csv_cells import by_kind
 from knee.trust.validation.published_runs import PublishedRun, Setting, read_runs
-from knee.trust.validation.run_errors import job_key
+from knee.trust.validation.run_errors import job_key, unread_bytes
 from knee.trust.validation.run_to_job import RunJob, left_out_profiles, unseen_job_of
-from knee.trust.validation.simulated_runs import unread_bytes
 
 # Tuning replayed on published sweeps: how many runs it would have needed, beside other ways to choose.
 

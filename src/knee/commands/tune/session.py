@@ -24,10 +24,10 @@ from knee.commands.tune.tuned_state import (
     write_state,
 )
 from knee.commands.tune.tuning_folder import plan_key
-from knee.specs.arguments import not_in_range
+from knee.specs.argument_types import not_in_range
 from knee.specs.choices import Launcher
 from knee.specs.job import Job
-from knee.specs.plan_words import plan_words
+from knee.specs.plan import plan_words
 from knee.specs.profile import Profile
 from knee.specs.profile_parameters import applied
 from knee.training.export.job_file import job_file

@@ -27,9 +27,8 @@ from knee.commands.tune.tuning_folder import plan_key
 from knee.engine.simulator import simulate_table
 from knee.specs.job import Job
 from knee.specs.load import load_profile
-from knee.specs.plan import REDUCE_DTYPES, Plan
+from knee.specs.plan import REDUCE_DTYPES, Plan, plan_words
 from knee.specs.plan_table import table_of
-from knee.specs.plan_words import plan_words
 from knee.specs.profile import Kernels
 from knee.training.sweeps.job_for_trainer import STEPS, RunSettings, device_of
 from knee.training.sweeps.preflight import PlannedRun, RequestedRun, plan_runs

@@ -13,7 +13,7 @@ from knee.commands.study.run_study import points_to_run, recorded, results
 from knee.commands.study.study_file import study_names
 from knee.commands.validate.result import BandwidthsValidation, CarriedValidation, RunsValidation, Validation
 from knee.specs.argument_types import checked_arguments
-from knee.specs.kept_files import forget_files
+from knee.specs.load import forget_files
 from knee.trust.validation.bandwidth_errors import (
     carried_bandwidths,
     is_bandwidths,
@@ -95,8 +95,17 @@ def validate(
                     code="contradiction",
                     field="cluster" if profile is None else "profile",
                 )
-            return _bandwidths(path, text, progress)
-    return _runs(path, text, profile, cluster, unseen, progress)
+            table = read_bandwidths(path, text, watch=partial(_reading, text, progress))
+            return BandwidthsValidation(path=path, file=table, found=validate_bandwidths(table))
+    stack = None if profile is None else named_profile(profile).spec
+    where = None if cluster is None else named_cluster(cluster).spec
+    if text is None or is_json(text):
+        runs, ask = records_of(path, text, stack, where)
+    else:
+        runs = read_runs(path, text, watch=partial(_reading, text, progress))
+        ask = unseen_job_of if unseen else partial(job_of, profile=stack, cluster=where)
+    found = validate_runs(runs, ask, lambda every: watched(every, "predicting", len(every), progress))
+    return RunsValidation(path=path, file=runs, found=found)
 
 
 def _unseen(progress: Progress | None) -> RunsValidation:
@@ -124,31 +133,6 @@ def _carried(progress: Progress | None) -> CarriedValidation:
         bandwidths=BandwidthsValidation(path=Path(CARRIED), file=other, found=links),
         verdicts=tuple(verdict for one in results(names, answered) for verdict in one.verdicts),
     )
-
-
-def _runs(
-    path: Path,
-    text: str | None,
-    profile: ProfileLike | None,
-    cluster: ClusterLike | None,
-    unseen: bool,
-    progress: Progress | None,
-) -> RunsValidation:
-    """Training runs of a table, of records in JSON, or of a folder of those, for which there is no text."""
-    stack = None if profile is None else named_profile(profile).spec
-    where = None if cluster is None else named_cluster(cluster).spec
-    if text is None or is_json(text):
-        file, ask = records_of(path, text, stack, where)
-    else:
-        file = read_runs(path, text, watch=partial(_reading, text, progress))
-        ask = unseen_job_of if unseen else partial(job_of, profile=stack, cluster=where)
-    found = validate_runs(file, ask, lambda runs: watched(runs, "predicting", len(runs), progress))
-    return RunsValidation(path=path, file=file, found=found)
-
-
-def _bandwidths(path: Path, text: str, progress: Progress | None) -> BandwidthsValidation:
-    file = read_bandwidths(path, text, watch=partial(_reading, text, progress))
-    return BandwidthsValidation(path=path, file=file, found=validate_bandwidths(file))
 
 
 def _reading(text: str, progress: Progress | None, lines: Lines) -> Lines:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from knee.commands.options.output import say
+from knee.commands.options.sections import FILE, options
 from knee.trust.validation.published_runs import DENSE, SPARSE, column_words
 
 if TYPE_CHECKING:
@@ -48,31 +49,20 @@ the plan.
 
 @click.command("validate", help=HELP.format(columns=column_words(DENSE), expert_columns=column_words(SPARSE)))
 @click.argument("file", required=False, type=click.Path(path_type=Path, allow_dash=True))
-@click.option(
-    "--profile",
-    metavar="NAME",
-    help="Use this software profile for all training runs instead of what the rows state: a name from `knee catalog`, "
-    "or a TOML file such as the output of `knee calibrate`.",
-)
-@click.option(
-    "--cluster",
-    metavar="NAME",
-    help="Use this cluster for all training runs instead of what the rows state: a name from `knee catalog`, or a TOML "
-    "file such as the output of `knee probe`. A row's own node size and network rate still apply.",
-)
-@click.option(
-    "--unseen",
-    is_flag=True,
-    help="Predict each published source with constants that were fitted without it.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; the name of each key ends in its unit.")
-@click.option(
-    "--rows",
-    "rows_path",
-    metavar="OUT.csv",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Also write the published value, the prediction and the error of each row, or why the row was skipped. "
-    "Without FILE, rows of mixtures of experts go to OUT.moe.csv, bandwidths to OUT.bandwidths.csv.",
+@options(
+    "Options",
+    {
+        ("--profile NAME", str): "Use this software profile for all training runs instead of what the rows state: a "
+        "name from `knee catalog`, or a TOML file such as the output of `knee calibrate`.",
+        ("--cluster NAME", str): "Use this cluster for all training runs instead of what the rows state: a name from "
+        "`knee catalog`, or a TOML file such as the output of `knee probe`. A row's own node size and network rate "
+        "still apply.",
+        ("--unseen", bool): "Predict each published source with constants that were fitted without it.",
+        ("--json as_json", bool): "Print JSON; the name of each key ends in its unit.",
+        ("--rows rows_path OUT.csv", FILE): "Also write the published value, the prediction and the error of each "
+        "row, or why the row was skipped. Without FILE, rows of mixtures of experts go to OUT.moe.csv, bandwidths to "
+        "OUT.bandwidths.csv.",
+    },
 )
 def command(
     file: Path | None, profile: str | None, cluster: str | None, unseen: bool, as_json: bool, rows_path: Path | None

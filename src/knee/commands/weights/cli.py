@@ -7,17 +7,13 @@ from pathlib import Path
 
 import click
 
-from knee.commands.options.sections import Word
+from knee.commands.options.sections import PATH, Word, option
 
 
 @click.command("weights")
 @click.argument("checkpoint", type=click.Path(path_type=Path))
-@click.option(
-    "--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Folder to write. It must not exist."
-)
-@click.option(
-    "--dtype", type=Word(("fp32", "bf16", "fp16")), help="Data type of the weights; default: that of the checkpoint."
-)
+@option("--out DIR", PATH, "Folder to write. It must not exist.", required=True)
+@option("--dtype", Word(("fp32", "bf16", "fp16")), "Data type of the weights; default: that of the checkpoint.")
 def command(checkpoint: Path, out: Path, dtype: str | None) -> None:
     """Write the weights of a checkpoint as a Hugging Face folder.
 

@@ -12,8 +12,7 @@ import numpy as np
 from knee.base.arrays import Bools, Floats, Ints, equal_rows, expanded
 from knee.engine.cost.collective_cost import Links, all_reduce_s, gather_s, send_s
 from knee.engine.cost.expert_dispatch import busiest_rank, expert_weight_costs, routed_costs
-from knee.engine.cost.group_placements import GroupPlacements
-from knee.engine.cost.placement import GroupPlacement, gpus_used, nodes_apart, skew_wait_s
+from knee.engine.cost.placement import GroupPlacement, GroupPlacements, gpus_used, nodes_apart, skew_wait_s
 from knee.engine.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 from knee.specs.constants import constant
 from knee.specs.hardware import Cluster

@@ -10,7 +10,7 @@ from typing import get_args
 import numpy as np
 
 from knee.base.arrays import Floats, Ints, distinct, equal_rows, names_of
-from knee.engine.cost.expert_loads import RankLoads
+from knee.engine.cost.expert_dispatch import RankLoads
 from knee.engine.workload.operations import OPERAND_BYTES, Attention, Gemm, GroupedGemm, MemoryBound, Operation
 from knee.engine.workload.shapes import BYTES
 from knee.specs.constants import constant

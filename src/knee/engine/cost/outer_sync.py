@@ -9,12 +9,11 @@ import numpy as np
 from knee.base.arrays import Bools, Floats
 from knee.engine.cost.collective_cost import Links, all_reduce_s
 from knee.engine.cost.compute_costs import is_narrow, product_column
-from knee.engine.cost.group_placements import GroupPlacements
 from knee.engine.cost.kernel_cost import Cost, cost_of
+from knee.engine.cost.placement import GroupPlacements
 from knee.engine.workload import operations as op
 from knee.engine.workload.fp8_layers import fp8_shapes, shard_casts, weight_casts
-from knee.engine.workload.layer_weights import layer_tensors
-from knee.engine.workload.parameters import stage_elements
+from knee.engine.workload.parameters import layer_tensors, stage_elements
 from knee.engine.workload.traffic import PARAMETER_BYTES, Modes, Traffic, fullest_share
 from knee.specs.hardware import Cluster, Gpu
 from knee.specs.model import Model

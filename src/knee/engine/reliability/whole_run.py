@@ -12,8 +12,16 @@ import numpy as np
 from knee.base.arrays import Floats
 from knee.base.errors import SpecError
 from knee.base.units import DAY_S, HOUR_S
-from knee.engine.reliability.defaults import RATE_ENDS, conditions_of, default_of
-from knee.engine.reliability.goodput import MOST_SLOWDOWN, NO_PROGRESS, Goodput, goodput_of, time_per_work
+from knee.engine.reliability.goodput import (
+    MOST_SLOWDOWN,
+    NO_PROGRESS,
+    RATE_ENDS,
+    Goodput,
+    conditions_of,
+    default_of,
+    goodput_of,
+    time_per_work,
+)
 from knee.engine.workload.parameters import parameter_count
 from knee.specs.catalog import catalog_file
 from knee.specs.hardware import Cluster

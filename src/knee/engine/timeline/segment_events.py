@@ -10,9 +10,8 @@ import numpy as np
 from knee.base.arrays import Floats, Ints
 from knee.engine.cost.compute_costs import half_column, product_column, shapes_of
 from knee.engine.cost.kernel_cost import operation_s
-from knee.engine.timeline.rank_groups import expert_groups, group, neighbours
 from knee.engine.timeline.step_actions import Actions
-from knee.engine.timeline.step_events import Kernel, Message, Script, script_of
+from knee.engine.timeline.step_events import Kernel, Message, Script, expert_groups, group, neighbours, script_of
 from knee.engine.timeline.step_parts import StepParts, gathers_kv_again
 from knee.engine.workload import operations as op
 from knee.engine.workload import tp_messages

@@ -10,8 +10,8 @@ import numpy as np
 from knee.base.arrays import Bools, Floats, blended, names_of
 from knee.engine.cost.comm_costs import CommCosts
 from knee.engine.cost.compute_costs import ComputeCosts
-from knee.engine.cost.group_placements import GroupPlacements
 from knee.engine.cost.kernel_cost import stream_s
+from knee.engine.cost.placement import GroupPlacements
 from knee.engine.workload import tp_messages
 from knee.engine.workload.operations import MemoryBound, attention_backward_ratio
 from knee.engine.workload.projections import expert_share

@@ -14,8 +14,7 @@ import numpy as np
 from knee.base.arrays import Bools, Floats, names_of
 from knee.engine.workload.projections import Projection
 from knee.engine.workload.shapes import BYTES, Fp8Shapes, Shapes, on_one_gpu
-from knee.specs.constants import constant
-from knee.specs.kernel_traffic import passes_of
+from knee.specs.constants import constant, passes_of
 from knee.specs.plan import FP8_RECIPES, PRECISIONS, RESHARDING, SHARDINGS
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Kernels, Profile

@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from knee.base.arrays import Bools, Floats
-from knee.engine.workload.flop import causal_keys, kernel_keys
 from knee.engine.workload.fp8_layers import Casts, layer_casts, product_scale, wide_products
+from knee.engine.workload.parameters import causal_keys, kernel_keys
 from knee.engine.workload.projections import Projection, expert_share, projections, routed_rows
 from knee.engine.workload.shapes import BYTES, Shapes
-from knee.specs.constants import constant
+from knee.specs.constants import constant, passes_of
 from knee.specs.hardware import GemmType
-from knee.specs.kernel_traffic import passes_of
 from knee.specs.model import Experts, Model
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import MEGATRON_KERNELS, Kernels

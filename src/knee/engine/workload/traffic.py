@@ -9,13 +9,15 @@ import numpy as np
 
 from knee.base.arrays import Bools, Floats, Ints, blended, equal_rows
 from knee.engine.workload.fp8_layers import fp8_gathers, group_of, wide_groups
-from knee.engine.workload.layer_weights import Tensor, layer_tensors, routed_tensors
 from knee.engine.workload.layers_per_stage import ModelLayers, expert_pattern, most_experts
 from knee.engine.workload.parameters import (
+    Tensor,
     embedding_tensors,
     gathered_elements,
     head_tensors,
+    layer_tensors,
     local_sides,
+    routed_tensors,
     shard_elements,
     stage_elements,
 )

@@ -17,8 +17,8 @@ from knee.engine.workload.operations import Attention, MemoryBound
 from knee.measure.hardware_fit.gemms import fit_fp8, fit_gemms, gemms_of, kind_of, main_type, with_peaks
 from knee.measure.hardware_fit.residuals import Residuals, distance, held_back, minimum
 from knee.measure.machine.readings import AttentionPoint, Readings, StreamPoint
+from knee.specs.constants import passes_of
 from knee.specs.hardware import AttentionKernel, AttentionRate, Gpu
-from knee.specs.kernel_traffic import passes_of
 from knee.specs.profile import Kernels, Profile
 
 # Readings of attention kernels -> their rates, by ``cost.kernel_cost.attention_s``.

@@ -19,27 +19,8 @@ AXIS_WIDTH = 34
 NARROW = "iljtfr.,:;|'()[] -"
 """Characters of half the width."""
 LOG_COLUMNS = (
-    "gpus",
-    "nodes",
-    "seq_len",
-    "message_bytes",
-    "nic_bytes_per_s",
-    "global_batch",
-    "local_batch",
-    "tp",
-    "pp",
-    "cp",
-    "ep",
-    "experts",
-    "degree",
-    "fsdp_ranks",
-    "params",
-    "days",
-    "run_flop",
-    "knee_flop",
-    "usd",
-    "mwh",
-    "co2e_kg",
+    *("gpus", "nodes", "seq_len", "message_bytes", "nic_bytes_per_s", "global_batch", "local_batch", "tp", "pp", "cp"),
+    *("ep", "experts", "degree", "fsdp_ranks", "params", "days", "run_flop", "knee_flop", "usd", "mwh", "co2e_kg"),
 )
 DIAMOND = "M0,-1L1,0L0,1L-1,0ZM0,-.62L-.62,0L0,.62L.62,0Z"
 """A hollow diamond as an area with a hole, so that dots and diamonds share one legend."""

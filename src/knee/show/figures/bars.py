@@ -155,11 +155,21 @@ def parts(steps: Sequence[Parts], *, x: str, shares: bool = False) -> Spec:
     unit = axis_unit("step_s", most)
     names = [part for part in PART_COLUMNS if not (shares and part == OVERLAPPED)]
     names = [part for part in names if any(of.get(part, 0.0) > 0 for _, _, of in steps)]
-    values = [
-        value
-        for name, place, of in steps
-        for value in _stack(name, x, place, of, names, unit.factor, shares, many=len(series) > 1)
-    ]
+    values: list[Spec] = []
+    for name, place, of in steps:
+        step = sum(v for part, v in of.items() if part != OVERLAPPED)
+        who = f"{name}, {label(x, place)}" if len(series) > 1 else label(x, place)
+        for order, part in enumerate(names):
+            seconds = of.get(part, 0.0)
+            share = seconds / step if step else 0.0
+            bar, whole = (
+                ("overlapped", "beside compute") if part == OVERLAPPED else ("step", f"{share:.1%} of the step")
+            )
+            say = f"{who}: {part} {label('step_s', seconds)}, {whole}"
+            amount_of = 100 * share if shares else seconds * unit.factor
+            if seconds > 0:
+                value = {"c": name, "x": format_value(x, place), "y": amount_of, "part": part, "order": order}
+                values.append(value | {"bar": bar, "say": say})
     horizontal = is_horizontal(places)
     axis = {"tickCount": 4, "labelExpr": PLAIN_NUMBER} | ({} if horizontal else {"minExtent": AXIS_WIDTH})
     amount: Spec = {
@@ -191,40 +201,6 @@ def parts(steps: Sequence[Parts], *, x: str, shares: bool = False) -> Spec:
     else:
         spec |= chart
     return with_config(spec)
-
-
-def _stack(
-    series: str,
-    x: str,
-    place: Any,
-    of: Mapping[str, float],
-    names: Sequence[str],
-    factor: float,
-    shares: bool,
-    *,
-    many: bool,
-) -> list[Spec]:
-    step = sum(v for part, v in of.items() if part != OVERLAPPED)
-    found = []
-    for order, part in enumerate(names):
-        seconds = of.get(part, 0.0)
-        if seconds <= 0:
-            continue
-        share = seconds / step if step else 0.0
-        who = f"{series}, {label(x, place)}" if many else label(x, place)
-        bar, of_what = ("overlapped", "beside compute") if part == OVERLAPPED else ("step", f"{share:.1%} of the step")
-        found.append(
-            {
-                "c": series,
-                "x": format_value(x, place),
-                "y": 100 * share if shares else seconds * factor,
-                "part": part,
-                "order": order,
-                "bar": bar,
-                "say": f"{who}: {part} {label('step_s', seconds)}, {of_what}",
-            }
-        )
-    return found
 
 
 def part_channels(styles: Mapping[str, MarkStyle], shown_as: Spec) -> Spec:

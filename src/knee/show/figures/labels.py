@@ -134,16 +134,7 @@ def _number(value: float, decimals: int | None) -> str:
 
 
 COUNTS = (
-    "params",
-    "least_params",
-    "flop_params",
-    "low_params",
-    "high_params",
-    "tokens",
-    "days",
-    "usd",
-    "mwh",
-    "co2e_kg",
+    *("params", "least_params", "flop_params", "low_params", "high_params", "tokens", "days", "usd", "mwh", "co2e_kg"),
 )
 """Columns of numbers so large that their letter says more: 7B, 1.5T."""
 

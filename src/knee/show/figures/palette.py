@@ -83,20 +83,8 @@ HATCH = MarkStyle(light="#a9b1ba", dark="#666f79")
 """Cells that cannot be."""
 
 STYLES: tuple[MarkStyle, ...] = (
-    INK,
-    MUTED,
-    GRID,
-    IDEAL,
-    *PARTS.values(),
-    COPIES,
-    *SERIES,
-    BAR,
-    *MORE,
-    *WORSE,
-    ON_PALE,
-    ON_MIDDLE,
-    ON_STRONG,
-    HATCH,
+    *(INK, MUTED, GRID, IDEAL, *PARTS.values(), COPIES, *SERIES, BAR, *MORE, *WORSE),
+    *(ON_PALE, ON_MIDDLE, ON_STRONG, HATCH),
 )
 
 

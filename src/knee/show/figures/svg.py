@@ -8,15 +8,8 @@ from xml.etree import ElementTree as ET
 from knee.show.figures.vega import FONT
 
 DROPPED = (
-    "class",
-    "role",
-    "aria-roledescription",
-    "aria-hidden",
-    "pointer-events",
-    "font-family",
-    "version",
-    "stroke-miterlimit",
-    "xlink",
+    *("class", "role", "aria-roledescription", "aria-hidden", "pointer-events", "font-family", "version"),
+    *("stroke-miterlimit", "xlink"),
 )
 DEFAULTS = {
     "opacity": "1",
@@ -28,13 +21,7 @@ DEFAULTS = {
     "transform": "translate(0,0)",
 }
 INHERITED = (
-    "fill",
-    "stroke",
-    "stroke-width",
-    "font-size",
-    "font-weight",
-    "text-anchor",
-    "stroke-dasharray",
+    *("fill", "stroke", "stroke-width", "font-size", "font-weight", "text-anchor", "stroke-dasharray"),
     "stroke-linecap",
 )
 NUMBER = re.compile(r"-?(?<!\d)\d++\.\d++(?:e-?\d++)?")

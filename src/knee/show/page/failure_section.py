@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from knee.base.units import amount
-from knee.engine.reliability.defaults import rate_words
+from knee.engine.reliability.goodput import rate_words
 from knee.engine.reliability.whole_run import MONTH_DAYS
 from knee.show.figures.bars import bars
 from knee.show.figures.lines import ChartPoint, run_strip

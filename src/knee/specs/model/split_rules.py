@@ -22,24 +22,18 @@ def check_routed(model: Model, plan: Plan) -> None:
     """Refuse a routing of a dense model, which has none."""
     given = [name for name in ROUTED if getattr(plan, name) != DEFAULTS[name]]
     if given and model.experts is None:
-        raise SpecError(
-            f"plan.{given[0]} is {str(getattr(plan, given[0])).lower()}, but {model.name} has no experts",
-            hint=f"leave {argument(given[0])} out, or use a mixture of experts",
-            code="contradiction",
-            field=f"plan.{given[0]}",
-        )
+        text = f"plan.{given[0]} is {str(getattr(plan, given[0])).lower()}, but {model.name} has no experts"
+        hint = f"leave {argument(given[0])} out, or use a mixture of experts"
+        raise SpecError(text, hint=hint, code="contradiction", field=f"plan.{given[0]}")
 
 
 def check_modules(model: Model, plan: Plan) -> None:
     """Refuse to recompute modules that the model does not have."""
     for module in plan.recompute_modules:
         if missing := _missing(model, module):
-            raise SpecError(
-                f"plan.recompute_modules has {module}, but {model.name} has {missing}",
-                hint=f"leave {module} out of {argument('recompute_modules')}",
-                code="contradiction",
-                field="plan.recompute_modules",
-            )
+            text = f"plan.recompute_modules has {module}, but {model.name} has {missing}"
+            hint = f"leave {module} out of {argument('recompute_modules')}"
+            raise SpecError(text, hint=hint, code="contradiction", field="plan.recompute_modules")
 
 
 def _missing(model: Model, module: RecomputeModule) -> str | None:
@@ -90,12 +84,8 @@ def check_fills(plan: Plan, gpus: int, *, unit: str, shown: str) -> None:
 def check_divided(model: Model, size: int, what: str, tp: int) -> None:
     """Refuse a part of a model that ``tp`` does not divide."""
     if size % tp:
-        raise SpecError(
-            f"{model.name} has {size} {what}, which tp {tp} does not divide",
-            hint=f"use a tp that divides {size}",
-            code="does-not-divide",
-            field="plan.tp",
-        )
+        text = f"{model.name} has {size} {what}, which tp {tp} does not divide"
+        raise SpecError(text, hint=f"use a tp that divides {size}", code="does-not-divide", field="plan.tp")
 
 
 def check_stages(model: Model, plan: Plan, *, own_stages: int) -> None:
@@ -115,12 +105,9 @@ def check_stages(model: Model, plan: Plan, *, own_stages: int) -> None:
 def check_sequence(seq_len: int, cp: int) -> None:
     """Refuse a sequence that context parallelism cannot split."""
     if not splits_sequence(seq_len, cp):
-        raise SpecError(
-            f"cp {cp} cuts a sequence into {2 * cp} equal blocks, but seq_len is {seq_len}",
-            hint=f"use a seq_len that is a multiple of {2 * cp}",
-            code="does-not-divide",
-            field="plan.cp",
-        )
+        text = f"cp {cp} cuts a sequence into {2 * cp} equal blocks, but seq_len is {seq_len}"
+        hint = f"use a seq_len that is a multiple of {2 * cp}"
+        raise SpecError(text, hint=hint, code="does-not-divide", field="plan.cp")
 
 
 def check_microbatches(plan: Plan, microbatches: int) -> None:
@@ -145,31 +132,22 @@ def check_microbatches(plan: Plan, microbatches: int) -> None:
 def check_reduce_dtype(plan: Plan, products: str) -> None:
     """Refuse gradients of fp16 products that would be reduced in bf16."""
     if products == "fp16" and plan.reduce_dtype == "bf16":
-        raise SpecError(
-            "fp16 training cannot reduce gradients in bf16",
-            hint=f"use {argument('reduce_dtype')} fp32",
-            code="contradiction",
-            field="plan.reduce_dtype",
-        )
+        text = "fp16 training cannot reduce gradients in bf16"
+        hint = f"use {argument('reduce_dtype')} fp32"
+        raise SpecError(text, hint=hint, code="contradiction", field="plan.reduce_dtype")
 
 
 def check_outer_sync(plan: Plan) -> None:
     """Refuse ways to exchange that the plan never uses, and more fragments than steps."""
     for name, default in (("sync_fragments", 1), ("sync_dtype", None)):
         if plan.sync_every == 1 and getattr(plan, name) != default:
-            raise SpecError(
-                f"{name} is {getattr(plan, name)}, but replicas exchange gradients in every step",
-                hint=f"give {argument('sync_every')} 2 or more, or leave {argument(name)} out",
-                code="contradiction",
-                field=f"plan.{name}",
-            )
+            text = f"{name} is {getattr(plan, name)}, but replicas exchange gradients in every step"
+            hint = f"give {argument('sync_every')} 2 or more, or leave {argument(name)} out"
+            raise SpecError(text, hint=hint, code="contradiction", field=f"plan.{name}")
     if plan.sync_fragments > plan.sync_every:
-        raise SpecError(
-            f"sync_fragments is {plan.sync_fragments:,}, but replicas exchange every {plan.sync_every:,} steps",
-            hint=f"use at most one fragment per step: {argument('sync_fragments')} {plan.sync_every}",
-            code="contradiction",
-            field="plan.sync_fragments",
-        )
+        text = f"sync_fragments is {plan.sync_fragments:,}, but replicas exchange every {plan.sync_every:,} steps"
+        hint = f"use at most one fragment per step: {argument('sync_fragments')} {plan.sync_every}"
+        raise SpecError(text, hint=hint, code="contradiction", field="plan.sync_fragments")
 
 
 def check_searched_exchanges(fixed: Plan, sync_every: int) -> None:
@@ -183,34 +161,20 @@ def check_experts(model: Model, plan: Plan) -> None:
     if experts is None:
         if plan.ep > 1 or plan.etp > 1:
             degree = "ep" if plan.ep > 1 else "etp"
-            raise SpecError(
-                f"{degree} is {getattr(plan, degree)}, but {model.name} has no experts",
-                hint=f"leave {argument(degree)} out, or use a mixture of experts",
-                code="contradiction",
-                field=f"plan.{degree}",
-            )
+            text = f"{degree} is {getattr(plan, degree)}, but {model.name} has no experts"
+            hint = f"leave {argument(degree)} out, or use a mixture of experts"
+            raise SpecError(text, hint=hint, code="contradiction", field=f"plan.{degree}")
         return
     if experts.count % plan.ep:
-        raise SpecError(
-            f"{model.name} has {experts.count} experts, which ep {plan.ep} does not divide",
-            hint=f"use an ep that divides {experts.count}",
-            code="does-not-divide",
-            field="plan.ep",
-        )
+        text = f"{model.name} has {experts.count} experts, which ep {plan.ep} does not divide"
+        raise SpecError(text, hint=f"use an ep that divides {experts.count}", code="does-not-divide", field="plan.ep")
     if plan.etp not in (1, plan.tp):
-        raise SpecError(
-            f"etp is {plan.etp}; it must be 1 (whole experts) or the tp of {plan.tp}",
-            hint=f"leave {argument('etp')} out, or use {argument('etp')} {plan.tp}",
-            code="out-of-range",
-            field="plan.etp",
-        )
+        text = f"etp is {plan.etp}; it must be 1 (whole experts) or the tp of {plan.tp}"
+        hint = f"leave {argument('etp')} out, or use {argument('etp')} {plan.tp}"
+        raise SpecError(text, hint=hint, code="out-of-range", field="plan.etp")
     if experts.ffn % plan.etp:
-        raise SpecError(
-            f"the experts of {model.name} have {experts.ffn} columns, which etp {plan.etp} does not divide",
-            hint=f"use an etp that divides {experts.ffn}",
-            code="does-not-divide",
-            field="plan.etp",
-        )
+        text = f"the experts of {model.name} have {experts.ffn} columns, which etp {plan.etp} does not divide"
+        raise SpecError(text, hint=f"use an etp that divides {experts.ffn}", code="does-not-divide", field="plan.etp")
     ranks = expert_ranks(plan.sharding == "ddp", plan.dp_shard, plan.dp_replicate, plan.cp, plan.tp)
     if not fills_ranks(ranks, plan.ep, plan.etp):
         copies = "dp_replicate" if plan.sharding == "ddp" else "dp_shard"
@@ -222,9 +186,6 @@ def check_experts(model: Model, plan: Plan) -> None:
             field="plan.ep",
         )
     if plan.tp > 1 and not plan.sequence_parallel:
-        raise SpecError(
-            "experts with tensor parallelism need sequence parallelism, which gives each rank its own tokens",
-            hint="leave sequence_parallel on, or use tp 1",
-            code="contradiction",
-            field="plan.sequence_parallel",
-        )
+        text = "experts with tensor parallelism need sequence parallelism, which gives each rank its own tokens"
+        hint = "leave sequence_parallel on, or use tp 1"
+        raise SpecError(text, hint=hint, code="contradiction", field="plan.sequence_parallel")

@@ -15,8 +15,7 @@ from knee.engine.workload.parameters import head_layers
 from knee.specs.catalog import ROOT, read_toml
 from knee.specs.job import Job
 from knee.specs.legality import PlanRule, first_broken
-from knee.specs.plan import Plan
-from knee.specs.plan_words import only_simulated, plan_words
+from knee.specs.plan import Plan, only_simulated, plan_words
 
 LARGEST_HOST = 16
 """More GPUs than this in what knee calls a node are a rack of hosts."""

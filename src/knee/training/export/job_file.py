@@ -8,10 +8,10 @@ from typing import Any
 import tomli_w
 
 import knee
-from knee.specs.catalog import Kind
+from knee.specs.catalog import Kind, entry_names
 from knee.specs.fields import unit_of
 from knee.specs.job import Job
-from knee.specs.load import catalog_entries, load_cluster, load_model, load_profile
+from knee.specs.load import load_cluster, load_model, load_profile
 from knee.training.export.command_line import about
 
 LOADERS: tuple[tuple[Kind, Any], ...] = (("model", load_model), ("cluster", load_cluster), ("profile", load_profile))
@@ -26,7 +26,7 @@ def job_file(job: Job) -> str:
     document: dict[str, Any] = {}
     for kind, load in LOADERS:
         spec = getattr(job, kind)
-        base = load(spec.name).spec if spec.name in catalog_entries(kind) else None
+        base = load(spec.name).spec if spec.name in entry_names(kind) else None
         document[kind] = spec.name if spec == base else _table(spec, base)
     document |= {name: getattr(job, name) for name in ("gpus", "global_batch", "seq_len")}
     return head + tomli_w.dumps(document | {"plan": _plain(job.plan)})

@@ -26,8 +26,7 @@ from knee.specs.model.split_rules import (
     check_stages,
     splits_tokens,
 )
-from knee.specs.plan import Plan
-from knee.specs.plan_words import only_simulated
+from knee.specs.plan import Plan, only_simulated
 from knee.specs.schedules import schedule_of
 
 Dtype = Literal["fp32", "bf16", "fp16"]

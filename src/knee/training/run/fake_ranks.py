@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from knee.engine.issued_messages import Collective, StageWork
+from knee.engine.events import Collective, StageWork
 from knee.engine.workload.layers_per_stage import chunk_layers
 from knee.specs.model import Model
 from knee.specs.plan import Plan

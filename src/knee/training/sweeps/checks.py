@@ -13,7 +13,7 @@ from knee.base.files import real_path
 from knee.measure.machine.inventory import read_inventory
 from knee.measure.machine.machine_facts import need_torch
 from knee.specs import Job
-from knee.specs.arguments import not_in_range
+from knee.specs.argument_types import not_in_range
 from knee.specs.choices import Launcher
 from knee.specs.hardware import Cluster
 from knee.training.launch.site import Site, in_folder

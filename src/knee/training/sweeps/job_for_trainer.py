@@ -75,7 +75,7 @@ def facts_of(
     """What the record says besides, and what workers need of the catalogue."""
     import numpy as np
 
-    from knee.engine.workload.flop import model_flop_per_token
+    from knee.engine.workload.parameters import model_flop_per_token
 
     return {
         "cluster": cluster,
@@ -90,11 +90,11 @@ def facts_of(
 @cache
 def gpus_known() -> list[dict[str, Any]]:
     """Dense peaks of the catalogue's GPUs with their sources, and the cluster that stands for each."""
-    from knee.specs.catalog import gpu_aliases
-    from knee.specs.load import catalog_entries, load_cluster
+    from knee.specs.catalog import entry_names, gpu_aliases
+    from knee.specs.load import load_cluster
 
     known: dict[str, dict[str, Any]] = {}
-    for name in dict.fromkeys((*gpu_aliases().values(), *catalog_entries("cluster"))):
+    for name in dict.fromkeys((*gpu_aliases().values(), *entry_names("cluster"))):
         loaded = load_cluster(name)
         gpu = loaded.spec.gpu
         if gpu.vendor == PROCESSOR or gpu.name in known:

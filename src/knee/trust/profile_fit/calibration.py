@@ -19,7 +19,7 @@ from knee.specs.profile import Profile
 from knee.specs.profile_parameters import PARAMETERS, Parameter, Values
 from knee.specs.write import Value, spec_toml
 from knee.trust.profile_fit.stack_fit import NO_EVIDENCE, UNTOLD, Estimate, StackFit, calibrate, problem_of
-from knee.trust.validation.simulated_runs import grouped, predicted
+from knee.trust.validation.run_errors import grouped, predicted
 from knee.trust.validation.user_records import DIFFER, Pair, UserRuns
 
 # Runs that a fit did not see: few are left out one by one, many in one group. They say whether the fit is taken.
@@ -228,21 +228,14 @@ def chosen(only: Sequence[str], fixed: Sequence[str]) -> list[Parameter]:
         for name in names:
             if name.removeprefix("profile.") not in known:
                 close = did_you_mean(name, known)
-                raise InputError(
-                    f"{argument(option)} {name}: there is no such parameter to fit",
-                    hint=f"did you mean {close}?" if close else f"use one of {', '.join(known)}",
-                    code="unknown-choice",
-                    field=option,
-                )
+                text = f"{argument(option)} {name}: there is no such parameter to fit"
+                hint = f"did you mean {close}?" if close else f"use one of {', '.join(known)}"
+                raise InputError(text, hint=hint, code="unknown-choice", field=option)
     wanted = {name.removeprefix("profile.") for name in only} or set(known)
     wanted -= {name.removeprefix("profile.") for name in fixed}
     if not wanted:
-        raise InputError(
-            f"{argument('only')} and {argument('fix')} leave nothing to fit",
-            hint="name other parameters",
-            code="nothing-to-fit",
-            field="fix",
-        )
+        text = f"{argument('only')} and {argument('fix')} leave nothing to fit"
+        raise InputError(text, hint="name other parameters", code="nothing-to-fit", field="fix")
     return [p for name, p in known.items() if name in wanted]
 
 

@@ -12,10 +12,10 @@ import numpy as np
 from knee.base.arrays import Floats, extreme_values
 from knee.base.errors import InputError
 from knee.specs.job import Job
-from knee.specs.plan_words import plan_words
+from knee.specs.plan import plan_words
 from knee.specs.profile_parameters import Parameter, Values
 from knee.trust.profile_fit.stack_fit import NOISE, STEP, problem_of
-from knee.trust.validation.simulated_runs import SimulatedRun, grouped, predicted
+from knee.trust.validation.run_errors import SimulatedRun, grouped, predicted
 from knee.trust.validation.user_records import Pair
 
 COUNT = 3

@@ -18,8 +18,8 @@ from knee.base.errors import InputError, MissingExtra
 from knee.measure.hardware_fit.residuals import Residuals
 from knee.specs.profile import Profile
 from knee.specs.profile_parameters import Parameter, Values, value_of
+from knee.trust.validation.run_errors import Predicted, SimulatedRun, predicted
 from knee.trust.validation.run_to_job import catalog_profile, left_out_profiles
-from knee.trust.validation.simulated_runs import Predicted, SimulatedRun, predicted
 
 MOST = 2.0
 """Times the spread that a parameter has by itself: a source whose values are all its own says no more than that."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from knee.base.arrays import extreme_values
 from knee.base.errors import InputError
-from knee.engine.cost.nccl_tests import OPERATIONS, Operation, ReduceAlgorithm, idle_s, reduce_by
+from knee.engine.cost.collective_cost import OPERATIONS, Operation, ReduceAlgorithm, idle_s, reduce_by
 from knee.engine.cost.placement import GroupPlacement
 from knee.measure.hardware_fit.links import bus_factor
 from knee.measure.hardware_fit.residuals import Residuals

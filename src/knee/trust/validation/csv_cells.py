@@ -39,11 +39,8 @@ def text_of(path: Path, what: str = "a CSV file") -> str:
         text = f"{path} cannot be read: {error.strerror or error}"
         raise InputError(text, hint=f"name {what}", code="unreadable") from None
     except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path} is not UTF-8 text: {error.reason} at byte {error.start:,}",
-            hint="save it as comma-separated text in UTF-8",
-            code="not-utf8",
-        ) from None
+        text = f"{path} is not UTF-8 text: {error.reason} at byte {error.start:,}"
+        raise InputError(text, hint="save it as comma-separated text in UTF-8", code="not-utf8") from None
 
 
 def read_table(
@@ -104,11 +101,8 @@ def _check_header(path: Path, header: Sequence[str], needed: Sequence[str]) -> N
     if len(header) == 1:
         for mark, name in _SEPARATORS.items():
             if mark in header[0]:
-                raise InputError(
-                    f"{path} is separated by {name}, not by commas",
-                    hint="save it as comma-separated text, with a point for decimals",
-                    code="not-csv",
-                )
+                hint = "save it as comma-separated text, with a point for decimals"
+                raise InputError(f"{path} is separated by {name}, not by commas", hint=hint, code="not-csv")
     twice = sorted(name for name, times in Counter(header).items() if name and times > 1)
     if twice:
         text = f"{path} has more than one column {', '.join(twice)}"

@@ -15,16 +15,14 @@ from itertools import accumulate
 import numpy as np
 
 from knee.engine.cost.compute_costs import shapes_of
-from knee.engine.events import DTYPE_BYTES
-from knee.engine.issued_messages import Collective, StageWork
+from knee.engine.events import DTYPE_BYTES, Collective, StageWork
 from knee.engine.simulator import EvaluatedStep, evaluate
-from knee.engine.timeline.rank_groups import stage_rank
 from knee.engine.timeline.segment_events import scripts_of
-from knee.engine.timeline.step_events import Message, Script, record_action
+from knee.engine.timeline.step_events import Message, Script, record_action, stage_rank
 from knee.engine.timeline.step_parts import StepParts
 from knee.engine.workload import operations as op
-from knee.engine.workload.layer_weights import layer_tensors
 from knee.engine.workload.layers_per_stage import blocks_recomputed, chunk_layers, stage_layers
+from knee.engine.workload.parameters import layer_tensors
 from knee.engine.workload.projections import layer_kinds
 from knee.engine.workload.traffic import input_of, wide_weights
 from knee.specs.job import Job

@@ -15,8 +15,7 @@ from knee.specs.catalog import did_you_mean, fabric_aliases, gpu_aliases, loose_
 from knee.specs.constants import constant
 from knee.specs.hardware import AttentionKernel, Cluster, Fabric, Gpu
 from knee.specs.job import Job
-from knee.specs.kept_files import kept_for_a_question
-from knee.specs.load import load_cluster, load_profile, make_job
+from knee.specs.load import kept_for_a_question, load_cluster, load_profile, make_job
 from knee.specs.model import Experts, LatentAttention, Mlp, Model
 from knee.specs.plan import (
     DISPATCHERS,

@@ -20,15 +20,13 @@ from knee.measure.hardware_fit.measured_steps import job_of_step
 from knee.measure.machine.readings import Readings, Record, StepPoint, point_of, read_readings
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
-from knee.specs.kept_files import kept_for_a_question
-from knee.specs.load import load_cluster, load_model, make_job
+from knee.specs.load import kept_for_a_question, load_cluster, load_model, make_job
 from knee.specs.model import Model
 from knee.specs.profile import Profile
 from knee.trust.validation.csv_cells import LEAST, TooManyRows, reason_of, text_of, unknown_choice
 from knee.trust.validation.published_runs import CsvRow, PublishedRun, RunFile, Setting, Status, median_of, read_runs
-from knee.trust.validation.run_errors import NO_ANSWER
+from knee.trust.validation.run_errors import NO_ANSWER, Ask, ask_runs, grouped, predicted
 from knee.trust.validation.run_to_job import MOST_STAGES, RunJob, catalog_profile, job_of
-from knee.trust.validation.simulated_runs import Ask, ask_runs, grouped, predicted
 
 Pair = tuple[PublishedRun, RunJob]
 RECORD, ATTEMPTS = "record.json", "attempts"
@@ -191,11 +189,8 @@ def _given(record: Mapping[str, Any], cluster: Cluster) -> Cluster:
     except InputError:  # nothing that the catalogue knows, or nothing at all
         return cluster
     if said.gpu.name != cluster.gpu.name:
-        raise SpecError(
-            f"it ran on {said.name} with {said.gpu.name}, but {cluster.name} has {cluster.gpu.name}",
-            code="other-gpu",
-            field="cluster",
-        )
+        text = f"it ran on {said.name} with {said.gpu.name}, but {cluster.name} has {cluster.gpu.name}"
+        raise SpecError(text, code="other-gpu", field="cluster")
     return cluster
 
 
@@ -211,11 +206,8 @@ def _measured(record: Mapping[str, Any], job: Job) -> tuple[Status, float | None
         for name, value in found.items()
     ]
     if rates and max(rates) > min(rates) * (1.0 + AGREE):
-        raise SpecError(
-            f"{' and '.join(found)} contradict each other for {job.tokens:,} tokens per step on {job.gpus:,} GPUs",
-            code="contradiction",
-            field=next(iter(found)),
-        )
+        text = f"{' and '.join(found)} contradict each other for {job.tokens:,} tokens per step on {job.gpus:,} GPUs"
+        raise SpecError(text, code="contradiction", field=next(iter(found)))
     memory_bytes = None if record.get("memory_bytes") is None else _positive(record, "memory_bytes")
     if not rates and memory_bytes is None:
         text = f"nothing was measured: none of {', '.join((*RATES, 'memory_bytes'))} is given"
@@ -251,10 +243,8 @@ def _steps(path: Path, readings: Readings, profile: Profile | None, cluster: Clu
     """Memory is left out: a probe reads what tensors take, without what the allocator loses."""
     machine = readings.machine
     if machine.probe != "steps":
-        raise InputError(
-            f"{path} has readings of `knee probe {machine.probe}`, which do not depend on the software stack",
-            hint=f"give the cluster file of these readings as {argument('cluster')}",
-        )
+        text = f"{path} has readings of `knee probe {machine.probe}`, which do not depend on the software stack"
+        raise InputError(text, hint=f"give the cluster file of these readings as {argument('cluster')}")
     where = cluster or load_cluster(base_of(machine, None)).spec
     found = []
     for number, record in enumerate(readings.records, start=2):

@@ -17,7 +17,7 @@ from knee.engine.energy import grid_names
 from knee.engine.workload.parameters import active_parameter_count, parameter_count
 from knee.specs.catalog import entry_names
 from knee.specs.defaults import DEFAULT_GRID, DEFAULT_PROFILE, DEFAULT_SEQ_LEN
-from knee.specs.field_words import descriptions
+from knee.specs.fields import descriptions
 from knee.specs.knobs import Knob
 from knee.specs.load import load_cluster, load_model, load_profile
 from knee.specs.metrics import METRICS, VIEWS

@@ -18,7 +18,7 @@ from knee.engine.measurement import Measurement
 from knee.search.knee import Knee
 from knee.search.scaling_curve import Return
 from knee.specs.catalog import entry_names
-from knee.specs.field_words import descriptions
+from knee.specs.fields import descriptions
 from knee.specs.plan import Plan
 from knee.trust.doubling_errors import DoublingBand
 from knee.trust.trust import Trust

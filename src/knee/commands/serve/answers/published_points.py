@@ -12,7 +12,7 @@ import numpy as np
 from knee.base.errors import SpecError
 from knee.engine.workload.parameters import active_parameter_count
 from knee.specs.job import Job
-from knee.specs.plan_words import plan_words
+from knee.specs.plan import plan_words
 from knee.trust.error_table import EXPERTS, OWN, read_errors
 from knee.trust.validation.bundled_runs import carried_moe_runs, carried_runs, references
 from knee.trust.validation.published_runs import PublishedRun

@@ -21,8 +21,7 @@ from knee.engine.training_cost import checked_pue
 from knee.search.plan_search import CellBest, cell_bests, cell_pairs
 from knee.specs.defaults import DEFAULT_LAW
 from knee.specs.load import load_cluster
-from knee.specs.plan import KNOBS, Plan
-from knee.specs.plan_words import plan_words
+from knee.specs.plan import KNOBS, Plan, plan_words
 
 # What the Budget view needs: curves of equal loss, what each limit affords, and the choice of plain FLOP counting.
 # The quick part is closed formulas: a scaling law, and GPUs x peak x an assumed MFU x time. The search adds the run

@@ -12,7 +12,7 @@ from knee.commands.scale.result import Scaling
 from knee.commands.serve.answers.published_points import points_like
 from knee.commands.serve.answers.questions import MOST_CURVES, arguments_of, asked_of, command_of, python_of
 from knee.commands.simulate.result import Simulation
-from knee.specs.plan_words import plan_words
+from knee.specs.plan import plan_words
 
 Body = Mapping[str, Any]
 
