@@ -526,7 +526,8 @@ def _load(entry: Path, seal: dict[str, Any], path: Path) -> RankTrace | None:
         content = memoryview(stored)[DIGEST_BYTES:]
         if stored[:DIGEST_BYTES] != _digest(content):
             return None
-        found = msgspec.msgpack.decode(content, type=msgspec.defstruct("Entry", [*types.items(), ("others", others)]))
+        kind = msgspec.defstruct("Entry", [*types.items(), ("others", others)])
+        found: Any = msgspec.msgpack.decode(content, type=kind)
         if found.seal != seal:
             return None
         arrays: dict[str, Any] = {

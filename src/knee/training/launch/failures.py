@@ -69,9 +69,9 @@ class Evidence:
             record=read_record(run),
             pieces=read_pieces(run),
             beats={
-                rank: (int(step), float(time_s))
+                rank: (int(plain["step"]), float(plain["time_s"]))
                 for rank, plain in beats.items()
-                if is_number(step := plain.get("step")) and is_number(time_s := plain.get("time_s"))
+                if is_number(plain.get("step")) and is_number(plain.get("time_s"))
             },
             stalled_s={
                 rank: waited for rank, plain in beats.items() if isinstance(waited := plain.get("stalled_s"), int)

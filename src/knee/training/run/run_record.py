@@ -18,7 +18,7 @@ from typing import Any, Literal
 import knee
 from knee.base.files import read_text, write_text
 from knee.base.processes import output_of
-from knee.measure.traces.plain_data import mean_loads
+from knee.measure.traces.plain_data import json_value, mean_loads
 from knee.specs.metrics import VIEWS
 from knee.training.parallelism.trainer_job import TrainJob
 from knee.training.run.timed_steps import known_gpu, peak_of, percentiles
@@ -268,17 +268,8 @@ def git_commit() -> str | None:
 def write_record(out: Path, record: Mapping[str, Any]) -> Path:
     """Write the record, whole or not at all; returns its path."""
     path = out / RECORD
-    write_text(path, json.dumps(_finite(record), indent=1, allow_nan=False) + "\n")
+    write_text(path, json.dumps(json_value(record), indent=1, allow_nan=False) + "\n")
     return path
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN: what is not a number is null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def piece_path(out: Path, rank: int) -> Path:
@@ -290,7 +281,7 @@ def write_piece(out: Path, piece: Piece) -> None:
     """Write one rank's part of the record to a file."""
     path = piece_path(out, int(piece["rank"]))
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(_finite(piece), allow_nan=False))
+    write_text(path, json.dumps(json_value(piece), allow_nan=False))
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +181,15 @@ class BetweenSteps:
     def restore(self) -> int:
         """Set the first weights or the state of a checkpoint; the steps that are already done."""
         job = self.run.job
-        checkpoint = self._agreed(partial(resume_point, job))
+
+        def look() -> Path | None:
+            """The checkpoint that a run goes on from; None for a new run."""
+            if job.resume != AUTO:
+                return find_checkpoint(Path(job.resume)) if job.resume else None
+            there = checkpoints_in(Path(job.out) / CHECKPOINTS)
+            return next(reversed([path for path in there if read_state(path)["step"] < job.steps]), None)
+
+        checkpoint = self._agreed(look)
         if checkpoint is not None:
             from knee.training.checkpoints.save_and_resume import load_state
 
@@ -276,16 +283,6 @@ class BetweenSteps:
         found = [look() if self.run.place.rank == 0 else None]
         dist.broadcast_object_list(found, src=0, group=self.group)
         return found[0]
-
-
-def resume_point(job: TrainJob) -> Path | None:
-    """The checkpoint that a run goes on from; None for a new run."""
-    if not job.resume:
-        return None
-    if job.resume != AUTO:
-        return find_checkpoint(Path(job.resume))
-    found = [path for path in checkpoints_in(Path(job.out) / CHECKPOINTS) if read_state(path)["step"] < job.steps]
-    return found[-1] if found else None
 
 
 if __name__ == "__main__":  # until there is a handler, Ctrl-C ends it without a traceback: imports take seconds
@@ -463,7 +460,9 @@ def train(run: RankState, watch: Watch) -> None:
             if number == run.warmup:
                 began_s = begin_window(run)
             if number in (0, run.warmup):
-                mark_anew(run)
+                # the mark before a step: at the window's begin it stands after the waiting for other ranks
+                del run.clock.host_s[-1:], run.clock.marks[-1:]
+                run.clock.mark()
             with progress.first_step() if number == 0 else nullcontext():
                 result = step()
             run.losses.put(number, result.loss_tensor)
@@ -481,15 +480,6 @@ def train(run: RankState, watch: Watch) -> None:
             trace(run, step)
     between.close()
     watch.check()
-
-
-def mark_anew(run: RankState) -> None:
-    """The mark before a step: at the window's begin it stands after the waiting for other ranks."""
-    if run.clock.host_s:
-        run.clock.host_s.pop()
-        if run.clock.marks:
-            run.clock.marks.pop()
-    run.clock.mark()
 
 
 def begin_window(run: RankState) -> float:
