@@ -23,7 +23,7 @@ from knee.show.terminal import progress_bar
 from lanes import NIGHTLY
 
 # The same cases in every run, and no deadline: how long a case takes says how busy the machine is.
-EXAMPLES = 100 if NIGHTLY else 40
+EXAMPLES = 100 if NIGHTLY else 25
 """Of each property that does not say how many."""
 settings.register_profile(
     "knee", derandomize=True, deadline=None, database=None, print_blob=True, max_examples=EXAMPLES
@@ -83,6 +83,9 @@ LONGEST = (
 TOGETHER = {
     "the browser of pages": ("show/web",),
     "the browser of the explorer": ("commands/serve/page",),
+    "torch in the process itself": tuple(
+        f"training/parallelism/test_{name}.py" for name in ("fp8", "checkpoints", "worker", "expert_rules")
+    ),
     "torch": tuple(f"training/parallelism/test_{name}.py" for name in ("parity", "expert_parity", "fake_ranks")),
 }
 """Files that share what takes long to make: one of pytest's processes runs them."""

@@ -32,6 +32,7 @@ from knee.measure.traces.kernel_classes import classes_of, kernel_name, user_pat
 from knee.measure.traces.perfetto import write_small
 from knee.specs.catalog import did_you_mean
 from knee.training.launch.log_patterns import MEMORY, SLURM
+from lanes import NIGHTLY
 
 SRC = Path(__file__).parents[2] / "src" / "knee"
 SIZE = 30_000
@@ -349,7 +350,12 @@ READERS: dict[Callable[[Path, int], None], int] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("read", READERS, ids=lambda read: getattr(read, "__name__", ""))
+RARE = (many_steps, overlapping, large_groups, *list(READERS)[8:])
+"""Those of which another reader has the loops; nightly."""
+TRIED = [one for one in READERS if NIGHTLY or one not in RARE]
+
+
+@pytest.mark.parametrize("read", TRIED, ids=lambda read: getattr(read, "__name__", ""))
 def test_reading_is_linear(read: Callable[[Path, int], None], tmp_path: Path) -> None:
     with stopped(20.0, read):
         assert is_linear(lambda size: read(tmp_path, size), READERS[read])

@@ -98,6 +98,7 @@ def test_errors_are_one_sentence_with_the_tables(two: Analysis, sql: str, said: 
     assert "kernels (rank, step, start_ns" in str(caught.value.hint)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sql", [
     "select * from read_text('{file}')", "select * from '{file}'", "copy kernels to '{new}'", "attach '{new}'",
     "export database '{new}'", "install httpfs", "set enable_external_access = true", "set threads = 1",

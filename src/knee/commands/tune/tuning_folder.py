@@ -80,12 +80,8 @@ def read_tuning(folder: Path) -> dict[str, Any]:
     """What was asked; refused where the folder is not of a tuning."""
     found = read_object(folder / TUNE)
     if not found:
-        raise InputError(
-            f"{folder} has no {TUNE} that can be read: it is not the folder of `knee tune`",
-            hint="`knee tune JOB --out DIR` creates one",
-            code="no-file",
-            field="folder",
-        )
+        text = f"{folder} has no {TUNE} that can be read: it is not the folder of `knee tune`"
+        raise InputError(text, hint="`knee tune JOB --out DIR` creates one", code="no-file", field="folder")
     return found
 
 
