@@ -24,8 +24,8 @@ from typing import Any, NamedTuple, cast
 import pytest
 
 from knee.base.errors import InputError
+from knee.measure.kineto.column_cache import NumberText, nanosecond_column
 from knee.measure.kineto.decode import nanoseconds, repaired
-from knee.measure.kineto.number_columns import NumberText, nanosecond_column
 from knee.measure.traces import analyse
 from knee.measure.traces.analyse import Analysis
 from knee.measure.traces.kernel_classes import classes_of, kernel_name, user_pattern

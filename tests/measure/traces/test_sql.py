@@ -9,7 +9,8 @@ import pytest
 
 from knee.base.errors import InputError, MissingExtra
 from knee.measure.traces import Analysis, analyse
-from knee.measure.traces.sql import TABLES, json_value, query
+from knee.measure.traces.plain_data import json_value
+from knee.measure.traces.sql import TABLES, query
 
 pytest.importorskip("duckdb")
 from small_traces import GATHER, GEMM, job

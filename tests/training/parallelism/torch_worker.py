@@ -36,8 +36,7 @@ from click.testing import CliRunner
 from knee.commands.main import main as knee
 from knee.engine.events import StageWork
 from knee.training.checkpoints.folder import find_checkpoint, read_state
-from knee.training.checkpoints.resume import load_state
-from knee.training.checkpoints.save import CheckpointSaver, host_group
+from knee.training.checkpoints.save_and_resume import CheckpointSaver, host_group, load_state
 from knee.training.parallelism import (
     context_parallel,
     ddp,
