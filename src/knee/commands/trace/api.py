@@ -33,7 +33,7 @@ class QueryResult(Result):
 
     def rows(self) -> list[dict[str, Any]]:
         """One dictionary a row, as ``knee trace --sql ... --json`` prints them; None for what is not finite."""
-        from knee.measure.traces.sql import json_value
+        from knee.measure.traces.plain_data import json_value
 
         return [dict(zip(self.columns, map(json_value, row), strict=True)) for row in self.values]
 

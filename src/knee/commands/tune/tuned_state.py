@@ -13,7 +13,8 @@ from knee.base.files import write_text
 from knee.commands.tune.loop import Progressed, Stage, standing
 from knee.commands.tune.posterior import Outcome
 from knee.training.launch.run_status import Status
-from knee.training.launch.sweep_folder import Sweep, read_object
+from knee.training.launch.sweep_folder import Sweep
+from knee.training.run.run_record import read_object
 
 STANDING = "standing.json"
 

@@ -16,7 +16,8 @@ from knee.commands.tune.posterior import Outcome, measured_shares
 from knee.training.launch.environment import link_knee, write_env
 from knee.training.launch.run_status import Status
 from knee.training.launch.site import Site
-from knee.training.launch.sweep_folder import SWEEP, Sweep, read_object, read_record, read_sweep
+from knee.training.launch.sweep_folder import SWEEP, Sweep, read_record, read_sweep
+from knee.training.run.run_record import read_object
 from knee.training.sweeps.control import requeue, update_runs, write_runs
 from knee.training.sweeps.preflight import PlannedRun
 
