@@ -110,17 +110,9 @@ def _none_fits(found: SearchResult, space: Space, only: str | None) -> DoesNotFi
     if found.plans:
         words, hint = nothing_fits(found)
         return DoesNotFit(words, hint=hint, code="no-plan-fits")
-    whole = replace(
-        space,
-        max_tp=None,
-        max_pp=None,
-        max_cp=None,
-        max_ep=None,
-        shardings=(),
-        schedules=(),
-        recomputes=(),
-        micro_batches=(),
-    )
+    free: dict[str, Any] = dict.fromkeys(("max_tp", "max_pp", "max_cp", "max_ep"))
+    free |= dict.fromkeys(("shardings", "schedules", "recomputes", "micro_batches"), ())
+    whole = replace(space, **free)
     table = whole_table(whole)
     if len(table):
         return DoesNotFit(
