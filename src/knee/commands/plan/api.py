@@ -13,8 +13,7 @@ from knee.base.arrays import extreme_values
 from knee.base.errors import DoesNotFit, InputError, argument
 from knee.base.limits import MOST_LISTED_PLANS
 from knee.base.progress import Progress, silent
-from knee.commands.amounts import Amount, training_of
-from knee.commands.job_request import ClusterLike, ModelLike, Overrides, ProfileLike, pairs_of
+from knee.commands.job_request import Amount, ClusterLike, ModelLike, Overrides, ProfileLike, pairs_of, training_of
 from knee.commands.plan.request import searched_parts, takes_search_arguments
 from knee.commands.plan.result import PlanSearch, RankedPlan, tell_better
 from knee.search.follow_ups import FollowUpSearches, no_plan, nothing_fits, robust
