@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from knee.base.arrays import Bools, ByValue, Floats, blended
+from knee.base.arrays import Bools, ByValue, Floats, blended, joined
 from knee.engine.cost.comm_costs import CommCosts, comm_costs, contention
 from knee.engine.cost.compute_costs import (
     ComputeCosts,
@@ -284,7 +284,7 @@ def simulate_table(
         some = slice(start, start + CHUNK)
         own = variant_rows(model, some), variant_rows(cluster, some), variant_rows(profile, some)
         done.append(evaluate(*own, table.rows(some), convention=convention).results)
-    return joined_results(done)
+    return joined(*done)
 
 
 def simulate_variants(model: Model, variants: Sequence[tuple[Cluster, Profile]], table: PlanTable) -> Results:
@@ -292,11 +292,6 @@ def simulate_variants(model: Model, variants: Sequence[tuple[Cluster, Profile]],
     variant, plan = (grid.ravel() for grid in np.indices((len(variants), len(table))))
     cluster, profile = (side_by_side(specs, variant) for specs in zip(*variants, strict=True))
     return evaluate(model, cluster, profile, table.rows(plan)).results
-
-
-def joined_results(parts: Sequence[Results]) -> Results:
-    """The rows of several results in one."""
-    return Results(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Results)})
 
 
 def simulate_tables(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from knee.base.arrays import Bools, Floats, Ints, blended, equal_rows, expanded
+from knee.base.arrays import Bools, Columns, Floats, Ints, blended, equal_rows, expanded
 from knee.engine.cost.kernel_cost import Cost
 from knee.engine.cost.outer_sync import optimizer_cost, outer_sync_cost
 from knee.engine.cost.placement import expected_maximum
@@ -37,7 +37,7 @@ from knee.specs.variants import columns_of, variant_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class Stretch(Columns):
     """A layer or an end of the model, without the sharded group's messages beside it."""
 
     time_s: Floats
@@ -47,17 +47,6 @@ class Stretch:
     """Compute that would run beside its messages without making it longer."""
     idle_s: Floats
     """Of it, when the device waits for the host."""
-
-    def times(self, count: Floats | Bools) -> Stretch:
-        """``count`` of these stretches, one after the other."""
-        return Stretch(**{name: count * getattr(self, name) for name in _TIMES})
-
-    def plus(self, other: Stretch) -> Stretch:
-        """This stretch and then the other."""
-        return Stretch(**{name: getattr(self, name) + getattr(other, name) for name in _TIMES})
-
-
-_TIMES = tuple(f.name for f in fields(Stretch))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,22 +293,12 @@ them, and is then off by up to half of ``spans.FOLD_ERROR`` (0.15%); without sla
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeastStep:
+class LeastStep(Columns):
     """No simulated step of the plan takes less."""
 
     step_s: Floats
     energy_j: Floats
     """Of one GPU."""
-
-    def rows(self, index: Ints) -> LeastStep:
-        """The bounds of the plans at these places."""
-        return LeastStep(step_s=self.step_s[index], energy_j=self.energy_j[index])
-
-    def plus(self, other: LeastStep) -> LeastStep:
-        """The bounds of these plans, then of the others."""
-        both = ((self.step_s, other.step_s), (self.energy_j, other.energy_j))
-        step_s, energy_j = (np.concatenate(pair) for pair in both)
-        return LeastStep(step_s=step_s, energy_j=energy_j)
 
 
 def least_step(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> LeastStep:

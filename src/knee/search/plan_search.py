@@ -15,17 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from knee.base.arrays import Bools, ByValue, Floats, Ints
+from knee.base.arrays import Bools, ByValue, Columns, Floats, Ints, joined
 from knee.base.errors import InputError, argument
 from knee.base.progress import Progress, silent
-from knee.engine.simulator import Results, joined_results, simulate_table
+from knee.engine.simulator import Results, simulate_table
 from knee.search.bound import LeastStep, by_chunk, least_shape_step, least_step, least_unsharded_step
 from knee.search.memory_fit import fitting, memory_bytes, shardings_that_may_fit
 from knee.search.plan_filter import matching
 from knee.search.space import (
     Space,
     count_plans,
-    joined,
     kernel_shapes,
     unsharded_table,
     whole_tables,
@@ -44,7 +43,7 @@ FRONT_STEP = 1.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Merits:
+class Merits(Columns):
     """What plans are compared by, rounded: those within a thousandth, or a hundredth of the memory, count as equal,
     because a front of hundreds that differ by nothing helps nobody. More is better."""
 
@@ -64,10 +63,6 @@ class Merits:
         """Merits of simulated plans."""
         energy = results.power_w_per_gpu * results.step_s
         return cls.of(step_s=results.step_s, energy_j=energy, memory_bytes=results.memory_bytes, hbm_bytes=hbm_bytes)
-
-    def rows(self, index: Ints) -> Merits:
-        """The merits of the plans at these places."""
-        return Merits(speed=self.speed[index], thrift=self.thrift[index], room=self.room[index])
 
     def matched_by(self, others: Merits) -> Bools:
         """Whether one of the others is at least as good in all three."""
@@ -168,7 +163,7 @@ def hides_most(space: Space, shapes: PlanTable) -> PlanTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Waiting:
+class _Waiting(Columns):
     """Plans that fit and are not simulated yet."""
 
     table: PlanTable
@@ -176,21 +171,6 @@ class _Waiting:
     """Bounds."""
     energy_j: Floats
     memory_bytes: Floats
-
-    def rows(self, index: Ints) -> _Waiting:
-        """The plans at these places."""
-        columns = (self.step_s, self.energy_j, self.memory_bytes)
-        step, energy, memory = (column[index] for column in columns)
-        return _Waiting(table=self.table.rows(index), step_s=step, energy_j=energy, memory_bytes=memory)
-
-    def plus(self, other: _Waiting) -> _Waiting:
-        """These plans and the others."""
-        return _Waiting(
-            table=joined(self.table, other.table),
-            step_s=np.concatenate((self.step_s, other.step_s)),
-            energy_j=np.concatenate((self.energy_j, other.energy_j)),
-            memory_bytes=np.concatenate((self.memory_bytes, other.memory_bytes)),
-        )
 
 
 class BestFirst:
@@ -295,7 +275,7 @@ class BestFirst:
         table = fit.table
         bounds = by_chunk(least_step, start.space.model, start.cluster, start.profile, table)
         more = _Waiting(table=table, step_s=bounds.step_s, energy_j=bounds.energy_j, memory_bytes=fit.memory_bytes)
-        self._waiting = self._waiting.plus(more)
+        self._waiting = joined(self._waiting, more)
 
     def _simulate(self, left: Ints) -> None:
         """Of what is left, the plans with the least bounds."""
@@ -305,7 +285,7 @@ class BestFirst:
         now = self._waiting.rows(first)
         results = simulate_table(start.space.model, start.cluster, start.profile, now.table)
         self.table = joined(self.table, now.table)
-        self.results = joined_results([self.results, results])
+        self.results = joined(self.results, results)
         self._waiting = self._waiting.rows(np.delete(np.arange(len(self._waiting.step_s)), first))
         if self.watch is not None:
             self.watch(self.table, self.results)

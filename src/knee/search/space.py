@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from knee.base.arrays import Bools, Ints, distinct
+from knee.base.arrays import Bools, Ints, distinct, joined
 from knee.base.errors import InputError
 from knee.engine.cost.placement import gpus_used
 from knee.engine.simulator import Results
@@ -216,12 +216,6 @@ def sharded_table(space: Space, unsharded: PlanTable) -> PlanTable:
         )
         parts.append(some.rows(np.flatnonzero(_can_be(mode, some.schedule, some.pp) & _folds(some))))
     return with_each(joined(unsharded.rows(slice(0, 0)), *parts), space.every_collectives)
-
-
-def joined(*tables: PlanTable) -> PlanTable:
-    """The rows of several tables in one."""
-    columns = {name: np.concatenate([getattr(t, name) for t in tables]) for name in COLUMNS}
-    return PlanTable(placement=tables[0].placement, **columns)
 
 
 def count_plans(space: Space) -> int:

@@ -9,7 +9,7 @@ from typing import get_args
 
 import numpy as np
 
-from knee.base.arrays import Floats, Ints, distinct, equal_rows, names_of
+from knee.base.arrays import Columns, Floats, Ints, distinct, equal_rows, expanded, names_of
 from knee.engine.cost.expert_dispatch import RankLoads
 from knee.engine.workload.operations import OPERAND_BYTES, Attention, Gemm, GroupedGemm, MemoryBound, Operation
 from knee.engine.workload.shapes import BYTES
@@ -26,7 +26,7 @@ _TILES = ((1.0, 1.0), (1.0, 0.5), (0.5, 0.5))  # of the GPU's largest output til
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
+class Cost(Columns):
     """What a list of operations takes."""
 
     time_s: Floats
@@ -48,14 +48,6 @@ class Cost:
             return np.where(share > 0.0, (1.0 - share) * one + share * two, one)
 
         return Cost(**{name: mean(getattr(self, name), getattr(other, name)) for name in names_of(Cost)})
-
-    def times(self, factor: Floats) -> Cost:
-        """The cost of ``factor`` of them."""
-        return Cost(**{name: factor * getattr(self, name) for name in names_of(Cost)})
-
-    def plus(self, other: Cost) -> Cost:
-        """The cost of both, one after the other."""
-        return Cost(**{name: getattr(self, name) + getattr(other, name) for name in names_of(Cost)})
 
 
 def gemm_s(
@@ -260,10 +252,6 @@ class _Products:
             seconds=often * seconds, flop=flop, moved_bytes=often * moved, narrow_flop=flop * narrow, times=times
         )
 
-    def rows(self, index: slice) -> _Products:
-        """The products of these rows."""
-        return _Products(**{name: getattr(self, name)[index] for name in names_of(_Products)})
-
 
 MANY = 4096
 """Rows among which many have the same products, as where plans differ in how they lay out their experts."""
@@ -291,7 +279,7 @@ def costs_of(gpu: Gpu, profile: Profile, types: Ints, lists: Sequence[Sequence[O
         return [cost_of(gpu, profile, types, ops) for ops in lists]
     together, starts = _Products.of(gpu, profile, types, every), accumulate(map(len, gemms), initial=0)
     return [
-        _cost(gpu, profile, types, ops, together.rows(slice(start, start + len(own))) if own else None)
+        _cost(gpu, profile, types, ops, expanded(together, slice(start, start + len(own))) if own else None)
         for ops, own, start in zip(lists, gemms, starts, strict=False)
     ]
 
