@@ -100,10 +100,11 @@ def expanded(columns: T, index: Ints | slice) -> T:
         return cast(T, columns[index])
     if columns is None or isinstance(columns, int | float | tuple):
         return columns
-    values = {name: getattr(columns, name) for name in names_of(type(columns))}
-    return type(columns)(
-        **{name: x[index] if isinstance(x, np.ndarray) else expanded(x, index) for name, x in values.items()}
-    )
+    cut: dict[str, Any] = {
+        name: x[index] if isinstance(x := getattr(columns, name), np.ndarray) else expanded(x, index)
+        for name in names_of(type(columns))
+    }
+    return type(columns)(**cut)
 
 
 def joined(first: T, *others: T) -> T:
@@ -112,8 +113,10 @@ def joined(first: T, *others: T) -> T:
         return cast(T, np.concatenate((first, *cast(Any, others))))
     if first is None or isinstance(first, int | float | tuple):
         return first
-    every = (first, *others)
-    return type(first)(**{name: joined(*(getattr(one, name) for one in every)) for name in names_of(type(first))})
+    columns = {name: [getattr(first, name), *(getattr(one, name) for one in others)] for name in names_of(type(first))}
+    return type(first)(
+        **{n: np.concatenate(c) if isinstance(c[0], np.ndarray) else joined(*c) for n, c in columns.items()}
+    )
 
 
 class Columns:

@@ -190,15 +190,15 @@ def passes_of(parts: StepParts, p: PlanPass, rows: ChunkRows) -> Pass:
 
 def _end(segment: Segment, plan: Ints, there: Bools) -> Segment:
     """Embedding or head of the rows' plans; nothing where the chunk lacks it."""
-    return segment.rows(plan).times(there)
+    return Segment(**{name: getattr(segment, name)[plan] * there for name in names_of(Segment)})
 
 
 def _layer(p: PlanPass, rows: ChunkRows) -> Segment:
     """A layer of the rows' plans; all chunks but the first, or in backward the last, receive something."""
     receives = ~(rows.embedding if p.forward else rows.head)
     layer = p.layer_of(rows)
-    hidden_send = p.hidden_send_s[rows.plan] * receives / np.maximum(rows.layers, 1)
-    return replace(layer, hidden_s=layer.hidden_s + hidden_send)
+    hidden = layer.hidden_s + p.hidden_send_s[rows.plan] * receives / np.maximum(rows.layers, 1)
+    return Segment(compute_s=layer.compute_s, hidden_s=hidden, blocking_s=layer.blocking_s, host_s=layer.host_s)
 
 
 def _segment(parts: StepParts, compute_s: Floats, kernels: Floats, local: LocalComm) -> Segment:
