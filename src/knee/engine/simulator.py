@@ -72,19 +72,10 @@ def run_step(parts: StepParts, a: Actions, *, fold: bool = True) -> StepColumns:
     filling = stage_copies(table) * per_rank(a.rows, a.ranks, a.filling_gather_s * ~a.rows.early) + a.late_gather_s
     span = np.where(table.pp > 1, 0.0, sums["duration_s"])
     fill_spans(parts, a, span, fold)
-    return StepColumns(
-        pipeline_s=span,
-        compute_s=sums["compute_s"],
-        exposed_s=sums["exposed_s"] + p2p + filling,
-        overlapped_s=sums["overlapped_s"],
-        idle_s=sums["idle_s"],
-        bubble_s=span - sums["duration_s"] - p2p - filling,
-        gather_load_s=sums["gather_load_s"] + filling,
-        reduce_load_s=sums["reduce_load_s"],
-        replicate_load_s=sums["replicate_load_s"],
-        local_load_s=sums["local_load_s"],
-        p2p_load_s=p2p,
-    )
+    duration = sums.pop("duration_s")
+    sums["exposed_s"] = sums["exposed_s"] + p2p + filling
+    sums["gather_load_s"] = sums["gather_load_s"] + filling
+    return StepColumns(pipeline_s=span, bubble_s=span - duration - p2p - filling, p2p_load_s=p2p, **sums)
 
 
 STEP_SUMS = tuple(name for name in SUM_NAMES if name not in ("drain_s", "left_reduce_s", "left_replicate_s"))
@@ -344,9 +335,8 @@ def step_work(model: Model, parts: StepParts) -> tuple[Floats, Floats]:
     saved = energy_saved_frac(table) * step_total(model, table, c, "narrow_flop")
     products = totals["flop"][0] - attention - saved
     flop = products + attention + attention_again * passes * c.attention_forward_flop + totals["flop"][1]
-    return flop, totals["moved_bytes"][0] + totals["moved_bytes"][
-        1
-    ] + parts.copied_bytes() * model.walked_layers / table.pp
+    layers_bytes, ends_bytes = totals["moved_bytes"]
+    return flop, layers_bytes + ends_bytes + parts.copied_bytes() * model.walked_layers / table.pp
 
 
 def _results(

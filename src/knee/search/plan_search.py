@@ -22,14 +22,7 @@ from knee.engine.simulator import Results, simulate_table
 from knee.search.bound import LeastStep, by_chunk, least_shape_step, least_step, least_unsharded_step
 from knee.search.memory_fit import fitting, memory_bytes, shardings_that_may_fit
 from knee.search.plan_filter import matching
-from knee.search.space import (
-    Space,
-    count_plans,
-    kernel_shapes,
-    unsharded_table,
-    whole_tables,
-    without_twins,
-)
+from knee.search.space import Space, count_plans, kernel_shapes, unsharded_table, whole_tables, without_twins
 from knee.specs.choices import Objective
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job

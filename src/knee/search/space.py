@@ -224,10 +224,7 @@ def count_plans(space: Space) -> int:
     for tp, pp, cp, dp in degrees(space):
         orders, folded, shared = schedules(space, pp), folds(space, tp, cp, dp), shardings(space, dp)
         sizes, others = _ints(_sizes(space, dp)), prod(len(option) for option in _options(space, tp, cp))
-        modes, codes = (
-            _codes(SHARDINGS, [one[0] for one in shared]),
-            _codes(SCHEDULES, [one[0] for one in orders]),
-        )
+        modes, codes = (_codes(SHARDINGS, [one[0] for one in shared]), _codes(SCHEDULES, [one[0] for one in orders]))
         shard, copies = (ranks[:, None] for ranks in _ranks(shared))
         ranks = _stage_ranks(modes[:, None], shard, copies, tp, cp)
         laid = (ranks % _ints([ep * etp for ep, etp in folded])[None] == 0).sum(axis=1)

@@ -396,49 +396,6 @@ def grouped_weight_gemm_s(
     return np.asarray(np.min(seconds, axis=0)) + gpu.kernel_s
 
 
-def experts_forward_s(
-    gpu: Gpu,
-    kind: GemmType,
-    loads: RankLoads,
-    hidden: Floats,
-    ffn: Floats,
-    *,
-    up_projections: Floats | float = 2.0,
-    clock_frac: Floats | float | None = None,
-) -> Floats:
-    """Both grouped products of an expert layer: up (and gate, with 2 up projections) and down.
-
-    ``ffn`` is the expert's width on one rank: divided by etp.
-    """
-    up = grouped_gemm_s(gpu, kind, loads, up_projections * ffn, hidden, clock_frac=clock_frac)
-    return up + grouped_gemm_s(gpu, kind, loads, hidden, ffn, clock_frac=clock_frac)
-
-
-def experts_backward_s(
-    gpu: Gpu,
-    kind: GemmType,
-    loads: RankLoads,
-    hidden: Floats,
-    ffn: Floats,
-    *,
-    up_projections: Floats | float = 2.0,
-    gradient_bytes: float = BYTES,
-    clock_frac: Floats | float | None = None,
-) -> Floats:
-    """Input and weight gradients of both grouped products of an expert layer."""
-    wide = up_projections * ffn
-    inputs = grouped_gemm_s(gpu, kind, loads, hidden, wide, clock_frac=clock_frac)
-    inputs = inputs + grouped_gemm_s(gpu, kind, loads, ffn, hidden, clock_frac=clock_frac)
-    weights = grouped_weight_gemm_s(
-        gpu, kind, loads, wide, hidden, gradient_bytes=gradient_bytes, clock_frac=clock_frac
-    )
-    return (
-        inputs
-        + weights
-        + grouped_weight_gemm_s(gpu, kind, loads, hidden, ffn, gradient_bytes=gradient_bytes, clock_frac=clock_frac)
-    )
-
-
 def _tile(
     gpu: Gpu, kind: GemmType, tile: tuple[float, float], inner: Floats, clock_frac: Floats | float | None
 ) -> tuple[float, float, Floats]:

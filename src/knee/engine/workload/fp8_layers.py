@@ -125,9 +125,7 @@ def layer_casts(maps: Sequence[Projection], s: Shapes, fp8: Fp8Shapes, kernels: 
     """
     wide, single = wide_products(maps, fp8), [p for p in maps if not p.grouped]
     cast, largest, more = (passes_of(kernels, name) for name in ("fp8_cast", "fp8_largest", "fp8_largest_columns"))
-    find, found = (
-        (largest.backward, largest.backward_kernels) if backward else (largest.forward, largest.forward_kernels)
-    )
+    find, found = largest.each(backward=backward)
     of_weight, none = _weight_casts(fp8, kernels, backward=backward), np.zeros_like(s.tokens)
     total = Casts(cast_bytes=none, largest_bytes=none, cast_kernels=none, largest_kernels=none)
     seen: set[str] = set()
@@ -157,10 +155,7 @@ def _weight_casts(fp8: Fp8Shapes, kernels: Kernels, *, backward: bool) -> Casts:
     transposed = passes_of(kernels, "fp8_cast").forward / 2.0 * BYTES
     none = 0.0 * fp8.gathered
     return Casts(
-        cast_bytes=fp8.gathered * transposed,
-        largest_bytes=none,
-        cast_kernels=fp8.gathered,
-        largest_kernels=none,
+        cast_bytes=fp8.gathered * transposed, largest_bytes=none, cast_kernels=fp8.gathered, largest_kernels=none
     )
 
 

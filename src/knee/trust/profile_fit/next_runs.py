@@ -153,10 +153,7 @@ def _variations(job: Job) -> Iterator[tuple[Job, str]]:
     for words, fields, gpus in changes:
         try:
             other = replace(
-                job,
-                plan=replace(plan, **fields),
-                gpus=_of(job.gpus, gpus),
-                global_batch=_of(job.global_batch, gpus),
+                job, plan=replace(plan, **fields), gpus=_of(job.gpus, gpus), global_batch=_of(job.global_batch, gpus)
             )
         except InputError:  # what does not divide, or has no such plan
             continue

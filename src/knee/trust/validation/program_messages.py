@@ -380,10 +380,7 @@ RULES = (
         why="the simulator counts a transfer between stages once, at the receiver; the trainer also counts the send",
         change=_sends,
     ),
-    Rule(
-        why="the all-reduce of the gradient norm also carries the loss: 8 bytes instead of 4",
-        change=_norm_with_loss,
-    ),
+    Rule(why="the all-reduce of the gradient norm also carries the loss: 8 bytes instead of 4", change=_norm_with_loss),
     Rule(
         why="the parallel loss sends its two sums in one message: all-reduces of 4 and 8 bytes per token "
         "instead of three of 4 bytes",
