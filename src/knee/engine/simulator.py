@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from knee.base.arrays import Bools, ByValue, Floats, blended, joined
+from knee.base.arrays import Bools, ByValue, Columns, Floats, blended, joined
 from knee.engine.cost.comm_costs import CommCosts, comm_costs, contention
 from knee.engine.cost.compute_costs import (
     ComputeCosts,
@@ -104,7 +104,7 @@ CHUNK = 65536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Results(ByValue):
+class Results(ByValue, Columns):
     """A step of every plan of a table; the fields of ``record.Measurement`` as columns."""
 
     step_s: Floats

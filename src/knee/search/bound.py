@@ -21,7 +21,7 @@ from knee.engine.energy import power_w
 from knee.engine.simulator import CHUNK, late_gather_s, priced, step_work
 from knee.engine.timeline.passes import Segment
 from knee.engine.timeline.pipelines.spans import transfers
-from knee.engine.timeline.plan_passes import recomputed
+from knee.engine.timeline.plan_passes import recomputed, segment_of
 from knee.engine.timeline.step_parts import LayerParts, LocalComm, StepParts
 from knee.engine.workload.layers_per_stage import ModelLayers, cuts_of
 from knee.specs.hardware import Cluster
@@ -98,19 +98,14 @@ class LayerWork:
         backward_s = backward_s + np.where(modes.reshards, out, 0.0) + np.where(modes.reduces_often, back, 0.0)
         kernels = c.layer_backward_input.kernels + c.layer_backward_weight.kernels + again_kernels
         return cls(
-            forward=_segment(parts, forward_s, c.layer_forward.kernels, local.layer_forward),
-            backward=_segment(parts, backward_s, kernels, local.layer_backward),
+            forward=segment_of(parts, forward_s, c.layer_forward.kernels, local.layer_forward),
+            backward=segment_of(parts, backward_s, kernels, local.layer_backward),
             copy_out_s=np.where(modes.reshards, 0.0, out),
             copy_in_s=np.where(modes.reduces_often, 0.0, back),
             gather_s=parts.comm.gather_layer,
             reduce_s=parts.comm.reduce_layer,
             replicate_s=parts.comm.replicate_layer,
         )
-
-
-def _segment(parts: StepParts, compute_s: Floats, kernels: Floats, local: LocalComm) -> Segment:
-    host = parts.launch_s * kernels + local.host_s
-    return Segment(compute_s=compute_s, hidden_s=local.hidden_s, blocking_s=local.blocking_s, host_s=host)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +141,7 @@ class MicrobatchWork:
         compute = model.walked_layers * (layer.forward.compute_s + layer.backward.compute_s)
 
         def end(cost: Cost, comm: LocalComm) -> Stretch:
-            return pace.stretch(_segment(parts, cost.time_s, cost.kernels, comm))
+            return pace.stretch(segment_of(parts, cost.time_s, cost.kernels, comm))
 
         return cls(
             layer=layer,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -400,7 +400,7 @@ def search(
     if front:
         found.find_front()
     order = _order(found.table, score(found.results, objective))
-    order = order[without_twins(found.table.rows(order), results_rows(found.results, order))]
+    order = order[without_twins(found.table.rows(order), found.results.rows(order))]
     return SearchResult(
         space=space,
         cluster=cluster,
@@ -410,7 +410,7 @@ def search(
         plans=max(plans, len(order)),
         ranked=min(keep, len(order)),
         table=found.table.rows(order),
-        results=results_rows(found.results, order),
+        results=found.results.rows(order),
         start=start,
     )
 
@@ -438,11 +438,6 @@ def _order(table: PlanTable, scores: Floats) -> Ints:
     """Best first; plans of the same score always in the same order."""
     columns = [getattr(table, name) for name in TIES]
     return np.lexsort((~table.sequence_parallel, *reversed(columns), -scores))
-
-
-def results_rows(results: Results, index: Ints) -> Results:
-    """The results of the rows at these places."""
-    return Results(**{f.name: getattr(results, f.name)[index] for f in fields(Results)})
 
 
 def _check_modelled(space: Space, cluster: Cluster, profile: Profile) -> None:
@@ -490,5 +485,5 @@ def cell_bests(found: SearchResult) -> Iterator[CellBest]:
             yield CellBest(tp=tp, pp=pp, plans=len(rows))
             continue
         row = int(np.argmax(score(best.results, found.objective)))
-        results = results_rows(best.results, np.array([row]))
+        results = best.results.rows(np.array([row]))
         yield CellBest(tp=tp, pp=pp, plans=len(rows), plan=best.table.plan(row), results=results)

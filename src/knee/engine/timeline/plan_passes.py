@@ -201,14 +201,15 @@ def _layer(p: PlanPass, rows: ChunkRows) -> Segment:
     return Segment(compute_s=layer.compute_s, hidden_s=hidden, blocking_s=layer.blocking_s, host_s=layer.host_s)
 
 
-def _segment(parts: StepParts, compute_s: Floats, kernels: Floats, local: LocalComm) -> Segment:
+def segment_of(parts: StepParts, compute_s: Floats, kernels: Floats, local: LocalComm) -> Segment:
+    """Compute of so many kernels, with its local communication."""
     host_s = parts.launch_s * kernels + local.host_s
     return Segment(compute_s=compute_s, hidden_s=local.hidden_s, blocking_s=local.blocking_s, host_s=host_s)
 
 
 def _with_copies(parts: StepParts, cost: Cost, local: LocalComm, weights: ParameterTraffic, which: int) -> Segment:
     """Embedding or head, with what FSDP2 copies of them on one GPU: out in forward (0), back in backward (1)."""
-    segment = _segment(parts, cost.time_s, cost.kernels, local)
+    segment = segment_of(parts, cost.time_s, cost.kernels, local)
     if not parts.one_gpu.any():
         return segment
     return replace(segment, compute_s=segment.compute_s + parts.root_copies(weights)[which])
@@ -217,7 +218,7 @@ def _with_copies(parts: StepParts, cost: Cost, local: LocalComm, weights: Parame
 def forward_pass(parts: StepParts, *, gathers: Bools) -> PlanPass:
     """Forward of one microbatch; ``gathers`` says, per plan, whether this one brings the parameters."""
     c, local, table = parts.compute, parts.local, parts.table
-    layer = _segment(parts, c.layer_forward.time_s, c.layer_forward.kernels, local.layer_forward)
+    layer = segment_of(parts, c.layer_forward.time_s, c.layer_forward.kernels, local.layer_forward)
     out, _ = parts.copies()
     # ZeRO-1's gather beside forward writes in place: nothing is copied out
     out = np.where(gathers & ~parts.modes.zero1, out, 0.0)
@@ -287,7 +288,7 @@ def _backward_layer(parts: StepParts, reduces: Bools, what: str) -> Segment:
         local = parts.local.layer_backward
     if what != "input":
         cost_s, kernels = cost_s + c.layer_backward_weight.time_s, kernels + c.layer_backward_weight.kernels
-    return _segment(parts, cost_s, kernels, local)
+    return segment_of(parts, cost_s, kernels, local)
 
 
 def backward_pass(parts: StepParts, *, reduces: Bools, replicates: bool = True, what: str = "both") -> PlanPass:
