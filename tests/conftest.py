@@ -23,7 +23,7 @@ from knee.show.terminal import progress_bar
 from lanes import NIGHTLY
 
 # The same cases in every run, and no deadline: how long a case takes says how busy the machine is.
-EXAMPLES = 100 if NIGHTLY else 40
+EXAMPLES = 100 if NIGHTLY else 25
 """Of each property that does not say how many."""
 settings.register_profile(
     "knee", derandomize=True, deadline=None, database=None, print_blob=True, max_examples=EXAMPLES
@@ -50,6 +50,8 @@ UNSET = (
 """What colours, GPUs and torchrun would say of the shell that the tests were started from."""
 
 TESTS = Path(__file__).parent
+FAST = "not slow"
+"""What ``make check`` asks for."""
 SLOW_NAMES = (
     "measure/machine/test_collectives_gloo.py",
     "docs",
@@ -83,12 +85,17 @@ LONGEST = (
 TOGETHER = {
     "the browser of pages": ("show/web",),
     "the browser of the explorer": ("commands/serve/page",),
+    "torch in the process itself": tuple(
+        f"training/parallelism/test_{name}.py" for name in ("fp8", "checkpoints", "worker", "expert_rules")
+    ),
     "torch": tuple(f"training/parallelism/test_{name}.py" for name in ("parity", "expert_parity", "fake_ranks")),
 }
 """Files that share what takes long to make: one of pytest's processes runs them."""
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("markexpr") == FAST:
+        sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # fast tests pass where torch is not installed
     # Under nohup, or as a job in the background of a shell, SIGINT and SIGHUP are inherited as ignored, also by what
     # tests start.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -105,7 +112,7 @@ def pytest_configure() -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Where only fast tests are asked for, slow files are not even imported: some need torch, which takes seconds."""
-    return True if config.getoption("markexpr") == "not slow" and collection_path in SLOW else None
+    return True if config.getoption("markexpr") == FAST and collection_path in SLOW else None
 
 
 @cache

@@ -16,6 +16,11 @@ nightly = pytest.mark.skipif(not NIGHTLY, reason="make nightly runs it")
 Value = TypeVar("Value")
 
 
+def with_nightly(everyday: list[Value], rare: list[Value]) -> list[Value]:
+    """Return the cases of a list that this lane runs."""
+    return everyday + rare * NIGHTLY
+
+
 def of_lane(cases: dict[str, Value], rare: set[str]) -> dict[str, Value]:
     """Return the cases of a table that this lane runs: all of them nightly, those that are not ``rare`` otherwise."""
     assert rare <= cases.keys(), rare - cases.keys()

@@ -68,6 +68,7 @@ def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, said.strip()  # click ends the line that Ctrl-C may stand on
 
 
+@pytest.mark.slow
 @BOTH
 def test_a_command_that_waits_for_its_input(
     start: Callable[..., subprocess.Popen[str]], tmp_path: Path, number: signal.Signals, code: ExitCode
@@ -200,6 +201,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["parent", "worker"])
 def test_a_reader_of_traces_ends_with_whoever_asked(
     start: Callable[..., subprocess.Popen[str]], tmp_path: Path, how: str

@@ -78,6 +78,7 @@ def test_files_are_written_though_the_reader_has_left(
     assert not list(tmp_path.rglob("*.partial"))
 
 
+@pytest.mark.slow
 def test_an_error_is_said_though_the_reader_has_left(capsys: pytest.CaptureFixture[str]) -> None:
     with unread() as out:
         assert ended("simulate", "llama2-70b", *ASK[2:], out=out) == ExitCode.DOES_NOT_FIT

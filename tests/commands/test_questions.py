@@ -48,6 +48,7 @@ def test_results_equal_what_commands_print() -> None:
     assert plain(budget.to_dict()) == printed("budget", "--cluster", "dgx-h100", *words)
 
 
+@pytest.mark.slow
 def test_a_budget_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("vl_convert")
     asked: dict[str, Any] = {"cluster": "dgx-h100", "gpus": 8, "days": 7, "params": "350M"}

@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 from knee.specs.load import load_profile
+from lanes import with_nightly
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +27,7 @@ def tool() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("stack", ["internevo", "megatron-lm-2022"])
+@pytest.mark.parametrize("stack", with_nightly(["internevo"], ["megatron-lm-2022"]))
 def test_a_stack_is_fitted_to_what_the_catalogue_says(stack: str) -> None:
     made = tool()
     fit = made.fitted_stack(stack, None)

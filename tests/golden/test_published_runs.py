@@ -68,6 +68,7 @@ def test_sources_as_if_never_seen(unseen: Validation) -> None:
         assert abs(ends[1] - ends[0]) < 0.06, name
 
 
+@pytest.mark.slow
 def test_layouts_that_ran_out_of_memory(found: Validation) -> None:
     swept = found.sources["hagemann2023"].fitting
     assert swept["oom"].does_not >= 0.9 * (swept["oom"].fits + swept["oom"].does_not)

@@ -24,14 +24,15 @@ from typing import Any, NamedTuple, cast
 import pytest
 
 from knee.base.errors import InputError
+from knee.measure.kineto.column_cache import NumberText, nanosecond_column
 from knee.measure.kineto.decode import nanoseconds, repaired
-from knee.measure.kineto.number_columns import NumberText, nanosecond_column
 from knee.measure.traces import analyse
 from knee.measure.traces.analyse import Analysis
 from knee.measure.traces.kernel_classes import classes_of, kernel_name, user_pattern
 from knee.measure.traces.perfetto import write_small
 from knee.specs.catalog import did_you_mean
 from knee.training.launch.log_patterns import MEMORY, SLURM
+from lanes import NIGHTLY
 
 SRC = Path(__file__).parents[2] / "src" / "knee"
 SIZE = 30_000
@@ -349,7 +350,12 @@ READERS: dict[Callable[[Path, int], None], int] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("read", READERS, ids=lambda read: getattr(read, "__name__", ""))
+RARE = (many_steps, overlapping, large_groups, *list(READERS)[8:])
+"""Those of which another reader has the loops; nightly."""
+TRIED = [one for one in READERS if NIGHTLY or one not in RARE]
+
+
+@pytest.mark.parametrize("read", TRIED, ids=lambda read: getattr(read, "__name__", ""))
 def test_reading_is_linear(read: Callable[[Path, int], None], tmp_path: Path) -> None:
     with stopped(20.0, read):
         assert is_linear(lambda size: read(tmp_path, size), READERS[read])

@@ -21,6 +21,7 @@ def trace_of(folder: Path, gpus: int) -> knee.TraceAnalysis:
     return knee.read_traces(write_kineto(events_of(job), folder / f"{gpus}.json")[0], cache=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plan", "trace", "budget"])
 def test_a_copy_is_equal_and_another_is_not(kind: str, tmp_path: Path) -> None:
     one, other = {

@@ -119,6 +119,7 @@ def test_errors_cross_processes() -> None:
             )
 
 
+@pytest.mark.slow
 def test_a_curve_becomes_a_chart() -> None:
     pytest.importorskip("altair")
     assert knee.scale("llama2-7b", **CURVE).plot().to_dict()["hconcat"]

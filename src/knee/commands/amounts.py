@@ -18,12 +18,8 @@ def count_of(name: str, given: Amount | None) -> float | None:
     try:
         return parse_tokens(str(given))
     except InputError:
-        raise InputError(
-            f"{argument(name)} {given!r} is not a number from 1 to 1e18",
-            hint="for example 8B, 350M, 1.5T or 1.4e12",
-            code="not-an-amount",
-            field=name,
-        ) from None
+        text = f"{argument(name)} {given!r} is not a number from 1 to 1e18"
+        raise InputError(text, hint="for example 8B, 350M, 1.5T or 1.4e12", code="not-an-amount", field=name) from None
 
 
 def training_of(tokens: Amount | None, grid: str, pue: float | None) -> TrainingQuestion | None:
@@ -41,9 +37,6 @@ def amount_of(name: str, given: Amount | None) -> float | None:
     try:
         return parse_tokens(str(given))
     except InputError:
-        raise InputError(
-            f"{argument(name)} {given!r} is not a number",
-            hint="for example 500k, 2M, 2e6 or 1,000,000; k, M, B and T stand for 1e3, 1e6, 1e9 and 1e12",
-            code="not-an-amount",
-            field=name,
-        ) from None
+        text = f"{argument(name)} {given!r} is not a number"
+        hint = "for example 500k, 2M, 2e6 or 1,000,000; k, M, B and T stand for 1e3, 1e6, 1e9 and 1e12"
+        raise InputError(text, hint=hint, code="not-an-amount", field=name) from None

@@ -118,12 +118,9 @@ def pairs_of(overrides: Overrides) -> list[tuple[str, str]]:
 
 def _from_job(job: Job, others: Sequence[object]) -> Request:
     if any(other is not None for other in others):
-        raise InputError(
-            "a Job is complete, so it cannot be combined with other arguments",
-            hint="change the Job with dataclasses.replace, or give names instead of a Job",
-            code="contradiction",
-            field="model",
-        )
+        text = "a Job is complete, so it cannot be combined with other arguments"
+        hint = "change the Job with dataclasses.replace, or give names instead of a Job"
+        raise InputError(text, hint=hint, code="contradiction", field="model")
     return Request(job=job, sources={}, assumptions=(), plan_options=asdict(job.plan))
 
 
@@ -133,19 +130,11 @@ def _refuse_sizes_in_overrides(overrides: Pairs) -> None:
         what = f"{argument('overrides')} {key}"
         if key in SIZES or key in ("cluster", "profile"):
             other = f"; the number of GPUs per node is {argument('overrides')} node.gpus=..." if key == "gpus" else ""
-            raise InputError(
-                f"{what}: {key} has its own option",
-                hint=f"use {argument(key)}{other}",
-                code="not-an-override",
-                field=key,
-            )
+            text = f"{what}: {key} has its own option"
+            raise InputError(text, hint=f"use {argument(key)}{other}", code="not-an-override", field=key)
         if key == "model":
-            raise InputError(
-                f"{what}: give the model as the first argument instead",
-                hint=_example(),
-                code="not-an-override",
-                field=key,
-            )
+            text = f"{what}: give the model as the first argument instead"
+            raise InputError(text, hint=_example(), code="not-an-override", field=key)
 
 
 def is_job_file(ref: object) -> bool:
@@ -182,12 +171,9 @@ def named_profile(profile: ProfileLike | None, overrides: Pairs = ()) -> Loaded[
 
 def _as_is(kind: str, spec: Spec, overrides: Pairs) -> Loaded[Spec]:
     if overrides:
-        raise InputError(
-            f"{argument('overrides')} {overrides[0][0]} changes a {kind} that was given as an object",
-            hint="change it with dataclasses.replace, or give its name",
-            code="contradiction",
-            field=overrides[0][0],
-        )
+        text = f"{argument('overrides')} {overrides[0][0]} changes a {kind} that was given as an object"
+        hint = "change it with dataclasses.replace, or give its name"
+        raise InputError(text, hint=hint, code="contradiction", field=overrides[0][0])
     return Loaded(spec=spec, sources={})
 
 
@@ -243,12 +229,9 @@ def _from_file(
     names = {"cluster": cluster, "profile": profile}
     for name, spec in names.items():
         if isinstance(spec, (Cluster, Profile)):
-            raise InputError(
-                f"{path} is a job file, so its {name} can be replaced only by a name or a file, not by an object",
-                hint="give the model's name instead of the job file",
-                code="contradiction",
-                field=name,
-            )
+            text = f"{path} is a job file, so its {name} can be replaced only by a name or a file, not by an object"
+            hint = "give the model's name instead of the job file"
+            raise InputError(text, hint=hint, code="contradiction", field=name)
     given = {name: str(spec) for name, spec in names.items() if spec is not None}
     loaded = load_job(path, overrides, given=sizes | given | ({"plan": plan} if plan else {}))
     return Request(
@@ -262,12 +245,8 @@ def _from_file(
 def _join(plan: dict[str, Any], changes: Pairs) -> dict[str, Any]:
     for key, value in changes:
         if key in plan:
-            raise InputError(
-                f"{key} is given twice: {argument(key)} {plan[key]} and {argument('overrides')} {key}={value}",
-                hint="give it once",
-                code="contradiction",
-                field=key,
-            )
+            text = f"{key} is given twice: {argument(key)} {plan[key]} and {argument('overrides')} {key}={value}"
+            raise InputError(text, hint="give it once", code="contradiction", field=key)
     return {**plan, **dict(changes)}
 
 

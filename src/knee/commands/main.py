@@ -152,6 +152,8 @@ def _of_click(error: click.ClickException) -> KneeError:
     hint = see_help(ctx)
     if isinstance(error, click.NoSuchOption):
         message = f"there is no option {error.option_name}"
+        from knee.specs.catalog import nearest
+
         known = [name for param in (ctx.command.params if ctx else []) for name in (*param.opts, *param.secondary_opts)]
         hint = nearest(error.option_name, known) or hint
     elif isinstance(error, click.BadParameter) and error.param is not None and error.message:
@@ -184,11 +186,8 @@ def _bug(error: BaseException) -> KneeError:
     home = str(Path(knee.__file__).parent)
     ours = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(home)]
     where = f" ({Path(ours[-1].filename).relative_to(home)}, line {ours[-1].lineno})" if ours else ""
-    return KneeError(
-        f"this is a bug in knee: {said}{where}",
-        hint=f"please report it; add the output of the same command with {TRACEBACK}=1",
-        code="bug",
-    )
+    text = f"this is a bug in knee: {said}{where}"
+    return KneeError(text, hint=f"please report it; add the output of the same command with {TRACEBACK}=1", code="bug")
 
 
 # What the shell completes beyond options and choices: names of the catalogue, and files beside them.
@@ -340,15 +339,9 @@ class Commands(CommandGroup):
 
 def unknown_command(name: str, known: Sequence[str], hint: str) -> InputError:
     """The error for a command that there is not; the hint is for one that is close to none."""
+    from knee.specs.catalog import nearest
+
     return InputError(f"there is no command {name!r}", hint=nearest(name, known) or hint, code="unknown-command")
-
-
-def nearest(word: str, known: Sequence[str]) -> str | None:
-    """``did you mean ...?`` for a misspelt word, if one is close."""
-    from knee.specs.catalog import did_you_mean
-
-    close = did_you_mean(word, known)
-    return f"did you mean {close}?" if close else None
 
 
 def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001

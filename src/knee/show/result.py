@@ -73,11 +73,8 @@ class Result:
         names = [name for name in (LIBRARIES if library is None else (library,)) if find_spec(name)]
         if not names:
             wanted = library or "pandas or polars"
-            raise MissingExtra(
-                f"a data frame needs {wanted}, which is not installed",
-                hint=f"pip install {library or 'pandas'}; rows() gives the same as a list of dictionaries",
-                field="library",
-            )
+            hint = f"pip install {library or 'pandas'}; rows() gives the same as a list of dictionaries"
+            raise MissingExtra(f"a data frame needs {wanted}, which is not installed", hint=hint, field="library")
         return import_module(names[0]).DataFrame(self.rows())
 
     def __repr__(self) -> str:

@@ -211,6 +211,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     return close[0] if close else None
 
 
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """``did you mean ...?`` for a misspelt word, if one is close."""
+    close = did_you_mean(word, known)
+    return f"did you mean {close}?" if close else None
+
+
 def walk(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Leaf]]:
     """Every leaf with its dotted path; items of a list are numbered from 0."""
     for key, node in tree.items():

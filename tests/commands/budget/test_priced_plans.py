@@ -23,6 +23,7 @@ def test_rates_are_the_same_whatever_was_asked_before() -> None:
     assert asked.of(MODEL, KEYS) == fresh
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.0, 0.9, 1.1])
 def test_looking_ahead_changes_no_rate(share: float) -> None:
     """Neither what is found nor which plans count as tried."""

@@ -15,6 +15,7 @@ SLOW = {"cluster.fabric.nic_bytes_per_s": "1 Gbit/s"}
 ASKED = {"cluster": "dgx-h100", "gpus": 64, "days": 3, "sync_every": 30}
 
 
+@pytest.mark.slow
 def test_a_slow_network_gains_by_rare_exchanges() -> None:
     slow, fast = knee.budget(**ASKED, overrides=SLOW, params="1B"), knee.budget(**ASKED, params="1B")
     rare = slow.rare_exchange
@@ -39,6 +40,7 @@ def test_a_slow_network_gains_by_rare_exchanges() -> None:
     assert "rare_exchange" not in knee.budget(cluster="dgx-h100", gpus=8, days=1, params="350M").to_dict()
 
 
+@pytest.mark.slow
 def test_every_size_is_weighed_and_the_range_of_the_law_is_said() -> None:
     asked = ASKED | {"gpus": 32, "days": 1}
     found = knee.budget(**asked, overrides=SLOW)

@@ -48,6 +48,7 @@ def test_priors_are_as_wide_as_stacks_differ() -> None:
     assert [p.path for p in without] == [p.path for p in PARAMETERS]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_left_out_has_the_values_of_a_fit_to_the_others() -> None:
     pairs = [_run(batch, 0.8 if batch == 2 else 1.0) for batch in (1, 2, 4, 8)]
     free = [p for p in PARAMETERS if p.path in ("profile.gemm_scale", "profile.attention_scale")]

@@ -36,6 +36,7 @@ def test_names_as_json() -> None:
     assert "llama2-7b" in data["models"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*ENTRIES, *OTHERS, "constants"])
 def test_every_value_has_a_kind_and_a_source(name: str) -> None:
     result = knee(name, "--json")

@@ -31,6 +31,7 @@ def validator(kind: FileKind) -> Any:
     return jsonschema.Draft202012Validator(file_schema(kind))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_entry_follows_its_schema(kind: FileKind) -> None:
     for path in (ROOT / f"{kind}s").glob("*.toml"):
@@ -40,6 +41,7 @@ def test_every_entry_follows_its_schema(kind: FileKind) -> None:
             assert [error.message for error in check.iter_errors(written)] == [], name
 
 
+@pytest.mark.slow
 def test_every_study_follows_its_schema() -> None:
     check = validator("study")
     for path in (ROOT / "studies").glob("*.toml"):
@@ -79,6 +81,7 @@ def test_the_page_of_files_is_up_to_date() -> None:
     assert page == with_tables(page), "run make docs"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), ENTRIES)
 def test_a_complete_file_loads_again(kind: Kind, name: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"

@@ -56,6 +56,7 @@ def folder(tmp_path: Path, simulated: dict[int, dict[str, Any]]) -> Path:
     return runs
 
 
+@pytest.mark.slow
 def test_a_folder_becomes_a_page(tmp_path: Path, folder: Path, simulated: dict[int, dict[str, Any]]) -> None:
     pytest.importorskip("vl_convert")
     out = tmp_path / "page.html"
@@ -182,6 +183,7 @@ def test_a_damaged_file_beside_records_is_answered_in_part(folder: Path, content
     assert isinstance(caught(answer.check_whole), Incomplete)
 
 
+@pytest.mark.slow
 def test_a_page_is_written_before_an_answer_in_part_ends(tmp_path: Path, folder: Path) -> None:
     pytest.importorskip("vl_convert")
     (folder / "run8" / "record.json").write_bytes(b"{")

@@ -21,6 +21,7 @@ from knee.commands.serve.answers.search_view import budget_view
 from knee.commands.serve.answers.views import scale_view, step_view, toml_file, why
 from knee.engine.simulator import simulate_table
 from knee.search.space import Space, whole_table
+from lanes import NIGHTLY
 from serve.served import STEP
 
 QUESTIONS: list[dict[str, Any]] = [
@@ -153,6 +154,7 @@ def test_controls_are_those_of_the_specs() -> None:
         assert (control["kind"] in ("integer", "number", "logarithmic")) == (control["most"] is not None)
 
 
+@pytest.mark.slow
 def test_a_search_tells_of_its_best_and_fills_the_heat_map() -> None:
     question = {"kind": "plan", "model": "llama2-7b", "cluster": "dgx-h100", "gpus": 16, "global_batch": 32,
                 "max_cp": 1, "tp": 2, "sharding": "fsdp", "only": "micro_batch <= 2"}  # fmt: skip
@@ -186,6 +188,7 @@ SEARCHES = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("question", SEARCHES, ids=lambda q: f"{q['model']} on {q['cluster']}")
 def test_a_ranked_plan_reopened_is_the_plan_that_was_ranked(question: dict[str, Any]) -> None:
     # what the page does when a row is picked: all fields of the plan become the row's options
@@ -194,7 +197,7 @@ def test_a_ranked_plan_reopened_is_the_plan_that_was_ranked(question: dict[str, 
     status, data = asked("search", {"kind": "plan", "top": 40, **question})
     assert status == 200
     job = {name: question[name] for name in ("model", "cluster", "gpus", "global_batch")}
-    for row in (*data["ranking"], *data["front"], data["recommended"]):
+    for row in (*data["ranking"][:: 1 if NIGHTLY else 5], *data["front"][:5], data["recommended"]):
         found = knee.simulate(**job, **row["options"])
         assert json.loads(json.dumps(asdict(found.job.plan))) == row["plan"]
         assert found.step_s == row["step_s"]

@@ -83,6 +83,7 @@ def test_damaged_files_are_told_by_their_name(tmp_path: Path, name: str, text: s
     assert str(tmp_path) not in error.value.message
 
 
+@pytest.mark.slow
 def test_files_are_sent_and_listed(server: Served) -> None:
     kind = {"Content-Type": "application/octet-stream"}
     sent = server.send("POST", "/api/read?name=sub/run.json", json.dumps(RECORD).encode(), kind)

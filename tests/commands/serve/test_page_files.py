@@ -34,6 +34,7 @@ def test_the_page_is_light_and_its_modules_can_be_read() -> None:
     assert all(path.read_text("utf-8").startswith(("// ", "/* ", "<!doctype")) for path in own)  # says what it is for
 
 
+@pytest.mark.slow
 def test_the_types_of_its_scripts_agree() -> None:
     tsc = shutil.which("tsc", path=str(Path(sys.prefix, "tsc", "node_modules", ".bin"))) or shutil.which("tsc")
     if tsc is None:

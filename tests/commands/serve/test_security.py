@@ -193,6 +193,7 @@ def test_the_rate_is_told(folder: Path) -> None:
         assert own.get("/api/status").status == 200
 
 
+@pytest.mark.slow
 def test_beyond_this_machine_a_token_is_needed(study: Path) -> None:
     token = "a-token-of-this-test"
     with serving(ServeOptions(limits=FEW, door=Door(host="0.0.0.0", token=token), study=study)) as own:

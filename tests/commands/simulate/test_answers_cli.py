@@ -87,6 +87,7 @@ def test_a_narrow_terminal_does_without_the_least_columns() -> None:
     assert table._fitting(rows, (1,), 50) == ([0, 2], [1])
 
 
+@pytest.mark.slow
 def test_a_page_of_plans(tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
     ran("plan", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "8", "--global-batch", "16", "--html", str(page))

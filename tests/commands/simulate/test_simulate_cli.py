@@ -501,6 +501,7 @@ def test_exit_codes(args: tuple[str, ...], code: int) -> None:
     assert (done.stderr == "") == (code == 0)
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_early_is_no_failure_to_report() -> None:
     script = f"{sys.executable} -m knee catalog | head -n 1"
     done = subprocess.run(script, shell=True, capture_output=True, text=True, check=True)

@@ -62,6 +62,7 @@ def test_the_fastest_that_fits() -> None:
     assert job_of(question(tune=True, pick="fastest")).plan == fastest(fitting()).plan
 
 
+@pytest.mark.slow
 def test_the_least_model_parallelism_that_fits() -> None:
     least = min(degree(job) for job, _ in fitting())
     want = fastest([(job, m) for job, m in fitting() if degree(job) == least])

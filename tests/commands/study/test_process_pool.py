@@ -61,6 +61,7 @@ with process_pool(1) as pool:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["ends", "killed"])
 def test_a_script_is_not_run_again_and_its_workers_end_with_it(how: str, tmp_path: Path) -> None:
     """Also one that has no guard around its main part, and in a folder with modules of well-known names."""
@@ -132,6 +133,7 @@ SPEC = {
 }
 
 
+@pytest.mark.slow
 def test_a_chart_is_the_same_whoever_draws_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vega, "core_count", lambda: 2)
     alone = vega.to_svg(SPEC)

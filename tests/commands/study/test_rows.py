@@ -232,6 +232,7 @@ def test_a_data_sheet() -> None:
     assert hardware_row("mine", "dgx-v100")["peak_flop_per_s"] == pytest.approx(125e12, rel=0.01)  # has no bf16
 
 
+@pytest.mark.slow
 def test_the_columns_that_files_may_name_are_those_of_rows() -> None:
     from knee.commands.study.budget_rows import budget_rows
     from knee.commands.study.record_store import Store

@@ -131,6 +131,7 @@ def test_run_some(tmp_path: Path) -> None:
     assert result.stdout.index("table1:") < result.stdout.index("fig2b:")
 
 
+@pytest.mark.slow
 def test_the_last_line_counts_the_claims(tmp_path: Path) -> None:
     result = run(tmp_path, "fig12", "table1")
     found = re.fullmatch(LAST_LINE, result.stdout.splitlines()[-1])

@@ -50,6 +50,7 @@ def test_what_a_record_and_the_simulator_call_alike(jobs: list[Job], candidates:
     assert found.draws.shape == (len(candidates.positions), len(found.names))
 
 
+@pytest.mark.slow
 def test_exposed_communication_narrows_what_a_slow_network_may_cost(jobs: list[Job], candidates: Candidates) -> None:
     spreads, memory = carried_spreads("throughput"), carried_spreads("memory")
     beliefs = Beliefs(candidates, spreads, memory, shares=cache(lambda row: simulated_shares(jobs[row], candidates)))

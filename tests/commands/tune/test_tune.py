@@ -54,6 +54,7 @@ def tuned(folder: Path, **more: Any) -> Tuned:
     return knee.tune("llama-tiny", out=folder, program=[sys.executable, str(program)], **JOB | more)
 
 
+@pytest.mark.slow
 def test_it_finds_the_best_plan_and_goes_on_where_it_was(tmp_path: Path) -> None:
     out = tmp_path / "tuned"
     first = tuned(out, max_runs=1, within=1e-4, knobs=())
@@ -84,6 +85,7 @@ def test_it_finds_the_best_plan_and_goes_on_where_it_was(tmp_path: Path) -> None
     assert (other.value.code, other.value.field) == ("another-sweep", "out")
 
 
+@pytest.mark.slow
 def test_runs_may_be_smaller_than_the_job(tmp_path: Path) -> None:
     found = tuned(tmp_path / "tuned", gpus=16, global_batch=64, smaller_gpus=4, smaller_layers=2)
     asked = [json.loads(path.read_text()) for path in tmp_path.glob("tuned/runs/*/asked.json")]

@@ -16,6 +16,7 @@ JOB = ("tune", "llama-tiny", "--cluster", "cpu", "--gpus", "4", "--global-batch"
 SMALL = ("--steps", "6", "--trace-steps", "0", "--only", "cp == 1 and tp == 1 and pp == 1 and recompute == 'none'")
 
 
+@pytest.mark.slow
 def test_the_answer_and_its_status(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     out = ("--program", f"{sys.executable} {tmp_path / 'program.py'}", "--out", str(tmp_path / "tuned"))

@@ -182,6 +182,7 @@ def test_no_row_can_be_used(tmp_path: Path) -> None:
     assert sum(json.loads(result.stdout)["all"]["skipped"].values()) == 10
 
 
+@pytest.mark.slow
 def test_standard_input_is_read_once(runs: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "knee", "validate", "-", "--json"],

@@ -60,6 +60,7 @@ def test_drawn_runs_agree_with_the_closed_form(point: dict[str, object]) -> None
     assert float(drawn.mean()) == pytest.approx(steps_s * goodput.slowdown, rel=0.02)
 
 
+@pytest.mark.slow
 def test_ten_thousand_years_are_drawn_in_seconds() -> None:
     goodput = goodput_of(PARAMS, H100, 16_384)
     begin = time.process_time()

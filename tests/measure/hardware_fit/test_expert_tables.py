@@ -40,6 +40,7 @@ def test_the_tables_are_whole() -> None:
     assert sum(len(table.measured_s) for table in EXCHANGES.values()) == 9_344
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("routing", ["balanced", "power_law:1.2"])
 @pytest.mark.parametrize("kind", ["bf16", "fp8_block"])
 def test_layers_of_models_left_out(kind: GemmType, routing: str) -> None:
@@ -54,6 +55,7 @@ def test_layers_of_models_left_out(kind: GemmType, routing: str) -> None:
     assert errors.p90_frac == pytest.approx(p90, abs=0.08)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["dispatch", "combine"])
 def test_exchanges_of_settings_left_out(direction: Direction) -> None:
     table = EXCHANGES["deepep", direction]

@@ -89,6 +89,7 @@ def readings() -> Readings:
     return Readings(MACHINE, tuple(records))
 
 
+@pytest.mark.slow
 def test_it_finds_the_truth(readings: Readings) -> None:
     fit = fit_kernels(readings, BASE, EAGER)
     for name in ("kernel_s", "hbm_frac"):

@@ -12,6 +12,7 @@ from expert_tables import ProductTable, TableFit, fit_table, read_tables
 from knee.measure.hardware_fit.residuals import Residuals, held_back
 from knee.specs.hardware import GemmType
 from knee.specs.load import load_cluster
+from lanes import nightly
 
 TABLES = read_tables(Path(__file__).parents[3] / "data" / "gemm" / "products.csv.gz")
 CLUSTERS = {
@@ -44,6 +45,7 @@ def test_shapes_that_the_fit_has_not_seen() -> None:
     assert errors.p90_frac < 0.16
 
 
+@nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("which", TABLES, ids=" ".join)
 def test_all_shapes_that_the_fit_has_not_seen(which: tuple[str, GemmType]) -> None:
@@ -68,6 +70,7 @@ def test_the_fit_finds_what_made_a_table() -> None:
         assert getattr(found.rate, name) == pytest.approx(getattr(rate, name), rel=0.05), name
 
 
+@pytest.mark.slow
 def test_the_power_limit_of_the_tables_is_that_of_a_settled_gpu() -> None:
     """Long products of an H100's table run at the rate that was probed on a settled H200."""
     for kind in ("bf16", "fp8"):

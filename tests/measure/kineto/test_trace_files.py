@@ -93,6 +93,7 @@ def test_what_never_ends_is_refused() -> None:
     assert caught(lambda: analyse("/dev/zero")).code == "not-json"
 
 
+@pytest.mark.slow
 def test_standard_input(tmp_path: Path) -> None:
     path = job(tmp_path / "t.json")
     command = [sys.executable, "-m", "knee", "trace", "-"]

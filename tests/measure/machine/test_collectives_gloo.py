@@ -23,10 +23,9 @@ READINGS = "mine.collectives.jsonl"
 
 
 def start(folder: Path, **more: str) -> subprocess.Popen[str]:
-    """torchrun with two processes."""
+    """Two ranks."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"} | more
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += [str(Path(__file__).with_name("probe_worker.py")), "--max-size", "4 MiB"]
+    command = [sys.executable, str(Path(__file__).with_name("probe_worker.py")), "--max-size", "4 MiB"]
     return subprocess.Popen(
         command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

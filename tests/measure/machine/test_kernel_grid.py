@@ -16,7 +16,6 @@ from knee.measure.machine.kernel_grid import (
     kernel_points,
     stream_points,
 )
-from knee.measure.machine.kernel_timing import timing_of
 from knee.measure.machine.readings import GroupedPoint, key_of, read_readings
 
 READINGS = Path(__file__).parents[3] / "data" / "h200" / "kernels.jsonl"
@@ -48,6 +47,9 @@ def test_the_readings_cover_the_grid() -> None:
 
 
 def test_the_median_and_its_spread() -> None:
+    pytest.importorskip("torch")
+    from knee.measure.machine.kernel_timing import timing_of
+
     timing = timing_of([1.0, 2.0, 3.0, 4.0, 100.0])
     assert timing.median_s == 3.0
     assert timing.repeats == 5

@@ -199,6 +199,7 @@ def test_ranks_without_a_common_clock_begin_together(tmp_path: Path) -> None:
     assert max(event["ts"] for event in small(tmp_path / "s.json") if event["ph"] == "X") < 10_000
 
 
+@pytest.mark.slow
 def test_perfetto_keeps_kernels_that_touch_and_that_overlap(tmp_path: Path) -> None:
     kernels = [
         (GATHER, 20, 0, 900_007),

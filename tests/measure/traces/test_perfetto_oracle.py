@@ -30,6 +30,7 @@ from reach group by comm order by comm
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlapping", [False, True])
 def test_perfetto_agrees_on_our_own(tmp_path: Path, overlapping: bool) -> None:
     check(job(tmp_path / "t.json", gather_stream=7 if overlapping else 20), tmp_path)

@@ -18,12 +18,12 @@ from knee.measure.kineto.event_columns import LaunchCall
 from knee.measure.kineto.kineto_writer import write_kineto
 from knee.measure.kineto.process_groups import collective_of
 from knee.measure.traces import analyse
-from knee.measure.traces.plain_data import record
+from knee.measure.traces.plain_data import record, step_of
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.specs.notes import code_of
 from knee.specs.plan import Plan
 from knee.specs.plan_table import table_of
-from knee.training.run.worker import axes_of, coordinates, keeps_trace, read_trace
+from knee.training.run.worker import axes_of, coordinates, keeps_trace
 from refusals import caught
 from step_breakdown import measure
 
@@ -132,7 +132,8 @@ def test_the_axis_of_a_call_follows_from_its_threads_others() -> None:
 
 
 def test_a_trace_per_step_with_messages(tmp_path: Path) -> None:
-    found = read_trace(gloo_trace(tmp_path / "t.json.gz"), Plan(tp=2, dp_shard=2))
+    axes = axes_of(Plan(tp=2, dp_shard=2))
+    found = step_of(analyse(gloo_trace(tmp_path / "t.json.gz"), axes=axes, cache=False).ranks[0])
     loads = {(load["collective"], load["group"]): load for load in found["comm_loads"]}
     assert loads["all_gather", "dp_shard"]["message_bytes"] == 64 * 4
     assert loads["reduce_scatter", "dp_shard"]["message_bytes"] == 64 * 4

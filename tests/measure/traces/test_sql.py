@@ -9,7 +9,8 @@ import pytest
 
 from knee.base.errors import InputError, MissingExtra
 from knee.measure.traces import Analysis, analyse
-from knee.measure.traces.sql import TABLES, json_value, query
+from knee.measure.traces.plain_data import json_value
+from knee.measure.traces.sql import TABLES, query
 
 pytest.importorskip("duckdb")
 from small_traces import GATHER, GEMM, job
@@ -97,6 +98,7 @@ def test_errors_are_one_sentence_with_the_tables(two: Analysis, sql: str, said: 
     assert "kernels (rank, step, start_ns" in str(caught.value.hint)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sql", [
     "select * from read_text('{file}')", "select * from '{file}'", "copy kernels to '{new}'", "attach '{new}'",
     "export database '{new}'", "install httpfs", "set enable_external_access = true", "set threads = 1",

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from knee.commands.study.study_file import load_study
+from lanes import with_nightly
 
-from .conftest import NAMES, STUDIES
+from .conftest import STUDIES
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -40,8 +41,10 @@ PRINTED = """() => {
 }"""
 
 
-@pytest.mark.parametrize("scripts", [True, False], ids=["with scripts", "without"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "scripts"),
+    with_nightly([("study", True), ("report", False)], [("study", False), ("report", True), ("trace", True)]),
+)
 def test_all_is_open_and_nothing_cut(name: str, scripts: bool, made: Made, open_page: Open) -> None:
     page = open_page(made.page(name), viewport=PAPER, color_scheme="dark", java_script_enabled=scripts).page
     page.emulate_media(media="print", color_scheme="dark")

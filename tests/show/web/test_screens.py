@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from knee.show.figures.palette import dark_of
+from lanes import with_nightly
 
 from .conftest import NAMES
 
@@ -84,7 +85,7 @@ def page(request: pytest.FixtureRequest, made: Made, open_page: Open) -> Page:
     return open_page(made.page(request.param)).page
 
 
-@pytest.mark.parametrize("width", [320, 360, 768, 1440])
+@pytest.mark.parametrize("width", with_nightly([320, 1440], [360, 768]))
 def test_nothing_is_cut_or_leaves_the_screen(width: int, page: Page) -> None:
     page.set_viewport_size({"width": width, "height": 740})
     page.evaluate(DRAWN, width)

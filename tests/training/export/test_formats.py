@@ -83,6 +83,7 @@ def grid() -> list[Job]:
 # knee's own file
 
 
+@pytest.mark.slow
 def test_every_plan_of_a_grid_comes_back(tmp_path: Path) -> None:
     assert len(grid()) > 100
     assert all(read_back(job, tmp_path) == job for job in grid()[::5])

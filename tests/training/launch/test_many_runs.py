@@ -12,6 +12,7 @@ import pytest
 from knee.training.launch.run_status import Status, write_status
 from knee.training.launch.sweep_folder import read_sweep
 from knee.training.sweeps import run_local as here
+from lanes import nightly
 
 from .sweeps import STUB, program, status, sweep
 
@@ -28,6 +29,7 @@ MOST = 3.0
 """Times as long for each run as where there are a tenth of them: linear, with room for what caches do."""
 
 
+@nightly
 def test_a_thousand_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few, many = (swept(tmp_path / str(len(gpus)), gpus, monkeypatch) for gpus in ([1], [1, 2, 4, 8]))
     assert (few.pop("runs"), many.pop("runs")) == (100, 1000)

@@ -19,6 +19,7 @@ from knee.training.launch.rank import interface_towards
 from knee.training.launch.run_status import Status, write_status
 from knee.training.launch.sweep_folder import locked
 from knee.training.sweeps.stop_rule import MeasuredRate, rate_of, returns_of, start_order
+from lanes import nightly
 from refusals import kind, numbers
 
 from .sweeps import (
@@ -315,6 +316,7 @@ def test_the_way_to_a_host() -> None:
     assert interface_towards("no such host") is None
 
 
+@nightly
 @needs_torch
 def test_a_run_for_real_stands_beside_its_simulation(tmp_path: Path) -> None:
     """The paper's figure at a tiny size: what fits no two processes is refused, and one plan is trained."""

@@ -17,9 +17,8 @@ from knee.training.parallelism.trainer_job import TrainJob
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
 
-from knee.training.checkpoints.huggingface_read import read_huggingface  # noqa: E402
-from knee.training.checkpoints.huggingface_write import write_huggingface  # noqa: E402
-from knee.training.checkpoints.save import CheckpointSaver  # noqa: E402
+from knee.training.checkpoints.huggingface import read_huggingface, write_huggingface  # noqa: E402
+from knee.training.checkpoints.save_and_resume import CheckpointSaver  # noqa: E402
 from knee.training.parallelism.decoder import Decoder, Parts  # noqa: E402 - they import torch
 from knee.training.parallelism.layer_functions import rope_table  # noqa: E402
 from knee.training.parallelism.mesh import local_device, make_mesh  # noqa: E402

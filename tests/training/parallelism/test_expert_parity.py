@@ -117,6 +117,7 @@ RARE = {
         "fsdp x etp",
         "ep x cp",
         "ep x pp",
+        "ep x pp capacity",
         "ep x pp fsdp recompute",
     },
 }
@@ -137,7 +138,7 @@ RESUMED: dict[int, dict[str, tuple[str, dict]]] = {
     },
 }
 """Each starts from the checkpoint that another layout wrote after the first step, and writes it again."""
-RESUMED[4] = of_lane(RESUMED[4], {"resumed fsdp x etp", "resumed ep x ddp"})
+RESUMED[4] = of_lane(RESUMED[4], {"resumed ep x pp", "resumed fsdp x etp", "resumed ep x ddp"})
 BROKEN = {"ep all_to_all": {"dp_shard": 2, "ep": 2}, "experts' gradients": {"dp_shard": 2, "ep": 2}}
 
 

@@ -118,6 +118,7 @@ RARE = {
         "fsdp x cp",
         "tp x pp without sp",
         "tp 4",
+        "cp 4",
         "pp 4",
     },
     8: {"tp x pp x cp", "hsdp x pp", "hsdp x tp", "hsdp x cp"},

@@ -36,8 +36,7 @@ from click.testing import CliRunner
 from knee.commands.main import main as knee
 from knee.engine.events import StageWork
 from knee.training.checkpoints.folder import find_checkpoint, read_state
-from knee.training.checkpoints.resume import load_state
-from knee.training.checkpoints.save import CheckpointSaver, host_group
+from knee.training.checkpoints.save_and_resume import CheckpointSaver, host_group, load_state
 from knee.training.parallelism import (
     context_parallel,
     ddp,
@@ -101,7 +100,7 @@ def run(case: dict, folder: Path) -> dict:
             skew(model)
         if case.get("break"):
             stack.enter_context(mock.patch.object(*BREAKS[case["break"]]))
-        tracer = stack.enter_context(torch.profiler.profile()) if case.get("trace") else None
+        tracer = stack.enter_context(torch.profiler.profile()) if case.get("trace") and model.mesh.rank == 0 else None
         if case.get("resume"):
             found = find_checkpoint(folder / case["resume"])
             load_state(model, found, read_state(found)["step"], host_group(WAIT))
@@ -119,9 +118,12 @@ def run(case: dict, folder: Path) -> dict:
             saver.finish()
             saver.check()
         # a forward without gradients would be compiled anew
-        valid = None if job.compile or tracer else float(model.evaluate(local_tokens(job, model.mesh, job.steps)))
-    # rank 0's are looked at
-    events = collections.Counter(e.name for e in tracer.events()) if tracer and model.mesh.rank == 0 else {}
+        valid = (
+            None
+            if job.compile or case.get("trace")
+            else float(model.evaluate(local_tokens(job, model.mesh, job.steps)))
+        )
+    events = collections.Counter(e.name for e in tracer.events()) if tracer else {}
     return {
         "losses": [float(r.loss_tensor) for r in results],
         "valid": valid,

@@ -92,6 +92,7 @@ def test_earlier_releases_have_a_profile_of_their_own(runs: tuple[PublishedRun, 
     assert catalog_profile("nemo-early-2025").expert_host_s == catalog_profile("nemo").expert_host_s
 
 
+@pytest.mark.slow
 def test_errors_by_source(validation: Validation) -> None:
     fidelity = moe_fidelity(validation)
     found = {source.source: source for source in fidelity.sources}
@@ -105,6 +106,7 @@ def test_errors_by_source(validation: Validation) -> None:
     assert found["simumax_b200_v1.2"].median_frac < 0.25
 
 
+@pytest.mark.slow
 def test_the_carried_errors_are_todays(runs: tuple[PublishedRun, ...], validation: Validation) -> None:
     errors = read_errors(EXPERTS)
     shipped = {id(p): p for p in validation.predictions.values()}.values()

@@ -83,19 +83,13 @@ def check_limits(limits: BudgetLimits, cluster: Cluster) -> None:
         raise not_in_range("gpus", f"{limits.gpus:,}", rule, hint="use fewer")
     if limits.days is None and limits.usd is None and limits.mwh is None:
         only = f" ({argument('tokens_max')} limits the data, not the compute)" if limits.tokens_max is not None else ""
-        raise InputError(
-            f"no compute limit is given, so any model could be trained forever{only}",
-            hint=f"give {argument('days')}, {argument('usd')} or {argument('mwh')}, or several",
-            code="missing-argument",
-            field="days",
-        )
+        text = f"no compute limit is given, so any model could be trained forever{only}"
+        hint = f"give {argument('days')}, {argument('usd')} or {argument('mwh')}, or several"
+        raise InputError(text, hint=hint, code="missing-argument", field="days")
     if limits.usd is not None and not cluster.usd_per_gpu_h:
-        raise InputError(
-            f"{argument('usd')} is given, but the price of {cluster.name} is unknown",
-            hint=f"give {argument('overrides')} cluster.usd_per_gpu_h='2.5 USD/h'",
-            code="no-rate",
-            field="usd",
-        )
+        text = f"{argument('usd')} is given, but the price of {cluster.name} is unknown"
+        hint = f"give {argument('overrides')} cluster.usd_per_gpu_h='2.5 USD/h'"
+        raise InputError(text, hint=hint, code="no-rate", field="usd")
 
 
 def refuse_nothing(problem: Problem, limits: BudgetLimits, counts: Sequence[int]) -> None:
@@ -107,27 +101,18 @@ def refuse_nothing(problem: Problem, limits: BudgetLimits, counts: Sequence[int]
     affordable = max(problem.most_tokens(limits, least, gpus) for gpus in counts)
     priced = [rate for (model, _), rate in problem.rates.known.items() if model == least]
     if problem.tokens_per_param is not None and (affordable == 0.0 or any(priced)):
-        raise DoesNotFit(
-            f"{what} on {problem.tokens_per_param:g} tokens per parameter needs more than these limits allow",
-            hint=f"raise a limit, or lower {argument('tokens_per_param')}",
-            field="tokens_per_param",
-        )
+        text = f"{what} on {problem.tokens_per_param:g} tokens per parameter needs more than these limits allow"
+        raise DoesNotFit(text, hint=f"raise a limit, or lower {argument('tokens_per_param')}", field="tokens_per_param")
     if priced and all(rate is None for rate in priced):
         gib = problem.rates.cluster.gpu.hbm_bytes / 2**30
-        raise DoesNotFit(
-            f"{what} does not fit under any plan on up to {limits.gpus:,} GPUs with {gib:.0f} GiB",
-            hint=f"give more {argument('gpus')}, or a smaller {argument('params')}",
-            code="no-plan-fits",
-            field="gpus",
-        )
+        text = f"{what} does not fit under any plan on up to {limits.gpus:,} GPUs with {gib:.0f} GiB"
+        hint = f"give more {argument('gpus')}, or a smaller {argument('params')}"
+        raise DoesNotFit(text, hint=hint, code="no-plan-fits", field="gpus")
     seq_len = problem.rates.seq_len
     afford = f"these limits allow {what} at most {short(affordable)} tokens"
     if affordable < seq_len:
-        raise DoesNotFit(
-            f"{afford}, which is less than one sequence of {seq_len:,} tokens",
-            hint=f"raise a limit, or give a shorter {argument('seq_len')}",
-            field="seq_len",
-        )
+        hint = f"raise a limit, or give a shorter {argument('seq_len')}"
+        raise DoesNotFit(f"{afford}, which is less than one sequence of {seq_len:,} tokens", hint=hint, field="seq_len")
     allowed = problem.allowed_batch_tokens(problem.least_loss(limits, least, max(counts)))
     raise DoesNotFit(
         f"{afford}, and a step may have at most {short(allowed)} tokens, less than one sequence of {seq_len:,} tokens",
@@ -302,11 +287,9 @@ def _model(model: ModelLike | None, params: Amount | None, family: Family) -> Mo
 def _batch_max(given: Amount | None, seq_len: int) -> float | None:
     most = count_of("batch_max", given)
     if most is not None and most < seq_len:
-        raise DoesNotFit(
-            f"{argument('batch_max')} is {given}, less than one sequence of {seq_len:,} tokens",
-            hint=f"raise {argument('batch_max')}, or give a shorter {argument('seq_len')}",
-            field="batch_max",
-        )
+        text = f"{argument('batch_max')} is {given}, less than one sequence of {seq_len:,} tokens"
+        hint = f"raise {argument('batch_max')}, or give a shorter {argument('seq_len')}"
+        raise DoesNotFit(text, hint=hint, field="batch_max")
     return most
 
 

@@ -143,9 +143,6 @@ def _refuse_beside_check(ctx: click.Context) -> None:
         and ctx.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE
     ]
     if given:
-        raise InputError(
-            f"--check cannot be combined with {', '.join(given)}",
-            hint="leave out --check, or combine it only with --json",
-            code="contradiction",
-            field="check",
-        )
+        text = f"--check cannot be combined with {', '.join(given)}"
+        hint = "leave out --check, or combine it only with --json"
+        raise InputError(text, hint=hint, code="contradiction", field="check")

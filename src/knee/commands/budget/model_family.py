@@ -7,10 +7,10 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 from functools import cache
 
-from knee.base.errors import InputError
 from knee.base.units import short
+from knee.commands.budget.scaling_laws import unknown_name
 from knee.engine.workload.parameters import parameter_count
-from knee.specs.catalog import ROOT, did_you_mean, read_toml
+from knee.specs.catalog import ROOT, read_toml
 from knee.specs.load import load_model
 from knee.specs.model import Model
 
@@ -54,7 +54,9 @@ class Family:
         ratio = (a.ffn / a.hidden) ** (1 - t) * (b.ffn / b.hidden) ** t
         # beyond the ends the MLP keeps the last member's ratio
         ratio = min(max(ratio, min(a.ffn / a.hidden, b.ffn / b.hidden)), max(a.ffn / a.hidden, b.ffn / b.hidden))
-        step = self.head_size * _heads_step(width)
+        step = self.head_size * (
+            WHOLE_NODE_HEADS if width >= 4096 else 4 if width >= 2048 else 2 if width >= 1024 else 1
+        )
         near = a if t < 0.5 else b
         return self._of(near, step * max(1, round(width / step)), ratio, params)
 
@@ -77,10 +79,6 @@ class Family:
         return list({parameter_count(model): model for model in found}.values())
 
 
-def _heads_step(width: float) -> int:
-    return WHOLE_NODE_HEADS if width >= 4096 else 4 if width >= 2048 else 2 if width >= 1024 else 1
-
-
 @cache
 def _shape(family: str, params: float) -> Model:
     return family_of(family).shape(params)
@@ -100,10 +98,7 @@ def family_names() -> list[str]:
 def family_of(name: str) -> Family:
     """A family by its name."""
     if name not in _document():
-        close = did_you_mean(name, family_names())
-        guess = f"did you mean {close}? " if close else ""
-        hint = f"{guess}use one of {', '.join(family_names())}"
-        raise InputError(f"no family named {name!r}", hint=hint, code="unknown-name", field="family")
+        raise unknown_name("family", name, family_names())
     raw = _document()[name]
     names, vocab = raw["members"], raw["vocab"]
     assert isinstance(names, list)

@@ -38,7 +38,7 @@ def budget_page(data: Data, *, command: str = "", month: Sequence[Data] = ()) ->
             charts=_charts(figures, "sizes", "counts"),
             says="The limits decide how many tokens each size gets through on each count of GPUs, the law what "
             "they are worth.",
-        ),
+        )
     ]
     if month:
         sections.append(failure_section(best["with_failures"], month))

@@ -472,20 +472,18 @@ class Budget(ByValue, Result):
     def plot(self, path: str | Path) -> None:
         """Draw a chart into a .svg, .png, .html or .json (Vega-Lite) file; with ``frontier``, it shows the loss against
         each limit."""
-        from knee.commands.budget.charts import budget_figures
-        from knee.commands.plot_file import write_budget_plot
-        from knee.show.figures.vega import check_picture
+        from knee.commands.budget.charts import budget_figures, concatenated
+        from knee.show.figures.vega import check_picture, standalone
+        from knee.show.page.page import write_plot
 
         check_picture(str(path))
         data = self.to_dict()
-        if not any(figure.spec for figure in budget_figures(data)):
-            raise InputError(
-                "one model size on one GPU count gives no chart",
-                hint=f"add {argument('frontier')}",
-                code="missing-argument",
-                field="frontier",
-            )
-        write_budget_plot(data, str(path))
+        figures = budget_figures(data)
+        if not any(figure.spec for figure in figures):
+            text = "one model size on one GPU count gives no chart"
+            raise InputError(text, hint=f"add {argument('frontier')}", code="missing-argument", field="frontier")
+        spec = standalone(concatenated(figures))
+        write_plot(Path(path), spec, title="knee budget", sentences=data["sentences"])
 
     @checked_arguments
     def write_page(self, out: str | Path, *, command: str = "") -> None:

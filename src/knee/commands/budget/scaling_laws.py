@@ -14,7 +14,7 @@ from knee.base.arrays import Floats
 from knee.base.errors import InputError
 from knee.base.units import amount, short
 from knee.engine.workload.parameters import embedding_tensors, head_tensors, parameter_count
-from knee.specs.catalog import ROOT, did_you_mean, read_toml
+from knee.specs.catalog import ROOT, nearest, read_toml
 from knee.specs.defaults import DEFAULT_BATCH_LAW
 from knee.specs.model import Model
 
@@ -227,7 +227,7 @@ def law_names() -> list[str]:
 def law_of(name: str) -> Law:
     """A law by its name."""
     if name not in law_names():
-        raise _unknown("scaling law", name, law_names())
+        raise unknown_name("scaling law", name, law_names())
     raw = _document()[name]
     names = _COEFFICIENTS[raw["form"]]
     return Law(
@@ -254,7 +254,7 @@ def batch_law_names() -> list[str]:
 def batch_law(name: str = DEFAULT_BATCH_LAW) -> BatchLaw:
     """A law of the critical batch by its name."""
     if name not in batch_law_names():
-        raise _unknown("law of the critical batch", name, batch_law_names())
+        raise unknown_name("law of the critical batch", name, batch_law_names())
     raw = _document()["critical_batch"][name]
     return BatchLaw(
         name=name,
@@ -274,10 +274,9 @@ def _range(ends: list[float]) -> Range:
     return float(ends[0]), float(ends[1])
 
 
-def _unknown(what: str, name: str, known: list[str]) -> InputError:
-    close = did_you_mean(name, known)
-    guess = f"did you mean {close}? " if close else ""
-    hint = f"{guess}use one of {', '.join(known)}"
+def unknown_name(what: str, name: str, known: list[str]) -> InputError:
+    """The error for a name that is not one of the known."""
+    hint = " ".join(filter(None, (nearest(name, known), f"use one of {', '.join(known)}")))
     return InputError(f"no {what} named {name!r}", hint=hint, code="unknown-name", field=what)
 
 

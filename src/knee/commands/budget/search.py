@@ -662,7 +662,8 @@ def rare_exchange(
     """
     found = []
     for replicas in fitted_replicas():
-        run = _with_replicas(problem, fixed, sync_every, replicas).optimum(limits)
+        law = ReplicaLaw(**{name: getattr(problem.law, name) for name in Law.__dataclass_fields__}, replicas=replicas)
+        run = replace(problem, rates=problem.rates.apart(fixed, sync_every, replicas), law=law).optimum(limits)
         if run is not None:
             found.append((run.loss, replicas, run))
     if not found:
@@ -684,8 +685,3 @@ def rare_exchange(
         gained=best.loss - loss,
         extrapolated=tuple(outside_fit(run.counted, replicas, sync_every=sync_every)),
     )
-
-
-def _with_replicas(problem: Problem, fixed: Plan, sync_every: int, replicas: int) -> Problem:
-    law = ReplicaLaw(**{name: getattr(problem.law, name) for name in Law.__dataclass_fields__}, replicas=replicas)
-    return replace(problem, rates=problem.rates.apart(fixed, sync_every, replicas), law=law)

@@ -7,23 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from knee.base.units import amount, counted, short
+from knee.commands.budget import result as budget
 from knee.commands.budget.frontier import KNEE_WORDS, Frontier, IsoLoss
-from knee.commands.budget.result import (
-    AXIS_WORDS,
-    FRONTIER_SIZES,
-    LIMIT_WORDS,
-    BudgetCheck,
-    assumptions,
-    batch_words,
-    best_with_failures,
-    flop_data,
-    frontier_words,
-    limits_words,
-    plan_of,
-    run_data,
-    sentences,
-    sure_rows,
-)
 from knee.commands.budget.search import BudgetLimits, BudgetRun
 from knee.commands.simulate.text import failure_words
 from knee.show.terminal.table import print_columns, print_heading, print_rows, print_table
@@ -34,7 +19,7 @@ if TYPE_CHECKING:
     from knee.commands.budget.result import Budget
 
 
-def print_checked(check: BudgetCheck) -> None:
+def print_checked(check: budget.BudgetCheck) -> None:
     """Published against predicted, the worst last in words."""
     rows = [
         {
@@ -46,7 +31,7 @@ def print_checked(check: BudgetCheck) -> None:
             "predicted cost": _cost(run.predicted_gpu_hours, run.predicted_flop),
             "error": "unknown" if run.error_frac is None else f"{run.error_frac:+.1%}",
             "error with failures": "-" if run.failed_error_frac is None else f"{run.failed_error_frac:+.1%}",
-            "plan": plan_of(run),
+            "plan": budget.plan_of(run),
         }
         for run in check.runs
     ]
@@ -100,15 +85,15 @@ _SIDES = {
 def print_answer(answer: Budget) -> None:
     """The sentences to remember, then tables, then what was assumed."""
     problem, best = answer.problem, answer.best
-    for line in sentences(answer):
+    for line in budget.sentences(answer):
         print_heading(line)
     sys.stdout.write("\n")
     print_heading(
-        f"{limits_words(answer.limits)} on {problem.rates.cluster.name}; profile {problem.rates.profile.name}, "
+        f"{budget.limits_words(answer.limits)} on {problem.rates.cluster.name}; profile {problem.rates.profile.name}, "
         f"{problem.rates.seq_len:,} tokens per sequence, scaling law {problem.law.name}"
     )
     _print_sides(answer)
-    failed = best_with_failures(answer)
+    failed = budget.best_with_failures(answer)
     print_rows([[f"goodput of the best run: {failed['goodput_frac']:.1%}; {failure_words(failed)}"]])
     _print_runs("the best run at each GPU count", answer.by_count.values())
     if len(answer.sizes) > 1:
@@ -127,15 +112,15 @@ def print_answer(answer: Budget) -> None:
         dim=(2, 3),
     )
     print_heading("uncertainty of the loss")
-    print_rows(sure_rows(answer))
+    print_rows(budget.sure_rows(answer))
     for frontier in answer.frontiers:
         _print_frontier(answer.limits, frontier)
     if answer.frontiers:
-        sys.stdout.write(f"  The knee is {KNEE_WORDS}; {FRONTIER_SIZES}.\n")
+        sys.stdout.write(f"  The knee is {KNEE_WORDS}; {budget.FRONTIER_SIZES}.\n")
     if answer.iso:
         _print_iso(answer.iso)
     print_heading("assumptions:")
-    for line in assumptions(answer):
+    for line in budget.assumptions(answer):
         sys.stdout.write(f"  - {line}\n")
 
 
@@ -173,10 +158,10 @@ def _side(key: str, value: float | None) -> str:
 
 def side_rows(answer: Budget) -> list[list[str]]:
     """The best run, what FLOP counting promises, and what becomes of that; sizes with all parameters."""
-    flop = flop_data(answer)
+    flop = budget.flop_data(answer)
     flop |= {"params": flop["all_params"], "tokens_per_param": flop["tokens"] / flop["all_params"]}
     really = flop["really"]
-    sides = (run_data(answer, answer.best), flop, really or {})
+    sides = (budget.run_data(answer, answer.best), flop, really or {})
     rows = [[name, *(_side(key, side[key]) if side else "-" for side in sides)] for name, key in _SIDES.items()]
     if not really:
         rows[0][-1] = "no plan"
@@ -195,14 +180,14 @@ def _print_sides(answer: Budget) -> None:
                 f"{counted(shape.heads, 'head')} ({shape.kv_heads} key-value heads), vocabulary {shape.vocab:,}",
             ],
             ["plan", plan_words(best.rate.plan)],
-            ["batch", batch_words(answer)],
-            ["limited by", LIMIT_WORDS[best.binding]],
+            ["batch", budget.batch_words(answer)],
+            ["limited by", budget.LIMIT_WORDS[best.binding]],
         ]
     )
 
 
 def _print_frontier(limits: BudgetLimits, one: Frontier) -> None:
-    unit = AXIS_WORDS[one.axis]
+    unit = budget.AXIS_WORDS[one.axis]
     at = "" if one.knee is None else f"knee at {amount(one.knee)} {unit}{' or more' if one.open else ''}"
     knee = at or "no doubling pays off"
     head = (unit, "loss", "gain of the last doubling", "GPUs", "parameters", "tokens", "limited by")
@@ -216,12 +201,12 @@ def _print_frontier(limits: BudgetLimits, one: Frontier) -> None:
             f"{run.gpus:,}",
             short(run.params),
             short(run.tokens),
-            LIMIT_WORDS[run.binding],
+            budget.LIMIT_WORDS[run.binding],
         ]
         for value, run, worth in zip(one.values, one.runs, one.worth, strict=True)
     ]
     print_table(f"loss against {unit}: {knee}", head, rows, right=range(6))
-    for remark in frontier_words(limits, one)[1:]:
+    for remark in budget.frontier_words(limits, one)[1:]:
         sys.stdout.write(f"  {remark[:1].upper()}{remark[1:]}.\n")
 
 

@@ -80,15 +80,11 @@ def calibrate(
     given_files = [files] if isinstance(files, (str, Path)) else files
     paths = tuple(dict.fromkeys(map(Path, given_files)))
     if not paths:
-        raise InputError(
-            "no file of measured runs is given",
-            hint=either(
-                'knee.calibrate("runs.csv", out="mine.toml")',
-                "knee calibrate runs.csv -o mine.toml; `knee calibrate --help` describes the file formats",
-            ),
-            code="missing-argument",
-            field="files",
+        hint = either(
+            'knee.calibrate("runs.csv", out="mine.toml")',
+            "knee calibrate runs.csv -o mine.toml; `knee calibrate --help` describes the file formats",
         )
+        raise InputError("no file of measured runs is given", hint=hint, code="missing-argument", field="files")
     if not 0 <= hold_out <= MOST_HELD_FRAC:
         raise not_in_range("hold_out", f"{hold_out:g}", f"it must be between 0 and {MOST_HELD_FRAC:g}")
     parameters = chosen(_names(only), _names(fix))

@@ -104,12 +104,7 @@ class Calibration(Result):
     def profile_text(self) -> str:
         """The profile as the text of a TOML file, whose base is the profile that the fit started from."""
         return profile_text(
-            self.base,
-            self.base_profile,
-            self.found,
-            self.runs,
-            files=self.files,
-            date=date.today().isoformat(),
+            self.base, self.base_profile, self.found, self.runs, files=self.files, date=date.today().isoformat()
         )
 
     @checked_arguments

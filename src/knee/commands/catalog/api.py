@@ -66,18 +66,14 @@ class _Entries(_Words):
         found = super().dataclass_schema(schema)
         own: dict[str, Any] = found["properties"]
         if schema["cls"] is Fabric:
-            own |= _nics()
+            words = descriptions(NodeNics)
+            types = {"nics_per_node": "integer", "nic_rate": "number"}
+            own |= {name: {"type": type_, "description": words[name]} for name, type_ in types.items()}
         found["properties"] = {name: _with_source(_quantity(name, one)) for name, one in own.items()} | {
             key: SOURCE[key] for key in SOURCE if key not in own
         }
         found.pop("required", None)
         return found
-
-
-def _nics() -> dict[str, Any]:
-    words = descriptions(NodeNics)
-    types = {"nics_per_node": "integer", "nic_rate": "number"}
-    return {name: {"type": type_, "description": words[name]} for name, type_ in types.items()}
 
 
 def _quantity(name: str, of_field: dict[str, Any]) -> dict[str, Any]:
@@ -178,10 +174,6 @@ def catalog_entry(name: str, *, kind: str | None = None) -> CatalogEntry:
     found = [entry for entry in catalog_entries().named(name) if kind in (None, entry.kind)]
     if len(found) != 1:
         kinds = ", ".join(entry.kind for entry in catalog_entries().named(name))
-        raise InputError(
-            f"{name} is the name of several entries: {kinds}",
-            hint="give one of these kinds as `kind`",
-            code="unknown-choice",
-            field="kind",
-        )
+        text = f"{name} is the name of several entries: {kinds}"
+        raise InputError(text, hint="give one of these kinds as `kind`", code="unknown-choice", field="kind")
     return found[0]

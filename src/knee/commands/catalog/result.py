@@ -2,22 +2,89 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import json
+import textwrap
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from knee.base.errors import InputError
-from knee.commands.catalog.entry_toml import entry_toml
-from knee.engine.reliability.goodput import conditions_of, default_of
+from knee.engine.reliability.goodput import conditions_of
+from knee.engine.reliability.goodput import default_of as default_rate
 from knee.engine.workload.parameters import active_parameter_count, mtp_parameter_count, parameter_count
 from knee.show.result import Result
-from knee.specs.catalog import KINDS, ROOT, Kind, Leaf, Tree, did_you_mean, is_path, read_toml
+from knee.specs.catalog import KINDS, ROOT, Kind, Leaf, Tree, is_path, nearest, read_toml, walk
 from knee.specs.check import Mistake, build, raise_mistakes
 from knee.specs.constants import constant, constant_rows
 from knee.specs.data_sheets import complete, kind_of_file
+from knee.specs.fields import SPECS, default_of, descriptions, optional_table, unit_words
 from knee.specs.hardware import Cluster
 from knee.specs.load import describe, read_tree
+
+# An entry as a complete TOML file that loads again: every value with its unit and source, every field explained.
+
+WIDTH = 100
+
+
+def entry_toml(kind: str, tree: Tree) -> str:
+    """The file's text. What most values share as their source stands once, at the top."""
+    spec = SPECS[kind]
+    shared = Counter((leaf.source.kind, leaf.source.text) for _, leaf in walk(tree)).most_common(1)[0][0]
+    head = [f"# A {kind}. Every field is listed; a field that is commented out has the default value shown.", ""]
+    head += [f"source = {_word(shared[1])}", f"kind = {_word(shared[0])}", ""]
+    return "\n".join([*head, *_table(spec, tree, "", shared)]).rstrip() + "\n"
+
+
+def _table(spec: type, tree: Tree, path: str, shared: tuple[str, str]) -> Iterator[str]:
+    """Values first, since a table's header ends the values of the one around it."""
+    hints, words = get_type_hints(spec), descriptions(spec)
+    for one in fields(spec):
+        node, hint = tree.get(one.name), hints[one.name]
+        if isinstance(node, Leaf) or (node is None and not (is_dataclass(hint) or get_origin(hint) in (dict, tuple))):
+            yield from _comment(words.get(one.name, ""), "" if node else unit_words(one.name))
+            yield _line(one.name, node, shared) if isinstance(node, Leaf) else _default(one.name, default_of(one))
+    for one in fields(spec):
+        node, hint = tree.get(one.name), hints[one.name]
+        below = f"{path}.{one.name}".lstrip(".")
+        if isinstance(node, list):
+            for item in node:
+                yield from ("", f"[[{below}]]", *_table(get_args(hint)[0], item, below, shared))
+        elif isinstance(node, dict) and get_origin(hint) is dict:
+            for key, inner in node.items():
+                assert isinstance(inner, dict)
+                yield from ("", f"[{below}.{key}]", *_table(get_args(hint)[1], inner, f"{below}.{key}", shared))
+        elif isinstance(node, dict):
+            yield from ("", f"[{below}]", *_table(optional_table(hint) or hint, node, below, shared))
+
+
+def _comment(words: str, unit: str) -> list[str]:
+    """What the field means; a value that is there shows its unit itself."""
+    text = f"{words} Written as {unit}." if unit else words
+    return [f"# {line}" for line in textwrap.wrap(text, WIDTH)]
+
+
+def _line(name: str, leaf: Leaf, shared: tuple[str, str]) -> str:
+    value = _word(leaf.value)
+    if name == "name" or (leaf.source.kind, leaf.source.text) == shared:
+        return f"{name} = {value}"
+    return f"{name} = {{ value = {value}, kind = {_word(leaf.source.kind)}, source = {_word(leaf.source.text)} }}"
+
+
+def _default(name: str, value: Any) -> str:
+    return f"# {name} = {'none' if value in (None, MISSING) else _word(value)}"
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_word, value))}]"
+    if isinstance(value, float):
+        return repr(value)
+    # a JSON string, number or flag is a TOML one
+    return json.dumps(value, ensure_ascii=False)
+
 
 CONSTANTS = "constants"
 SOURCES = {"counts": "counts_source", "params": "range_source", "tokens": "range_source", "flop": "range_source"}
@@ -136,13 +203,9 @@ class CatalogEntries(Result):
         if is_path(name) or (not found and Path(name).is_dir()):
             return (file_entry(name if is_path(name) else f"./{name}"),)
         if not found:
-            close = did_you_mean(name, [entry.name for entry in self.entries])
-            raise InputError(
-                f"nothing named {name!r} is in the catalogue",
-                hint=f"did you mean {close}?" if close else "`knee catalog` lists all",
-                code="unknown-name",
-                field="name",
-            )
+            text = f"nothing named {name!r} is in the catalogue"
+            hint = nearest(name, [entry.name for entry in self.entries]) or "`knee catalog` lists all"
+            raise InputError(text, hint=hint, code="unknown-name", field="name")
         return found
 
 
@@ -170,7 +233,7 @@ def _with_reliability(cluster: Cluster, values: tuple[CatalogValue, ...]) -> tup
     """Values of a cluster, with the defaults of what it does not say of its reliability."""
     found = {value.field: value for value in values if value.field != "reliability"}
     for name in conditions_of(cluster).defaults:
-        value, source = default_of("defaults", name)
+        value, source = default_rate("defaults", name)
         text, kind = f"default: {source.text}", source.kind
         field = f"reliability.{name}"
         found[field] = CatalogValue(field=field, value=value, shown=str(source.value), kind=kind, source=text)

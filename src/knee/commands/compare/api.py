@@ -122,12 +122,8 @@ def compare(*records: RecordLike) -> Comparison:
     'gpus differs: 8, 16'
     """
     if len(records) < 2:
-        raise InputError(
-            "a comparison needs at least two records",
-            hint=either('knee.compare("run", "simulated.json")', "`knee compare run simulated.json`"),
-            code="missing-argument",
-            field="records",
-        )
+        hint = either('knee.compare("run", "simulated.json")', "`knee compare run simulated.json`")
+        raise InputError("a comparison needs at least two records", hint=hint, code="missing-argument", field="records")
     names = tuple(
         str(record) if isinstance(record, (str, Path)) else f"record {number}"
         for number, record in enumerate(records, start=1)

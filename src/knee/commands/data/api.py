@@ -98,7 +98,9 @@ def prepare_shards(
         field=field,
         split=split,
         eos=eos,
-        jobs=_cpus() if jobs is None else jobs,
+        jobs=(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+        if jobs is None
+        else jobs,
         shard_tokens=shard_tokens,
         max_bad_frac=max_bad_frac,
         fresh=fresh,
@@ -134,7 +136,3 @@ def _shard_folder(folder: Path, index: Index, **more: Any) -> ShardFolder:
     except KneeError:
         text = None
     return ShardFolder(folder=folder, index=index, first_tokens=tuple(tokens), first_text=text, **more)
-
-
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -12,20 +12,24 @@ from knee.base.units import show
 from knee.commands.doctor.api import MachineCheck
 from knee.commands.options.output import print_result
 from knee.commands.options.sections import as_json
-from knee.measure.machine.gpus import LocalGpu, NvidiaDriver
-from knee.measure.machine.inventory import Cpu, Nic, Software
+from knee.measure.machine.gpus import LocalGpu
+from knee.measure.machine.inventory import Nic, Software
 from knee.show.terminal.table import print_heading, print_rows
 
 
 def print_doctor(answer: MachineCheck) -> None:
     """The machine, the parts that knee needs, and which commands are ready."""
     inventory = answer.inventory
+    cpus, nodes = _count(inventory.cpu.cpus, "CPU", "CPUs"), _count(inventory.cpu.numa_nodes, "NUMA node", "NUMA nodes")
+    version = f"NVIDIA {inventory.software.driver.version}" if inventory.software.driver.version else None
+    cuda = f"supports CUDA up to {inventory.software.driver.cuda}" if inventory.software.driver.cuda else None
+    known = ", ".join(part for part in (version, cuda) if part)
     rows = {
         "knee": answer.knee,
         "python": f"{answer.python} ({sys.executable})",
         "platform": answer.platform,
-        "CPU": _cpu(inventory.cpu),
-        "driver": _driver(inventory.software.driver),
+        "CPU": _facts({"model": inventory.cpu.model, "number": cpus, "NUMA nodes": nodes}),
+        "driver": ("; ".join(part for part in (known, inventory.software.driver.trouble) if part) or "unknown"),
         "NCCL": _nccl(inventory.software),
     }
     _print("this machine", list(rows.items()))
@@ -52,18 +56,6 @@ def _facts(facts: dict[str, str | None]) -> str:
 
 def _count(number: int | None, one: str, many: str) -> str | None:
     return None if number is None else f"{number} {one if number == 1 else many}"
-
-
-def _cpu(cpu: Cpu) -> str:
-    cpus, nodes = _count(cpu.cpus, "CPU", "CPUs"), _count(cpu.numa_nodes, "NUMA node", "NUMA nodes")
-    return _facts({"model": cpu.model, "number": cpus, "NUMA nodes": nodes})
-
-
-def _driver(driver: NvidiaDriver) -> str:
-    version = f"NVIDIA {driver.version}" if driver.version else None
-    cuda = f"supports CUDA up to {driver.cuda}" if driver.cuda else None
-    known = ", ".join(part for part in (version, cuda) if part)
-    return "; ".join(part for part in (known, driver.trouble) if part) or "unknown"
 
 
 def _nccl(software: Software) -> str:

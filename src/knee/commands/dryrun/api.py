@@ -105,10 +105,8 @@ class DryRun(Result):
     def check_equal(self) -> None:
         """Raise ``RunFailed`` if the trainer and the simulator differ for no known reason."""
         if self.differences:
-            raise RunFailed(
-                f"the trainer and the simulator disagree in {len(self.differences)} lines for no known reason",
-                code="unexplained-differences",
-            )
+            text = f"the trainer and the simulator disagree in {len(self.differences)} lines for no known reason"
+            raise RunFailed(text, code="unexplained-differences")
 
 
 @checked_arguments

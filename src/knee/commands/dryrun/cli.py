@@ -114,13 +114,7 @@ def command(model: str, profile: str | None, overrides: list[tuple[str, str]], a
 
     sizes = {name: options[name] for name in ("gpus", "global_batch", "local_batch", "seq_len")}
     answer = dryrun(
-        model,
-        profile=profile,
-        overrides=overrides,
-        say=say,
-        progress=say_traced,
-        **sizes,
-        **plan_of(options),
+        model, profile=profile, overrides=overrides, say=say, progress=say_traced, **sizes, **plan_of(options)
     )
     print_result(answer, as_json, print_dryrun, indent=1, allow_nan=True)
     answer.check_equal()

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from knee.base.errors import InputError
-from knee.commands.main import nearest
+from knee.specs.catalog import nearest
 from knee.specs.plan import RENAMED
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -72,12 +72,8 @@ def _parse_pairs(
     for text in texts:
         key, equals, value = (part.strip() for part in text.partition("="))
         if not (key and equals and value):
-            raise InputError(
-                f"--set {text!r} is not key=value",
-                hint="for example --set fabric.nic_bytes_per_s=200Gbit/s",
-                code="not-key-value",
-                field="overrides",
-            )
+            hint = "for example --set fabric.nic_bytes_per_s=200Gbit/s"
+            raise InputError(f"--set {text!r} is not key=value", hint=hint, code="not-key-value", field="overrides")
         pairs.append((key, value))
     keys = [key for key, _ in pairs]
     if twice := {key for key in keys if keys.count(key) > 1}:

@@ -73,12 +73,8 @@ def plan(
     True
     """
     if not 1 <= top <= MOST_LISTED_PLANS:
-        raise InputError(
-            f"{argument('top')} is {top:,}; it must be from 1 to {MOST_LISTED_PLANS:,}",
-            hint=f"for example {argument('top')} 10",
-            code="out-of-range",
-            field="top",
-        )
+        text = f"{argument('top')} is {top:,}; it must be from 1 to {MOST_LISTED_PLANS:,}"
+        raise InputError(text, hint=f"for example {argument('top')} 10", code="out-of-range", field="top")
     whole_run = training_of(tokens, grid, pue)
     sizes = {"gpus": gpus, "global_batch": global_batch, "local_batch": local_batch, "seq_len": seq_len}
     parts = searched_parts(model, cluster, profile, sizes, pairs_of(overrides))

@@ -105,12 +105,9 @@ def searched_parts(
 ) -> SearchedParts:
     for_model, for_cluster, for_profile, for_plan = split_overrides(overrides)
     if for_plan:
-        raise InputError(
-            f"{argument('overrides')} {for_plan[0][0]}: the search chooses the plan itself",
-            hint=f"limit the search with {argument('only')}",
-            code="not-an-override",
-            field=for_plan[0][0],
-        )
+        text = f"{argument('overrides')} {for_plan[0][0]}: the search chooses the plan itself"
+        hint = f"limit the search with {argument('only')}"
+        raise InputError(text, hint=hint, code="not-an-override", field=for_plan[0][0])
     if is_job_file(model):
         job = request(model, cluster=cluster, profile=profile, sizes=sizes, plan={}, overrides=overrides).job
         types = {name: getattr(job.plan, name) for name in GIVEN}

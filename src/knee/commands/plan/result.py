@@ -207,11 +207,7 @@ class PlanSearch(Result):
             "global_batch": space.global_batch,
             "seq_len": space.seq_len,
             "objective": found.objective,
-            "counts": {
-                "plans": found.plans,
-                "simulated": len(found),
-                "ranked": found.ranked,
-            },
+            "counts": {"plans": found.plans, "simulated": len(found), "ranked": found.ranked},
             "plans": self.plans,
             "recommended": self.best,
             **({} if self.training is None else {"training": self.training}),

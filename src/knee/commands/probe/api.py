@@ -50,10 +50,11 @@ def probe_kernels(
     """
     session = _session("kernels", out, base, quick, fresh, replay, listener)
     if session.replay is None:
-        from knee.measure.machine.kernel_timing import types_of
         from knee.measure.machine.machine_facts import ready
 
         machine = ready("kernels", device, anyway=anyway, listener=listener)
+        from knee.measure.machine.kernel_timing import types_of  # needs torch
+
         points = device_points(machine.kind, types_of(machine.kind), quick=quick)
         collect(session.open(machine), points, lambda point: _measure_kernel(point, machine.kind), listener)
     readings = _measured(session, listener)
@@ -116,9 +117,10 @@ def probe_steps(
     if session.replay is None:
         from knee.measure.machine.machine_facts import open_nvml, ready
         from knee.measure.machine.nvml import meter_of
-        from knee.measure.machine.plain_step import measure_step
 
         machine = ready("steps", device, anyway=anyway, listener=listener)
+        from knee.measure.machine.plain_step import measure_step  # needs torch
+
         nvml = open_nvml()[0] if machine.kind == "cuda" else None
         meter = meter_of(nvml) if nvml is not None else None
         points = step_points(machine.kind, quick=quick)
@@ -155,9 +157,11 @@ def probe_collectives(
     most_bytes = message_bytes(max_size)
     session = _session("collectives", out, base, quick, fresh, replay, listener)
     if session.replay is None:
-        from knee.measure.machine.collective_timing import measure_collectives, ready_rank
+        from knee.measure.machine.machine_facts import ready_rank
 
         launch, device = ready_rank(backend)
+        from knee.measure.machine.collective_timing import measure_collectives  # needs torch
+
         series = plan_series(
             launch.world, launch.per_node, device, quick=quick, wanted=collectives, most_bytes=most_bytes
         )

@@ -37,11 +37,9 @@ class RecordsReport(Result):
         """Raise ``Incomplete`` if a file is damaged or unreadable; the answer covers the others."""
         if self.unread:
             more = f", and {len(self.unread) - 1} more" if len(self.unread) > 1 else ""
-            raise Incomplete(
-                f"some files could not be read: {self.unread[0]}{more}",
-                hint="the answer covers the other files; the run may have been killed while it wrote its record",
-                code=self.unread[0].code,
-            )
+            text = f"some files could not be read: {self.unread[0]}{more}"
+            hint = "the answer covers the other files; the run may have been killed while it wrote its record"
+            raise Incomplete(text, hint=hint, code=self.unread[0].code)
 
     @checked_arguments
     def write_page(self, out: str | Path, *, title: str = "Training runs", command: str = "") -> None:
@@ -72,12 +70,8 @@ def read_records(
     """
     paths = [Path(records)] if isinstance(records, str | Path) else [Path(path) for path in records]
     if not paths:
-        raise InputError(
-            "no records are given",
-            hint="`knee report runs/` reads all records of a folder",
-            code="missing-argument",
-            field="records",
-        )
+        hint = "`knee report runs/` reads all records of a folder"
+        raise InputError("no records are given", hint=hint, code="missing-argument", field="records")
     gathered = gather(paths)
     found = list(gathered.found)
     notes = [*gathered.skipped]

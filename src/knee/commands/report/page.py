@@ -96,10 +96,15 @@ def runs_page(rows: Sequence[Row], *, title: str, command: str, notes: Sequence[
     mixed = _mixed(rows)
     sections = [_section(name, rows, with_mfu=mixed is None) for name in CHARTS]
     first = [*sentences(rows, pairs), *([f"{mixed[:1].upper()}{mixed[1:]}; it is not drawn."] if mixed else [])]
+    kinds = Counter(str(row["kind"]) for row in rows)
+    models = list(dict.fromkeys(str(row["model"]) for row in rows if row.get("model")))
+    counts = sorted({int(row["gpus"]) for row in rows})
+    of = f" of {', '.join(models[:4])}{' and others' if len(models) > 4 else ''}" if models else ""
+    where = f"{counts[0]:,} to {counts[-1]:,} GPUs" if len(counts) > 1 else f"{counts[0]:,} GPU{'s' * (counts[0] > 1)}"
     return render_page(
         Page(
             title=title,
-            question=_question(rows),
+            question=f"{' and '.join(f'{n:,} {kind}' for kind, n in kinds.items())} steps{of} on {where}.",
             command=command,
             keys=_keys(rows, pairs),
             found=tuple(first),
@@ -132,15 +137,6 @@ def sentences(rows: Sequence[Row], pairs: Sequence[Pair]) -> list[str]:
     if lost:
         found.append(f"{len(lost)} of {len(rows)} did not fit in memory; they are in the table only.")
     return found
-
-
-def _question(rows: Sequence[Row]) -> str:
-    kinds = Counter(str(row["kind"]) for row in rows)
-    models = list(dict.fromkeys(str(row["model"]) for row in rows if row.get("model")))
-    counts = sorted({int(row["gpus"]) for row in rows})
-    of = f" of {', '.join(models[:4])}{' and others' if len(models) > 4 else ''}" if models else ""
-    where = f"{counts[0]:,} to {counts[-1]:,} GPUs" if len(counts) > 1 else f"{counts[0]:,} GPU{'s' * (counts[0] > 1)}"
-    return f"{' and '.join(f'{n:,} {kind}' for kind, n in kinds.items())} steps{of} on {where}."
 
 
 def _keys(rows: Sequence[Row], pairs: Sequence[Pair]) -> tuple[Key, ...]:

@@ -134,12 +134,8 @@ def rows_of(found: Sequence[FoundRecord], by: str | None = None) -> list[dict[st
     if by is not None:
         known = list(dict.fromkeys(name for row in rows for name, value in row.items() if value is not None))
         if by not in known:
-            raise InputError(
-                f"{argument('by')} {by}: no record has that column",
-                hint=f"they have {', '.join(known)}",
-                code="unknown-choice",
-                field="by",
-            )
+            text = f"{argument('by')} {by}: no record has that column"
+            raise InputError(text, hint=f"they have {', '.join(known)}", code="unknown-choice", field="by")
         return _ordered([row | {"series": str(row.get(by) if row.get(by) is not None else "unknown")} for row in rows])
     told = ("model", "cluster", "profile", "seq_len", "precision", "fp8_recipe", "cp_method", "sync_every", "set")
     apart = [name for name in told if len({row.get(name) for row in rows}) > 1]
@@ -241,17 +237,13 @@ def predicted(found: Sequence[FoundRecord]) -> tuple[list[FoundRecord], list[Not
         if row["kind"] == "simulated" or (row.get("plan") is not None and stack_of(row) in known):
             continue
         try:
-            record = _prediction(one.record)
+            job = job_of_record(one.record)
+            convention = one.record.get("flop_convention")
+            answer = simulate(job, convention=str(convention)) if convention else simulate(job)
+            record = record_of(job, answer, trust_of(job))
         except KneeError as error:
             refused_.append(Note(error.code, f"{one.name} is not predicted: {error.message}"))
             continue
         known.add(stack_of(row))
         made.append(FoundRecord(name=f"prediction of {one.name}", record=record))
     return made, refused_
-
-
-def _prediction(record: Mapping[str, Any]) -> dict[str, Any]:
-    job = job_of_record(record)
-    convention = record.get("flop_convention")
-    answer = simulate(job, convention=str(convention)) if convention else simulate(job)
-    return record_of(job, answer, trust_of(job))

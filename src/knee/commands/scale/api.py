@@ -71,19 +71,12 @@ def scale(
     check_batch(local_batch, global_batch, counts[-1])
     plan = checked_plan({name: value for name, value in plan.items() if value is not None})
     if not best and objective != OBJECTIVES[0]:
-        raise InputError(
-            f"{argument('objective')} is used only in a search for the best plan",
-            hint=f"add {argument('best')}",
-            code="contradiction",
-            field="objective",
-        )
+        text = f"{argument('objective')} is used only in a search for the best plan"
+        raise InputError(text, hint=f"add {argument('best')}", code="contradiction", field="objective")
     if best and "recompute_frac" in plan:
-        raise InputError(
-            f"{argument('recompute_frac')} is not part of the search",
-            hint=f"leave it out, or leave {argument('best')} out",
-            code="contradiction",
-            field="recompute_frac",
-        )
+        text = f"{argument('recompute_frac')} is not part of the search"
+        hint = f"leave it out, or leave {argument('best')} out"
+        raise InputError(text, hint=hint, code="contradiction", field="recompute_frac")
     asked = ScaleQuestion(
         counts=counts,
         best=best,

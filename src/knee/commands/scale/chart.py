@@ -8,7 +8,7 @@ from typing import Any
 
 from knee.show.figures.axes import nominal, series_styles
 from knee.show.figures.palette import IDEAL, INK
-from knee.show.figures.vega import CONFIG, SCHEMA, Spec, load, to_svg
+from knee.show.figures.vega import CONFIG, SCHEMA, Spec, load
 from knee.specs.metrics import METRICS
 
 PER_GPU = METRICS["tokens_per_s_per_gpu"].label
@@ -63,11 +63,6 @@ def bars(series: Sequence[ScaleSeries]) -> list[str]:
                 knee = "  <- within the knee's range"
             lines.append(f"  {gpus:>{wide},} {bar:<{BAR}} {value:,.0f} ({value / one.per_gpu[0]:.0%} of ideal){knee}")
     return lines
-
-
-def svg_of(series: Sequence[ScaleSeries]) -> str:
-    """The picture."""
-    return to_svg(spec_of(series))
 
 
 def chart_of(series: Sequence[ScaleSeries]) -> Any:

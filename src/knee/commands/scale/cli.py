@@ -68,11 +68,7 @@ if TYPE_CHECKING:
     section="Output",
 )
 def command(
-    models: tuple[str, ...],
-    clusters: tuple[str, ...],
-    as_json: bool,
-    plot: str | None,
-    **options: Any,
+    models: tuple[str, ...], clusters: tuple[str, ...], as_json: bool, plot: str | None, **options: Any
 ) -> None:
     """Show what more GPUs bring, and where adding GPUs stops paying off.
 
@@ -101,11 +97,7 @@ def command(
         _check_plot(plot, as_json)
     sizes = {name: value for name, value in options.items() if name not in KNOBS}
     answer = scale(
-        _split_names(models),
-        cluster=_split_names(clusters) or None,
-        progress=Patience(),
-        **sizes,
-        **plan_of(options),
+        _split_names(models), cluster=_split_names(clusters) or None, progress=Patience(), **sizes, **plan_of(options)
     )
     print_result(answer, as_json, print_answer)
     if plot is not None:

@@ -65,12 +65,8 @@ class ScaleQuestion:
         twice = [key for key, _ in for_plan if key in self.plan]
         if twice or (self.best and for_plan):
             key = (twice or [key for key, _ in for_plan])[0]
-            raise InputError(
-                f"{argument('overrides')} {key} is also an option of the plan",
-                hint="give it once, as that option",
-                code="contradiction",
-                field=key,
-            )
+            text = f"{argument('overrides')} {key} is also an option of the plan"
+            raise InputError(text, hint="give it once, as that option", code="contradiction", field=key)
         # a job that every model has, to load and check the specs once
         base = request(
             model,
@@ -102,12 +98,9 @@ class ScaleQuestion:
 
     def _of_file(self, model: ModelLike, cluster: ClusterLike | None) -> ScalingCurve:
         if self.best:
-            raise InputError(
-                f"{argument('best')} searches for a plan, but {model} is a job file that already has one",
-                hint="give the names of its model and cluster instead",
-                code="contradiction",
-                field="best",
-            )
+            text = f"{argument('best')} searches for a plan, but {model} is a job file that already has one"
+            hint = "give the names of its model and cluster instead"
+            raise InputError(text, hint=hint, code="contradiction", field="best")
         asked: dict[int, Request] = {}
 
         def of_file(gpus: int) -> Job:
@@ -245,11 +238,8 @@ def nothing_fits(answer: Scaling) -> DoesNotFit:
                 )
             hints += [found.hint] if found.hint else []
             break
-    return DoesNotFit(
-        "the plan does not work at any of these GPU counts",
-        hint=hints[-1] if hints else "use more GPUs, or shorter sequences",
-        code="no-count-usable",
-    )
+    text = "the plan does not work at any of these GPU counts"
+    return DoesNotFit(text, hint=hints[-1] if hints else "use more GPUs, or shorter sequences", code="no-count-usable")
 
 
 def _whole_batch(local_batch: float) -> str:
@@ -436,7 +426,8 @@ class Scaling(Result):
     def rows(self) -> list[dict[str, Any]]:
         """One row per curve and GPU count."""
         return [
-            {"model": curve["model"], "cluster": curve["cluster"]} | flat(_without_lists(point))
+            {"model": curve["model"], "cluster": curve["cluster"]}
+            | flat({key: value for key, value in point.items() if not isinstance(value, (list, tuple))})
             for curve in self.to_dict()["curves"]
             for point in curve["points"]
         ]
@@ -444,14 +435,15 @@ class Scaling(Result):
     @checked_arguments
     def plot(self, path: str | Path | None = None) -> Any:
         """Draw a chart into a .svg, .png, .html or .json file; without a file, return the Vega-Lite chart."""
-        from knee.commands.plot_file import write_scale_plot
-        from knee.commands.scale.chart import chart_of
+        from knee.commands.scale.chart import chart_of, spec_of, table_of
         from knee.show.figures.vega import check_picture
+        from knee.show.page.page import write_plot
 
         if path is None:
             return chart_of(self.series())
         check_picture(str(path))
-        write_scale_plot(self.series(), str(path))
+        series = self.series()
+        write_plot(Path(path), spec_of(series), title="knee scale", rows=table_of(series))
         return None
 
     def series(self) -> list[ScaleSeries]:
@@ -483,17 +475,14 @@ class Scaling(Result):
 
     def _chart_svg(self) -> str:
         from knee.base.errors import MissingExtra
-        from knee.commands.scale.chart import svg_of
+        from knee.commands.scale.chart import spec_of
+        from knee.show.figures.vega import to_svg
 
         series = self.series()
         try:
-            return svg_of(series) if series else ""
+            return to_svg(spec_of(series)) if series else ""
         except MissingExtra:
             return ""
-
-
-def _without_lists(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in data.items() if not isinstance(value, (list, tuple))}
 
 
 def _curve_data(one: ScalingCurve, answer: Scaling) -> dict[str, Any]:

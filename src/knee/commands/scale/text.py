@@ -120,7 +120,11 @@ def _print_knees(one: ScalingCurve) -> None:
     if "cost" not in one.knees:
         rows.append(["cost", "unknown", "", PRICE])
     print_rows(rows, dim=(3,))
-    print_rows([[_failure_words(one)]])
+    found = one.knees_with_failures
+    counts = ", ".join(f"{goal} {_knee_words(found[goal])}" for goal in GOALS if goal in found)
+    left = [one.goodputs[gpus].goodput_frac if gpus in one.goodputs else 0.0 for gpus, _ in one.curve.usable]
+    shares = f"{left[0]:.1%}" if len(left) == 1 else f"{left[0]:.1%} at the fewest GPUs, {left[-1]:.1%} at the most"
+    print_rows([[f"with failures: {counts}; goodput {shares}"]])
     if one.band is not None:
         ends = between(one.band.low_frac, one.band.high_frac, digits=1)
         print_rows(
@@ -134,15 +138,6 @@ def _print_knees(one: ScalingCurve) -> None:
                 ]
             ]
         )
-
-
-def _failure_words(one: ScalingCurve) -> str:
-    """The knees with failures, and what failures leave of the time."""
-    found = one.knees_with_failures
-    counts = ", ".join(f"{goal} {_knee_words(found[goal])}" for goal in GOALS if goal in found)
-    left = [one.goodputs[gpus].goodput_frac if gpus in one.goodputs else 0.0 for gpus, _ in one.curve.usable]
-    shares = f"{left[0]:.1%}" if len(left) == 1 else f"{left[0]:.1%} at the fewest GPUs, {left[-1]:.1%} at the most"
-    return f"with failures: {counts}; goodput {shares}"
 
 
 def _beyond(one: ScalingCurve) -> str:

@@ -51,10 +51,8 @@ def command(port: int, host: str, token: bool, open_: bool, records: Path | None
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn", "h11", "anyio"):
             raise
-        raise MissingExtra(
-            f"knee serve needs {(error.name or '').partition('.')[0]}, which is not installed",
-            hint="pip install 'knee[serve]'",
-        ) from None
+        text = f"knee serve needs {(error.name or '').partition('.')[0]}, which is not installed"
+        raise MissingExtra(text, hint="pip install 'knee[serve]'") from None
     asks = token or not is_loopback(host)
     secret = (os.environ.get(TOKEN) or secrets.token_urlsafe(24)) if asks else None
     if secret is not None and len(secret) < 16:

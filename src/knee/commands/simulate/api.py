@@ -76,11 +76,9 @@ def _finite(asked: Request, convention: str) -> tuple[Measurement, EvaluatedStep
     except OverflowError:
         finite = False
     if not finite:
-        raise InputError(
-            "a size or rate is so unrealistic that the step time is not finite",
-            hint=f"check the values in {argument('overrides')}, in your files and in the options",
-            code="not-finite",
-        )
+        text = "a size or rate is so unrealistic that the step time is not finite"
+        hint = f"check the values in {argument('overrides')}, in your files and in the options"
+        raise InputError(text, hint=hint, code="not-finite")
     return found, step
 
 

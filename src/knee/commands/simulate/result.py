@@ -145,12 +145,9 @@ class Simulation(Result, Measurement):
                 field="trace",
             )
         if self.step_s * 1e9 >= LONGEST_TRACE_NS:
-            raise InputError(
-                f"{argument('trace')}: a step of {self.step_s / 86_400:,.0f} days is too long for a trace file",
-                hint="events in a trace file can last at most 52 days",
-                code="too-large",
-                field="trace",
-            )
+            text = f"{argument('trace')}: a step of {self.step_s / 86_400:,.0f} days is too long for a trace file"
+            hint = "events in a trace file can last at most 52 days"
+            raise InputError(text, hint=hint, code="too-large", field="trace")
         return [Path(written) for written in write_kineto(events_of(job), str(path), device=job.cluster.gpu.name)]
 
     def check_fits(self) -> None:

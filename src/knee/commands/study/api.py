@@ -356,12 +356,8 @@ def _check_launcher(launcher: str, steps: int | None, out: str | Path | None) ->
         text = f"{argument('launcher')} is {launcher!r}; it must be {' or '.join(STUDY_LAUNCHERS)}"
         raise InputError(text, code="unknown-choice", field="launcher")
     if steps is not None and (launcher != "local" or steps < 1):
-        raise InputError(
-            f"{argument('steps')} {steps}: a real run needs at least one step",
-            hint=f"use it with {argument('launcher')} local",
-            code="out-of-range",
-            field="steps",
-        )
+        text = f"{argument('steps')} {steps}: a real run needs at least one step"
+        raise InputError(text, hint=f"use it with {argument('launcher')} local", code="out-of-range", field="steps")
     if launcher == "local" and out is None:
         text = f"{argument('launcher')} local needs {argument('out')}, a folder for the runs"
         raise InputError(text, code="missing-argument", field="out")
@@ -395,12 +391,9 @@ def _trained(
     if not able:
         smaller = {"cluster": "cpu", "model": "llama-tiny", "profile": "eager", "gpus": 4, "seq_len": 64}
         words = " ".join(f"--set {key}={value}" for key, value in smaller.items())
-        raise InputError(
-            "none of these points can be trained here",
-            hint=f"make them smaller, for example {either(f'overrides={smaller}', words)}",
-            code="nothing-trainable",
-            field="launcher",
-        )
+        text = "none of these points can be trained here"
+        hint = f"make them smaller, for example {either(f'overrides={smaller}', words)}"
+        raise InputError(text, hint=hint, code="nothing-trainable", field="launcher")
     runs = watched(trained(able, folder, steps=steps, warn=warn), "training", len(able), progress)
     return [(point, record) for point, record in runs if record is not None]
 
@@ -409,19 +402,13 @@ def _measured(path: Path) -> Iterator[Mapping[str, Any]]:
     for file in records_in([path]):
         record = read_record(file)
         if record.get("kind", "measured") != "measured":
-            raise InputError(
-                f"{file} is a {record['kind']} record, not a measured one",
-                hint="knee simulates points itself; give only measured records",
-                code="not-measured",
-                field="records",
-            )
+            text = f"{file} is a {record['kind']} record, not a measured one"
+            hint = "knee simulates points itself; give only measured records"
+            raise InputError(text, hint=hint, code="not-measured", field="records")
         try:
             step_row(record, study="", series="")
         except (KeyError, TypeError, ValueError, ArithmeticError):
-            raise InputError(
-                f"{file} does not state the model, plan and sizes of the measured run",
-                hint="records of `knee train` state them",
-                code="not-a-record",
-                field="records",
-            ) from None
+            text = f"{file} does not state the model, plan and sizes of the measured run"
+            hint = "records of `knee train` state them"
+            raise InputError(text, hint=hint, code="not-a-record", field="records") from None
         yield record

@@ -72,7 +72,7 @@ def _figure(
         published=tuple(row for _, row in beside),
     )
     shown, left_out = _fitting(draw, rows)
-    spec = _MARKS[draw.mark](draw, shown, [point for point, _ in beside], impossible)
+    spec = _spec(draw, shown, [point for point, _ in beside], impossible)
     if spec is None:
         return replace(empty, caption=_sentences(draw.caption, "None of these runs can be drawn."))
     frame = "The frame is around the best." if draw.mark == "heat" else ""
@@ -140,22 +140,32 @@ def _points(draw: Draw, rows: Sequence[Row]) -> Iterator[ChartPoint]:
             yield ChartPoint(series=series, x=place, y=float(reading), kind="published")
 
 
-def _line(draw: Draw, rows: Sequence[Row], beside: Sequence[ChartPoint], _: Sequence[Row]) -> Spec | None:
-    points = list(_points(draw, rows))
-    if not points:
-        return None
-    return lines([*points, *beside], x=draw.x, y=draw.y, ideal=draw.ideal, zero=draw.zero, log=draw.log)
-
-
-def _bar(draw: Draw, rows: Sequence[Row], beside: Sequence[ChartPoint], _: Sequence[Row]) -> Spec | None:
-    points = list(_points(draw, rows))
-    groups = {point.series for point in points}
-    if not points:
-        return None
-    return bars([*points, *(p for p in beside if p.series in groups)], x=draw.x, y=draw.y, zero=draw.zero)
-
-
-def _parts(draw: Draw, rows: Sequence[Row], _: Sequence[ChartPoint], __: Sequence[Row]) -> Spec | None:
+def _spec(draw: Draw, rows: Sequence[Row], beside: Sequence[ChartPoint], impossible: Sequence[Row]) -> Spec | None:
+    """The chart of a kind; None where there is nothing to draw."""
+    if draw.mark in ("line", "bar"):
+        points = list(_points(draw, rows))
+        if not points:
+            return None
+        if draw.mark == "line":
+            return lines([*points, *beside], x=draw.x, y=draw.y, ideal=draw.ideal, zero=draw.zero, log=draw.log)
+        groups = {point.series for point in points}
+        return bars([*points, *(p for p in beside if p.series in groups)], x=draw.x, y=draw.y, zero=draw.zero)
+    if draw.mark == "heat":
+        return _heat(draw, (*preferred(rows), *impossible))
+    if draw.mark == "strip":
+        spans = [row for row in rows if row.get("span")]
+        return run_strip(spans) if spans else None
+    if draw.mark == "growth":  # each figure of the data sheets over the first row's
+        grown = [
+            ChartPoint(
+                series=name_of(column), x=row[draw.x], y=float(row[column]) / float(rows[0][column]), kind="catalogue"
+            )
+            for column in GROWN
+            if rows and is_number(rows[0].get(column))
+            for row in rows
+            if is_number(row.get(column))
+        ]
+        return lines(grown, x=draw.x, y=f"times the {rows[0][draw.x]}") if grown else None
     steps: list[Parts] = [
         (label(draw.color, row.get(draw.color)), row[draw.x], {part: float(row[c]) for part, c in PART_COLUMNS.items()})
         for row in (preferred(rows) if draw.color == "series" else rows)
@@ -166,9 +176,9 @@ def _parts(draw: Draw, rows: Sequence[Row], _: Sequence[ChartPoint], __: Sequenc
     return parts(steps, x=draw.x, shares=draw.mark == "shares") if steps else None
 
 
-def _heat(draw: Draw, rows: Sequence[Row], _: Sequence[ChartPoint], impossible: Sequence[Row]) -> Spec | None:
+def _heat(draw: Draw, rows: Sequence[Row]) -> Spec | None:
     cells: dict[tuple[Any, Any], HeatCell] = {}
-    for row in (*preferred(rows), *impossible):
+    for row in rows:
         x, y, value = row.get(draw.x), row.get(draw.y), row.get(draw.shows)
         if x is None or y is None:
             continue
@@ -178,38 +188,6 @@ def _heat(draw: Draw, rows: Sequence[Row], _: Sequence[ChartPoint], impossible: 
         measured = row["kind"] == "measured"
         cells.setdefault((x, y), HeatCell(x=x, y=y, value=shown, why="" if fits else str(why), measured=measured))
     return heat_map(list(cells.values()), x=draw.x, y=draw.y, shows=draw.shows) if cells else None
-
-
-def _growth(draw: Draw, rows: Sequence[Row], _: Sequence[ChartPoint], __: Sequence[Row]) -> Spec | None:
-    """Each figure of the data sheets over the first row's."""
-    if not rows:
-        return None
-    points = [
-        ChartPoint(
-            series=name_of(column), x=row[draw.x], y=float(row[column]) / float(rows[0][column]), kind="catalogue"
-        )
-        for column in GROWN
-        if is_number(rows[0].get(column))
-        for row in rows
-        if is_number(row.get(column))
-    ]
-    return lines(points, x=draw.x, y=f"times the {rows[0][draw.x]}") if points else None
-
-
-def _strip(_: Draw, rows: Sequence[Row], __: Sequence[ChartPoint], ___: Sequence[Row]) -> Spec | None:
-    spans = [row for row in rows if row.get("span")]
-    return run_strip(spans) if spans else None
-
-
-_MARKS = {
-    "line": _line,
-    "bar": _bar,
-    "parts": _parts,
-    "shares": _parts,
-    "heat": _heat,
-    "growth": _growth,
-    "strip": _strip,
-}
 
 
 def _beside(

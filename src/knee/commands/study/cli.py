@@ -47,11 +47,8 @@ def study(ctx: click.Context, out: Path, as_json: bool) -> None:
     if ctx.invoked_subcommand is None:
         _run((), out=out, as_json=as_json)
     elif str(out) != DEFAULT_OUT or as_json:
-        raise InputError(
-            "--out and --json belong behind the command",
-            hint=f"for example `knee study {ctx.invoked_subcommand} --json`",
-            code="misplaced-option",
-        )
+        hint = f"for example `knee study {ctx.invoked_subcommand} --json`"
+        raise InputError("--out and --json belong behind the command", hint=hint, code="misplaced-option")
 
 
 command = study

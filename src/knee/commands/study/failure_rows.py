@@ -258,11 +258,8 @@ def long_run_rows(study: str, grid: LongRun) -> Iterator[dict[str, Any]]:
         job, _ = make_job(model, cluster, profile, **sizes, plan_options=dict(grid.plan))
         measured = simulate(job)
         if not measured.fits:
-            raise DoesNotFit(
-                f"{study}: the plan of {grid.series} does not fit on {gpus:,} GPUs",
-                hint="change plan in [[long_run]]",
-                field="long_run",
-            )
+            text = f"{study}: the plan of {grid.series} does not fit on {gpus:,} GPUs"
+            raise DoesNotFit(text, hint="change plan in [[long_run]]", field="long_run")
         bill = bill_of(measured, tokens, grid=grid_of("world"), pue=1.0)
         goodput = goodput_of(params, cluster, gpus, step_s=measured.step_s)
         run = whole_run(goodput, bill.time_s)

@@ -14,6 +14,7 @@ from pathlib import Path
 from knee.base.digest import digest
 from knee.base.files import make_folder, write_bytes, write_text
 from knee.base.processes import core_count, process_pool
+from knee.commands.study import summary_section as summary
 from knee.commands.study.charts import figure_files, figures
 from knee.commands.study.claims import Tally, Verdict
 from knee.commands.study.ladder_section import ladder_section
@@ -22,26 +23,6 @@ from knee.commands.study.paper_conflict import Conflict, conflict_of
 from knee.commands.study.run_study import Ran
 from knee.commands.study.step_timeline import StepTimeline, step_timelines
 from knee.commands.study.study_file import uncounted
-from knee.commands.study.summary_section import (
-    IN_SUMMARY,
-    MARKS,
-    OF_EXPERTS,
-    anchor,
-    baseline_sentence,
-    chance,
-    chance_words,
-    claims_sentence,
-    fidelity_sentence,
-    fidelity_table,
-    fidelity_tables,
-    findings,
-    flip_table,
-    headlines,
-    knee_summary,
-    of_role,
-    scale_chart,
-    tally_table,
-)
 from knee.engine.one_job import ASSUMPTIONS
 from knee.show.figures.vega import Figure, Spec, svg_to_png, to_svg
 from knee.show.page.page import Chart, chart_of, render
@@ -158,18 +139,18 @@ class DrawnStudy:
     @property
     def score(self) -> str:
         """How many of its independent claims are reproduced."""
-        some = of_role(self.ran.verdicts, "independent")
+        some = summary.of_role(self.ran.verdicts, "independent")
         return f"{sum(not v.failed for v in some)} of {len(some)}" if some else ""
 
     @property
     def lost(self) -> bool:
         """Whether an independent claim of it is not reproduced."""
-        return any(v.failed for v in of_role(self.ran.verdicts, "independent"))
+        return any(v.failed for v in summary.of_role(self.ran.verdicts, "independent"))
 
     @property
     def flips(self) -> Table | None:
         """What hangs on its assumptions."""
-        return flip_table(self.ran.study.name)
+        return summary.flip_table(self.ran.study.name)
 
     @property
     def runs(self) -> str:
@@ -255,22 +236,22 @@ def study_page(
         lead=alone.question if alone else _lead(len(parts["paper"]), len(parts["beyond"])),
         command=command,
         has_timeline=any(one.steps for one in drawn),
-        knee=knee_summary(ran),
-        findings=findings(ran),
+        knee=summary.knee_summary(ran),
+        findings=summary.findings(ran),
         paper=parts["paper"],
         beyond=parts["beyond"],
         since=ladder_section(ran, draw),
         verdicts=verdicts,
         claims=_claims(verdicts, drawn, with_uncounted=len(parts["paper"]) > 1),
         fidelity={
-            "sentence": fidelity_sentence(fidelity),
-            "summary": fidelity_table(fidelity, IN_SUMMARY),
+            "sentence": summary.fidelity_sentence(fidelity),
+            "summary": summary.fidelity_table(fidelity, summary.IN_SUMMARY),
             "experts": {
-                "sentence": fidelity_sentence(experts),
-                "summary": fidelity_table(experts, IN_SUMMARY, OF_EXPERTS),
+                "sentence": summary.fidelity_sentence(experts),
+                "summary": summary.fidelity_table(experts, summary.IN_SUMMARY, summary.OF_EXPERTS),
             },
-            "tables": fidelity_tables(fidelity, experts),
-            "chart": scale_chart(draw),
+            "tables": summary.fidelity_tables(fidelity, experts),
+            "chart": summary.scale_chart(draw),
         },
         trust=TRUST,
         assumptions=ASSUMPTIONS,
@@ -283,17 +264,17 @@ def _claims(verdicts: Sequence[Verdict], drawn: Sequence[DrawnStudy], *, with_un
     silent = uncounted() if with_uncounted else {}
     caption = "Statements of the paper that no claim is made of"
     return {
-        "headlines": headlines(verdicts),
-        "sentence": claims_sentence(verdicts),
-        "baseline": baseline_sentence(verdicts),
-        "chance_words": chance_words(),
-        "chance": {v.id: chance(v.id) for v in verdicts},
+        "headlines": summary.headlines(verdicts),
+        "sentence": summary.claims_sentence(verdicts),
+        "baseline": summary.baseline_sentence(verdicts),
+        "chance_words": summary.chance_words(),
+        "chance": {v.id: summary.chance(v.id) for v in verdicts},
         "tally": Tally.by_role(verdicts)["independent"],
-        "table": tally_table(verdicts),
+        "table": summary.tally_table(verdicts),
         "studies": {one.ran.study.name: one.place or one.ran.study.title for one in drawn},
         "uncounted": kind_table(caption, kinds, silent.items()) if silent else None,
-        "marks": MARKS,
-        "anchors": {v.id: anchor(v.id) for v in verdicts},
+        "marks": summary.MARKS,
+        "anchors": {v.id: summary.anchor(v.id) for v in verdicts},
     }
 
 

@@ -154,12 +154,9 @@ def _series(
     try:
         return template.format(**axes)
     except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
-        raise InputError(
-            f"study {study}: series {template!r} cannot be filled in: {error}",
-            hint=f"{{name}} stands for an axis of its grid, which has {', '.join(axes)}",
-            code="not-a-format",
-            field="series",
-        ) from None
+        text = f"study {study}: series {template!r} cannot be filled in: {error}"
+        hint = f"{{name}} stands for an axis of its grid, which has {', '.join(axes)}"
+        raise InputError(text, hint=hint, code="not-a-format", field="series") from None
 
 
 VIRTUAL = (2, 4, 8)

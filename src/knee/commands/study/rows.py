@@ -40,7 +40,8 @@ def step_row(record: Mapping[str, Any], *, study: str, series: str) -> dict[str,
     """A training step: what was asked, then what came of it."""
     plan = Plan(**record["plan"] | {"placement": tuple(record["plan"]["placement"])})
     cluster = record.get("cluster")
-    sets = _sets(record)
+    given = record.get("set") or (record.get("question") or {}).get("sets", ())
+    sets = [(str(key), str(value)) for key, value in given]
     row: dict[str, Any] = {
         "study": study,
         "series": series,
@@ -95,11 +96,6 @@ def _derived(row: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any
     # shares of a traced step are of that step's own length
     values = {**row, **found, "step_s": record.get("traced_step_s") or row["step_s"]}
     return {name: metric.of(values) for name, metric in DERIVED.items()}
-
-
-def _sets(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    given = record.get("set") or (record.get("question") or {}).get("sets", ())
-    return [(str(key), str(value)) for key, value in given]
 
 
 def _of_cluster(name: str, record: Mapping[str, Any], sets: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -169,7 +165,15 @@ def bandwidth_rows(study: str, grid: Bandwidths) -> Iterator[dict[str, Any]]:
     cluster = load_cluster(grid.cluster).spec
     nodes = np.array(grid.nodes, dtype=np.float64)
     per_node = cluster.node.gpus
-    read = _readings(grid) if grid.published else {}
+    read = (
+        {
+            (reading.setting.nodes, reading.setting.message_bytes): reading.bus_bytes_per_s
+            for reading in carried_bandwidths().readings
+            if reading.setting.source == grid.published and reading.setting.operation == grid.collective
+        }
+        if grid.published
+        else {}
+    )
     for text in grid.message:
         size = parse(text, "bytes")
         group = GroupPlacement(ranks=nodes * per_node, nodes=nodes, per_node=np.full_like(nodes, per_node), span=nodes)
@@ -193,15 +197,6 @@ def bandwidth_rows(study: str, grid: Bandwidths) -> Iterator[dict[str, Any]]:
                 "compared": reading is not None and size >= LARGE_BYTES,
                 "error_frac": abs(bus / reading - 1.0) if reading else None,
             }
-
-
-def _readings(grid: Bandwidths) -> dict[tuple[int | None, float], float]:
-    """(nodes, bytes) -> bus bandwidth of the source that the grid names, from knee's own table."""
-    return {
-        (reading.setting.nodes, reading.setting.message_bytes): reading.bus_bytes_per_s
-        for reading in carried_bandwidths().readings
-        if reading.setting.source == grid.published and reading.setting.operation == grid.collective
-    }
 
 
 def hardware_row(study: str, name: str) -> dict[str, Any]:

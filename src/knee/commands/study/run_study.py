@@ -50,12 +50,9 @@ def with_needs(names: Iterable[str]) -> list[Study]:
     for name in names:
         for study in map(load_study, (name, *load_study(name).needs)):
             if found.setdefault(study.name, study) != study:
-                raise InputError(
-                    f"two studies have the name {study.name}",
-                    hint="run them one by one, or rename a file",
-                    code="contradiction",
-                    field="study",
-                )
+                text = f"two studies have the name {study.name}"
+                hint = "run them one by one, or rename a file"
+                raise InputError(text, hint=hint, code="contradiction", field="study")
     return list(found.values())
 
 
@@ -143,7 +140,12 @@ def _ran(
         why = f"the grid was changed: {', '.join(changes)}"
         verdicts = not_testable(study.claim, study.name, why)
     else:
-        verdicts = _judged(study, pools)
+        sheet = bool(study.hardware) and not study.grid
+        by_kind = [judge(study.claim, rows, study.name, "catalogue" if sheet else kind) for kind, rows in pools.items()]
+        verdicts = [
+            next((verdict for verdict in same if verdict.verdict != "not testable"), same[-1])
+            for same in zip(*by_kind, strict=True)
+        ]
     kind, values, finding = _finding(study, pools)
     labels = [] if kind == "measured" else [row["trust"] for row in own if row.get("trust")]
     options = [f"--set {key}={','.join(map(str, values))}" for key, values in (changes or {}).items()]
@@ -165,16 +167,6 @@ def _pools(rows: Rows) -> dict[str, Rows]:
     others = {name: [row for row in found if row["kind"] != "measured"] for name, found in rows.items()}
     pools: dict[str, Rows] = {"measured": measured} if any(measured.values()) else {}
     return pools | {"simulated": others}
-
-
-def _judged(study: Study, pools: Mapping[str, Rows]) -> list[Verdict]:
-    """Each claim by measured runs where they suffice, else by simulated ones: a test of both would compare machines."""
-    sheet = bool(study.hardware) and not study.grid
-    by_kind = [judge(study.claim, rows, study.name, "catalogue" if sheet else kind) for kind, rows in pools.items()]
-    return [
-        next((verdict for verdict in same if verdict.verdict != "not testable"), same[-1])
-        for same in zip(*by_kind, strict=True)
-    ]
 
 
 def _finding(study: Study, pools: Mapping[str, Rows]) -> tuple[str, dict[str, str], str]:

@@ -20,7 +20,7 @@ from knee.base.units import parse
 from knee.commands.study.claims import Claim
 from knee.commands.study.failure_rows import LongRun, ReplicaExchange, Wall
 from knee.commands.study.quantities import Quantity, Where
-from knee.specs.catalog import ROOT, did_you_mean, is_path, read_layers, read_toml
+from knee.specs.catalog import ROOT, is_path, nearest, read_layers, read_toml
 from knee.specs.check import validate
 from knee.specs.defaults import DEFAULT_FAMILY, DEFAULT_LAW, DEFAULT_SEQ_LEN
 from knee.specs.fields import WrongKey, fields_of, split_overrides
@@ -112,13 +112,9 @@ def changes_of(given: GridChanges) -> dict[str, tuple[Any, ...]]:
     changes: dict[str, tuple[Any, ...]] = {}
     for key, value in given.items() if isinstance(given, Mapping) else given:
         if key not in CHANGES:
-            close = did_you_mean(key, CHANGES)
-            raise InputError(
-                f"{argument('overrides')} {key}: the keys of a grid are {', '.join(CHANGES)}",
-                hint=f"did you mean {close}?" if close else "change other values in a study file",
-                code="not-an-override",
-                field=key,
-            )
+            text = f"{argument('overrides')} {key}: the keys of a grid are {', '.join(CHANGES)}"
+            hint = nearest(key, CHANGES) or "change other values in a study file"
+            raise InputError(text, hint=hint, code="not-an-override", field=key)
         values = _values(value)
         changes[key] = tuple(values if key in NAMES else (_number(key, text) for text in values))
     if {"local_batch", "global_batch"} <= changes.keys():
@@ -238,8 +234,7 @@ class StudyGrid:
         known = fields_of("plan")
         for name, value in self.plan.items():
             if name not in known:
-                close = did_you_mean(name, known)
-                text = f"plan has no {name}" + (f": did you mean {close}?" if close else "")
+                text = ": ".join(filter(None, (f"plan has no {name}", nearest(name, known))))
                 raise SpecError(text, code="unknown-field", field=f"plan.{name}")
             for one in value if isinstance(value, tuple) else (value,):
                 if known[name].type is int and (isinstance(one, bool) or not isinstance(one, int) or one < 0):
@@ -423,8 +418,7 @@ class Study:
             raise SpecError(text, code="missing-field", field=f"value.{unknown[0]}")
         for place, word in _columns_named(self):
             if word not in COLUMNS:
-                close = did_you_mean(word, COLUMNS)
-                text = f"{place}: no row has {word!r}" + (f"; did you mean {close}?" if close else "")
+                text = "; ".join(filter(None, (f"{place}: no row has {word!r}", nearest(word, COLUMNS))))
                 raise SpecError(text, code="unknown-field", field=place)
 
 
@@ -477,9 +471,7 @@ def load_study(name: str) -> Study:
     if name.endswith(".toml"):
         return _read_study(Path(name), by_user=True)
     if name not in study_names():
-        close = did_you_mean(name, study_names())
-        guess = f"did you mean {close}? " if close else ""
-        hint = f"{guess}`knee study list` shows all"
+        hint = " ".join(filter(None, (nearest(name, study_names()), "`knee study list` shows all")))
         raise InputError(f"there is no study {name!r}", hint=hint, code="unknown-name", field="study")
     return _catalog_study(name)
 

@@ -17,7 +17,7 @@ from knee.commands.train.api import train
 from knee.specs.fields import split_overrides
 from knee.specs.job import Job
 from knee.training.export.job_file import job_file
-from knee.training.launch.sweep_folder import read_object
+from knee.training.run.run_record import read_object
 from knee.training.sweeps.checks import LocalDevices
 from knee.training.sweeps.job_for_trainer import PROCESSOR
 

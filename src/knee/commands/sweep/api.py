@@ -15,7 +15,7 @@ from knee.commands.study.questions import StudyPoint, all_points, check_count, j
 from knee.commands.study.study_file import GridChanges, changes_of, load_study
 from knee.commands.sweep.result import SweepPlan, SweepStatus
 from knee.specs.argument_types import checked_arguments, not_in_range
-from knee.specs.catalog import did_you_mean
+from knee.specs.catalog import nearest
 from knee.specs.choices import Device, Launcher
 from knee.specs.defaults import TIMEOUT_S, TRACE_STEPS
 from knee.specs.load import forget_files
@@ -23,16 +23,8 @@ from knee.training.launch.environment import stored_site, without_secrets
 from knee.training.launch.run_status import STATES, Status
 from knee.training.launch.site import Site
 from knee.training.launch.sweep_folder import Sweep, SweepRun, locked, read_sweep
+from knee.training.sweeps import checks, slurm
 from knee.training.sweeps import run_local as local
-from knee.training.sweeps import slurm
-from knee.training.sweeps.checks import (
-    check_container,
-    check_run_numbers,
-    checked_folder,
-    program_paths,
-    refusal_by,
-    require_launcher,
-)
 from knee.training.sweeps.control import cancel_runs, current_statuses, prepare_folder, requeue
 from knee.training.sweeps.job_for_trainer import RunSettings
 from knee.training.sweeps.preflight import RequestedRun, plan_runs
@@ -81,15 +73,15 @@ def prepare_sweep(
     >>> plan.estimate.runs_to_start > 0
     True
     """
-    site, folder = site or Site(), checked_folder(out)
-    check_run_numbers(steps, warmup, trace_steps, timeout_s)
+    site, folder = site or Site(), checks.checked_folder(out)
+    checks.check_run_numbers(steps, warmup, trace_steps, timeout_s)
     _check_numbers(pack, max_gpu_hours)
-    check_container(site, launcher)
-    program = program_paths(program)
+    checks.check_container(site, launcher)
+    program = checks.program_paths(program)
     forget_files()
     requested = requested_runs(str(grid), overrides, progress)
     if check_launcher:
-        require_launcher(launcher, site, program)
+        checks.require_launcher(launcher, site, program)
     command = without_secrets(command)
     planned = plan_runs(
         requested,
@@ -104,7 +96,7 @@ def prepare_sweep(
         gpus_per_node=max(one.gpus for one in requested) if launcher == "local" else site.gpus_per_node,
         anyway=anyway,
         command=command,
-        refusal=refusal_by(launcher, site, own_program=bool(program), ask_slurm=check_launcher),
+        refusal=checks.refusal_by(launcher, site, own_program=bool(program), ask_slurm=check_launcher),
     )
     sweep = Sweep(
         folder=folder,
@@ -219,12 +211,8 @@ def requested_runs(grid: str, overrides: GridChanges, progress: Progress | None 
     check_count([study], changes, most=MOST_RUNS)
     points = list(all_points(study, changes))
     if not points:
-        raise InputError(
-            f"{grid} contains no grid of training runs",
-            hint="`knee study list` shows which studies have runs",
-            code="no-grid",
-            field="grid",
-        )
+        text = f"{grid} contains no grid of training runs"
+        raise InputError(text, hint="`knee study list` shows which studies have runs", code="no-grid", field="grid")
     # what a series keeps while its GPUs grow: the batch of each of them, or the batch of all
     given = {name for name in ("local_batch", "global_batch") if name in changes}
     weak = "global_batch" not in given and bool(given or any(grid.local_batch is not None for grid in study.grid))
@@ -263,31 +251,18 @@ def _check_numbers(pack: int, max_gpu_hours: float | None) -> None:
 def _check_states(states: Sequence[str]) -> None:
     for state in states:
         if state in STATES and state not in ENDED:
-            raise InputError(
-                f"{argument('states')} {state}: runs in this state have not ended, so they cannot be restarted",
-                hint="`knee sweep GRID --out DIR` starts pending runs; `knee sweep cancel` stops running ones",
-                code="not-ended",
-                field="states",
-            )
+            text = f"{argument('states')} {state}: runs in this state have not ended, so they cannot be restarted"
+            hint = "`knee sweep GRID --out DIR` starts pending runs; `knee sweep cancel` stops running ones"
+            raise InputError(text, hint=hint, code="not-ended", field="states")
     wrong = [state for state in states if state not in ENDED]
     if wrong or not states:
-        close = did_you_mean(wrong[0], ENDED) if wrong else None
-        raise InputError(
-            f"{argument('states')} {','.join(states)!r} is not one of {', '.join(ENDED)}",
-            hint=f"did you mean {close}?" if close else None,
-            code="unknown-choice",
-            field="states",
-        )
+        text = f"{argument('states')} {','.join(states)!r} is not one of {', '.join(ENDED)}"
+        raise InputError(text, hint=nearest(wrong[0], ENDED) if wrong else None, code="unknown-choice", field="states")
 
 
 def _check_ids(sweep: Sweep, runs: Collection[str]) -> None:
     known = [entry.id for entry in sweep.entries]
     unknown = next((run for run in runs if run not in set(known)), None)
     if unknown is not None:
-        close = did_you_mean(unknown, known)
-        raise InputError(
-            f"the sweep has no run {unknown!r}",
-            hint=f"did you mean {close}?" if close else None,
-            code="unknown-run",
-            field="runs",
-        )
+        hint = nearest(unknown, known)
+        raise InputError(f"the sweep has no run {unknown!r}", hint=hint, code="unknown-run", field="runs")

@@ -11,10 +11,11 @@ import click
 
 from knee.base.errors import InputError
 from knee.base.signals import BY_SIGNAL
-from knee.commands.main import nearest, unknown_command
+from knee.commands.main import unknown_command
 from knee.commands.options.output import print_result, say
 from knee.commands.options.sections import KEY_VALUE, PATH, Sectioned, Word, as_json, option, options
 from knee.commands.options.sweep_options import program_words, run_options, site_options, take_site
+from knee.specs.catalog import nearest
 from knee.specs.choices import LAUNCHERS
 
 if TYPE_CHECKING:

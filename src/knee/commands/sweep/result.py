@@ -39,22 +39,17 @@ class SweepPlan(Result):
         most, total = self.max_gpu_hours, gpu_h_to_start(self.sweep)
         if most is not None and total > most:
             limit = argument("max_gpu_hours")
-            raise InputError(
-                f"the runs to start are estimated to take {total:,.2f} GPU-hours, and {limit} is {most:g}",
-                hint=f"make the grid or {argument('steps')} smaller, or allow more",
-                code="too-many-gpu-hours",
-                field="max_gpu_hours",
-            )
+            text = f"the runs to start are estimated to take {total:,.2f} GPU-hours, and {limit} is {most:g}"
+            hint = f"make the grid or {argument('steps')} smaller, or allow more"
+            raise InputError(text, hint=hint, code="too-many-gpu-hours", field="max_gpu_hours")
         check_same_sweep(self.sweep)
 
     def check_startable(self) -> None:
         """Raise an error if no run of the sweep can be started."""
         if all(entry.refused for entry in self.sweep.entries):
-            raise DoesNotFit(
-                "none of the runs can be started: " + self.sweep.entries[0].refused,
-                hint=either("rows() has the reason for each run", "--dry-run lists the reason for each run"),
-                code="no-run-can-start",
-            )
+            text = "none of the runs can be started: " + self.sweep.entries[0].refused
+            hint = either("rows() has the reason for each run", "--dry-run lists the reason for each run")
+            raise DoesNotFit(text, hint=hint, code="no-run-can-start")
 
     def _data(self) -> dict[str, Any]:
         return asdict(self.estimate) | {"runs": self.rows()}

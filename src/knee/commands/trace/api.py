@@ -33,7 +33,7 @@ class QueryResult(Result):
 
     def rows(self) -> list[dict[str, Any]]:
         """One dictionary a row, as ``knee trace --sql ... --json`` prints them; None for what is not finite."""
-        from knee.measure.traces.sql import json_value
+        from knee.measure.traces.plain_data import json_value
 
         return [dict(zip(self.columns, map(json_value, row), strict=True)) for row in self.values]
 
@@ -174,23 +174,16 @@ def check_targets(paths: Iterable[PathLike], classes: PathLike | None, targets: 
     inputs = [*find_files(paths).files, *([] if classes is None else [Path(classes)])]
     _refuse_replacing(targets, inputs)
     if len(targets) > 1 and _is_same(*targets.values()):
-        raise InputError(
-            f"{' and '.join(map(argument, targets))} must be different files",
-            hint="name two",
-            code="contradiction",
-            field=next(iter(targets)),
-        )
+        text = f"{' and '.join(map(argument, targets))} must be different files"
+        raise InputError(text, hint="name two", code="contradiction", field=next(iter(targets)))
 
 
 def two_jobs(paths: Sequence[str]) -> tuple[str, str]:
     """The two jobs that are held against each other."""
     if len(paths) != 2:
-        raise InputError(
-            f"a comparison needs exactly two traces, but {len(paths)} were given",
-            hint=either("give two files or folders", "`knee trace diff A B`, where A and B are files or folders"),
-            code="missing-argument",
-            field="paths",
-        )
+        text = f"a comparison needs exactly two traces, but {len(paths)} were given"
+        hint = either("give two files or folders", "`knee trace diff A B`, where A and B are files or folders")
+        raise InputError(text, hint=hint, code="missing-argument", field="paths")
     return paths[0], paths[1]
 
 
@@ -201,12 +194,8 @@ def _as_list(words: str | Iterable[str]) -> list[str]:
 def _refuse_replacing(targets: Mapping[str, Path], inputs: Sequence[Path]) -> None:
     for name, target in targets.items():
         if any(_is_same(target, one) for one in inputs):
-            raise InputError(
-                f"{argument(name)} {target} would overwrite an input file",
-                hint="name another file",
-                code="contradiction",
-                field=name,
-            )
+            text = f"{argument(name)} {target} would overwrite an input file"
+            raise InputError(text, hint="name another file", code="contradiction", field=name)
 
 
 def _is_same(a: Path, b: Path) -> bool:
@@ -220,15 +209,9 @@ def _check_whole(analyses: Sequence[Analysis]) -> None:
     failed = [one for analysis in analyses for one in analysis.left_out if one.is_trace]
     if failed:
         more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
-        raise Incomplete(
-            f"some traces could not be read: {failed[0].why}{more}",
-            hint="the answer covers the other traces; the job may have been killed while it wrote the trace",
-            code="unreadable",
-        )
+        hint = "the answer covers the other traces; the job may have been killed while it wrote the trace"
+        raise Incomplete(f"some traces could not be read: {failed[0].why}{more}", hint=hint, code="unreadable")
     cut = [rank for analysis in analyses for rank in analysis.ranks if rank.audit.cut]
     if cut:
-        raise Incomplete(
-            f"{cut[0].path} is incomplete: {cut[0].audit.cut}",
-            hint="the answer covers the part that could be read; the job may have been killed while it wrote the trace",
-            code="cut-off",
-        )
+        hint = "the answer covers the part that could be read; the job may have been killed while it wrote the trace"
+        raise Incomplete(f"{cut[0].path} is incomplete: {cut[0].audit.cut}", hint=hint, code="cut-off")

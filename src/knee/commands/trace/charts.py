@@ -102,7 +102,9 @@ def _bars(
     spec = {
         "width": WIDTH,
         "height": {"step": step, "for": "position"},
-        "data": {"values": [value | {"say": _say(value)} for value in values]},
+        "data": {
+            "values": [value | {"say": f"{value['bar']}: {value['part']} {value['ms']:,.3f} ms"} for value in values]
+        },
         "mark": {"type": "bar", "strokeWidth": 1},
         "encoding": {
             "y": {
@@ -125,7 +127,3 @@ def _bars(
         | part_channels(styles, {"columns": 2}),
     }
     return with_config(spec)
-
-
-def _say(value: Mapping[str, Any]) -> str:
-    return f"{value['bar']}: {value['part']} {value['ms']:,.3f} ms"

@@ -85,7 +85,12 @@ def sentences(analysis: Analysis) -> Iterable[str]:
     else:
         yield "No communication was found."
     yield from _about_ranks(analysis)
-    yield _audit_line(analysis)
+    audits = [rank.audit for rank in analysis.ranks]
+    read = f"{sum(a.kernels for a in audits):,} kernels and {sum(a.copies for a in audits):,} copies were read"
+    whole = ", every file to its end" if analysis.is_whole else "; not every file is whole"
+    remarks = len(remarks_of(analysis.ranks)) + len(left_out_sentences(analysis.left_out))
+    odd = {0: "nothing looked odd", 1: "the audit has one remark"}.get(remarks, f"the audit has {remarks} remarks")
+    yield f"{read}{whole}; {odd}."
 
 
 def _of(seconds: float, times: Times) -> str:
@@ -115,15 +120,6 @@ def _about_ranks(analysis: Analysis) -> Iterable[str]:
 def _some(ranks: Sequence[int]) -> str:
     shown = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
     return f"{len(ranks):,} rank{'s' if len(ranks) > 1 else ''} ({shown})"
-
-
-def _audit_line(analysis: Analysis) -> str:
-    audits = [rank.audit for rank in analysis.ranks]
-    read = f"{sum(a.kernels for a in audits):,} kernels and {sum(a.copies for a in audits):,} copies were read"
-    whole = ", every file to its end" if analysis.is_whole else "; not every file is whole"
-    remarks = len(remarks_of(analysis.ranks)) + len(left_out_sentences(analysis.left_out))
-    odd = {0: "nothing looked odd", 1: "the audit has one remark"}.get(remarks, f"the audit has {remarks} remarks")
-    return f"{read}{whole}; {odd}."
 
 
 def _keys(analysis: Analysis) -> tuple[Key, ...]:

@@ -41,24 +41,18 @@ class TrainedRun(Result):
     def check_written(self) -> None:
         """``NotWritten`` where the record is in no file."""
         if not (self.out / RECORD).exists():
-            raise NotWritten(
-                f"{self.out / RECORD} could not be written",
-                hint=f"{either('to_dict() has', '--json prints')} the record anyway",
-            )
+            text = f"{self.out / RECORD} could not be written"
+            raise NotWritten(text, hint=f"{either('to_dict() has', '--json prints')} the record anyway")
 
     def check_done(self) -> None:
         """``DoesNotFit`` or ``RunFailed`` where the run did not come to its end."""
         record = self.record
         if record["status"] == "oom":
-            raise DoesNotFit(
-                f"rank {record['failed_rank']}: {record['error']}",
-                hint=f"use a smaller {argument('micro_batch')}, {argument('recompute')} full, more tp, or more GPUs",
-            )
+            hint = f"use a smaller {argument('micro_batch')}, {argument('recompute')} full, more tp, or more GPUs"
+            raise DoesNotFit(f"rank {record['failed_rank']}: {record['error']}", hint=hint)
         if record["status"] != "done":
-            raise RunFailed(
-                f"the run {record['status']} at step {record['steps_done']}: {record['error']}",
-                hint=f"{self.out}/logs contains the output of the ranks",
-            )
+            text = f"the run {record['status']} at step {record['steps_done']}: {record['error']}"
+            raise RunFailed(text, hint=f"{self.out}/logs contains the output of the ranks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -118,12 +112,8 @@ def train(
     if out is None and job.resume not in ("", AUTO):
         out = run_folder(job.resume)
     if out is None and (under_torchrun() or job.resume == AUTO):
-        raise InputError(
-            f"{argument('out')} is missing: all ranks, and a run that goes on, must use the same folder",
-            hint=f"give {argument('out')}",
-            code="missing-argument",
-            field="out",
-        )
+        text = f"{argument('out')} is missing: all ranks, and a run that goes on, must use the same folder"
+        raise InputError(text, hint=f"give {argument('out')}", code="missing-argument", field="out")
     folder = Path("runs") / f"{job.model.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}" if out is None else Path(out)
     job = checked_to_go_on(replace(job, out=str(real_path(folder))))
     if under_torchrun():

@@ -21,19 +21,7 @@ from knee.specs.defaults import DEFAULT_CONVENTION, TRACE_STEPS
 from knee.specs.load import load_model
 from knee.specs.notes import code_of
 from knee.specs.plan import Plan
-from knee.training.checkpoints.folder import (
-    CHECKPOINTS,
-    NOT_COMPARED,
-    SAME,
-    STATE,
-    check_model,
-    check_resumable,
-    checkpoints_in,
-    damaged,
-    difference,
-    find_checkpoint,
-    read_state,
-)
+from knee.training.checkpoints import folder as checkpoints
 from knee.training.datasets.synthetic import best_loss
 from knee.training.datasets.token_batches import Shards, Share
 from knee.training.parallelism.trainer_job import AUTO, Dtype, Routing, TrainJob, activation_dtype
@@ -46,14 +34,14 @@ from knee.training.sweeps.job_for_trainer import STEPS, facts_of, warmup_of
 RATE = ("lr", "lr_schedule", "lr_warmup", "lr_min_frac", "lr_decay_frac")
 SETTINGS = (*RATE, "dtype", "balance_loss", "steps")
 """What changes the losses and may be changed on purpose."""
-INHERITED = (*SAME, *RATE, "steps", "checkpoint_every", "keep")
+INHERITED = (*checkpoints.SAME, *RATE, "steps", "checkpoint_every", "keep")
 """Settings that a run goes on with unless others are given."""
 PASSED_ON = (
     *("trace_steps", "compile", "attention", "balance_loss", "deterministic", "valid_every", "valid_batches", "log_to"),
     "timeout_s",
 )
 """Arguments that are fields of the trainer's job under the same name."""
-NOT_IN_CONFIG = (*NOT_COMPARED, "mtp_layers", "norm_eps")
+NOT_IN_CONFIG = (*checkpoints.NOT_COMPARED, "mtp_layers", "norm_eps")
 Say = Callable[[str], None]
 
 
@@ -61,29 +49,29 @@ def settings_of_run(resume: str | Path | None) -> dict[str, Any]:
     """Settings of the run that wrote the checkpoint, which are the defaults of the one that goes on."""
     if resume is None or str(resume) == AUTO:
         return {}
-    checkpoint = find_checkpoint(Path(resume))
-    saved = read_state(checkpoint)["job"]
+    checkpoint = checkpoints.find_checkpoint(Path(resume))
+    saved = checkpoints.read_state(checkpoint)["job"]
     found = {name: saved[name] for name in INHERITED if name in saved}
     for name, value in found.items():
         if isinstance(value, str) != (name == "lr_schedule") or not isinstance(value, (str, int, float)):
-            raise damaged(checkpoint, checkpoint / STATE, f"{name} is {value!r}")
+            raise checkpoints.damaged(checkpoint, checkpoint / checkpoints.STATE, f"{name} is {value!r}")
     return found
 
 
 def run_folder(resume: str | Path) -> Path | None:
     """The folder of the run that a checkpoint belongs to; None for one that was moved."""
-    checkpoint = find_checkpoint(Path(resume))
-    return checkpoint.parent.parent if checkpoint.parent.name == CHECKPOINTS else None
+    checkpoint = checkpoints.find_checkpoint(Path(resume))
+    return checkpoint.parent.parent if checkpoint.parent.name == checkpoints.CHECKPOINTS else None
 
 
 def checked_to_go_on(job: TrainJob) -> TrainJob:
     """The job; with "auto" it is refused if it cannot go on from the newest checkpoint in its folder, or is done."""
-    found = checkpoints_in(Path(job.out) / CHECKPOINTS) if job.resume == AUTO else []
+    found = checkpoints.checkpoints_in(Path(job.out) / checkpoints.CHECKPOINTS) if job.resume == AUTO else []
     if found:
-        state = read_state(found[-1])
+        state = checkpoints.read_state(found[-1])
         # a run that failed after its last step is measured again from the checkpoint before
         if state["step"] < job.steps or _is_done(Path(job.out)):
-            check_resumable(found[-1], state, job)
+            checkpoints.check_resumable(found[-1], state, job)
     return job
 
 
@@ -100,9 +88,9 @@ def with_state(job: TrainJob, resume: str | Path | None, weights: str | Path | N
         text = f"{argument('resume')} and {argument('weights')} contradict each other: a checkpoint has weights"
         raise InputError(text, hint=f"leave {argument('weights')} out", code="contradiction", field="weights")
     if resume is not None and str(resume) != AUTO:
-        checkpoint = find_checkpoint(Path(resume))
-        state = read_state(checkpoint)
-        check_resumable(checkpoint, state, job)
+        checkpoint = checkpoints.find_checkpoint(Path(resume))
+        state = checkpoints.read_state(checkpoint)
+        checkpoints.check_resumable(checkpoint, state, job)
         for name in SETTINGS:
             was, now = state["job"].get(name), getattr(job, name)
             if was != now:
@@ -115,9 +103,9 @@ def with_state(job: TrainJob, resume: str | Path | None, weights: str | Path | N
 
 def _checked(folder: Path, job: TrainJob, say: Say) -> Path:
     """A folder of weights: a checkpoint, a run, or one of Hugging Face."""
-    if (folder / STATE).is_file() or (folder / CHECKPOINTS).is_dir():
-        checkpoint = find_checkpoint(folder)
-        check_model(checkpoint, read_state(checkpoint), job, "weights")
+    if (folder / checkpoints.STATE).is_file() or (folder / checkpoints.CHECKPOINTS).is_dir():
+        checkpoint = checkpoints.find_checkpoint(folder)
+        checkpoints.check_model(checkpoint, checkpoints.read_state(checkpoint), job, "weights")
         return checkpoint
     if not any(folder.glob("*.safetensors")):
         text = f"{folder} has no *.safetensors" if folder.is_dir() else f"there is no folder {str(folder)!r}"
@@ -137,7 +125,7 @@ def _check_config(folder: Path, job: TrainJob, say: Say) -> None:
             (fields["experts"] or {}).pop(name, None)
     other = [name for name in ours if name not in NOT_IN_CONFIG and theirs[name] != ours[name]]
     if other:
-        shown = ", ".join(difference(name, theirs[name], ours[name]) for name in other[:3])
+        shown = ", ".join(checkpoints.difference(name, theirs[name], ours[name]) for name in other[:3])
         hint = f"train the model of that folder: knee train {folder}"
         raise InputError(f"{folder} has another model: {shown}", hint=hint, code="other-model", field="weights")
     scaling = rope_scaling(folder / "config.json")
@@ -344,12 +332,9 @@ def _routing(plan: Plan) -> Routing:
     """How the trainer's tokens choose experts."""
     known: dict[str, Routing] = {"balanced": "balanced", "dropless": "learned"}
     if plan.routing not in known:
-        raise InputError(
-            f"{argument('routing')} {plan.routing} can be simulated, but not trained",
-            hint=f"use {argument('routing')} dropless (the router chooses) or balanced",
-            code="not-trained",
-            field="plan.routing",
-        )
+        text = f"{argument('routing')} {plan.routing} can be simulated, but not trained"
+        hint = f"use {argument('routing')} dropless (the router chooses) or balanced"
+        raise InputError(text, hint=hint, code="not-trained", field="plan.routing")
     return known[plan.routing]
 
 
@@ -361,12 +346,8 @@ def _world(nproc: int | None, plan: Mapping[str, Any], *, torchrun: bool) -> int
             raise InputError(text, code="out-of-range", field="nproc")
         return nproc or max(1, ranks_of(plan))
     if nproc is not None:
-        raise InputError(
-            f"{argument('nproc')} cannot be used under torchrun, which has already started the processes",
-            hint=f"leave {argument('nproc')} out",
-            code="contradiction",
-            field="nproc",
-        )
+        text = f"{argument('nproc')} cannot be used under torchrun, which has already started the processes"
+        raise InputError(text, hint=f"leave {argument('nproc')} out", code="contradiction", field="nproc")
     try:
         return int(os.environ["WORLD_SIZE"])
     except ValueError:
@@ -381,20 +362,13 @@ def _device_here(wanted: Device | None, world: int) -> Device:
     usable = bool(count and found.gpus) and found.software.torch_uses_gpus
     if wanted == "cuda" and not usable:
         why = found.software.driver.trouble or f"torch {found.software.torch} was built without GPU support"
-        raise InputError(
-            f"{argument('device')} cuda: {why}",
-            hint=f"`knee doctor` shows the devices of this machine; {argument('device')} cpu trains on the CPU",
-            code="no-gpu",
-            field="device",
-        )
+        hint = f"`knee doctor` shows the devices of this machine; {argument('device')} cpu trains on the CPU"
+        raise InputError(f"{argument('device')} cuda: {why}", hint=hint, code="no-gpu", field="device")
     device = wanted or ("cuda" if usable else "cpu")
     if device == "cuda" and "RANK" not in os.environ and world > count:
-        raise InputError(
-            f"{world} processes need {world} GPUs, but {count} are visible here",
-            hint=f"use several machines with torchrun, or use {argument('device')} cpu",
-            code="too-few-gpus",
-            field="nproc",
-        )
+        text = f"{world} processes need {world} GPUs, but {count} are visible here"
+        hint = f"use several machines with torchrun, or use {argument('device')} cpu"
+        raise InputError(text, hint=hint, code="too-few-gpus", field="nproc")
     return device
 
 

@@ -39,14 +39,7 @@ from knee.training.launch.environment import without_secrets
 from knee.training.launch.run_status import Status
 from knee.training.launch.site import Site
 from knee.training.launch.sweep_folder import Sweep, SweepRun, locked, read_sweep
-from knee.training.sweeps.checks import (
-    check_container,
-    check_run_numbers,
-    checked_folder,
-    program_paths,
-    refusal_by,
-    require_launcher,
-)
+from knee.training.sweeps import checks
 from knee.training.sweeps.control import current_statuses
 from knee.training.sweeps.job_for_trainer import RunSettings, train_job
 
@@ -115,10 +108,10 @@ def tune(
     """
     check_within(within)
     _check_limits(max_gpu_hours, max_runs)
-    check_run_numbers(steps, warmup, trace_steps, timeout_s)
+    checks.check_run_numbers(steps, warmup, trace_steps, timeout_s)
     forget_files()
-    site, folder, program = site or Site(), checked_folder(out), program_paths(program)
-    check_container(site, launcher)
+    site, folder, program = site or Site(), checks.checked_folder(out), checks.program_paths(program)
+    checks.check_container(site, launcher)
     sizes = {"gpus": gpus, "global_batch": global_batch, "local_batch": local_batch, "seq_len": seq_len}
     stack = profile or _profile_of_trainer(model, cluster, own_program=bool(program))
     parts = searched_parts(model, cluster, stack, sizes, pairs_of(overrides))
@@ -126,8 +119,8 @@ def tune(
     smaller.check(gpus=parts.gpus, layers=parts.model.layers)
     space = parts.space(limits)
     settings = RunSettings(steps=steps, warmup=warmup, trace_steps=trace_steps, device=device, timeout_s=timeout_s)
-    require_launcher(launcher, site, program)
-    by_launcher = refusal_by(launcher, site, own_program=bool(program), ask_slurm=True)
+    checks.require_launcher(launcher, site, program)
+    by_launcher = checks.refusal_by(launcher, site, own_program=bool(program), ask_slurm=True)
     refused = refusal_of(
         lambda job: train_job(smaller.of(job), settings, out="", command=[]), lambda job: by_launcher(smaller.of(job))
     )

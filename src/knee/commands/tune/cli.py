@@ -135,12 +135,8 @@ def run(
     missing = [name for name in ("model", "out") if (model if name == "model" else options[name]) is None]
     if missing:
         what = "JOB" if missing[0] == "model" else "--out"
-        raise InputError(
-            f"{what} is missing",
-            hint="knee tune llama2-7b --cluster dgx-h100 --gpus 64 --global-batch 128 --out tuned",
-            code="missing-argument",
-            field=missing[0],
-        )
+        hint = "knee tune llama2-7b --cluster dgx-h100 --gpus 64 --global-batch 128 --out tuned"
+        raise InputError(f"{what} is missing", hint=hint, code="missing-argument", field=missing[0])
     from knee.commands.tune.api import tune
     from knee.commands.tune.text import print_step, print_tuned
     from knee.training.sweeps.checks import refuse_unread
@@ -188,12 +184,8 @@ def _refuse_unplayed(ctx: click.Context, file: str) -> None:
         word = "JOB" if isinstance(one, click.Argument) else one.opts[0]
         if isinstance(one, click.Argument) and ctx.params[one.name or ""] is None:
             continue
-        raise InputError(
-            f"--replay starts no run, so {word} cannot be used with it",
-            hint=f"knee tune --replay {shlex.quote(file)}",
-            code="contradiction",
-            field="replay",
-        )
+        text = f"--replay starts no run, so {word} cannot be used with it"
+        raise InputError(text, hint=f"knee tune --replay {shlex.quote(file)}", code="contradiction", field="replay")
 
 
 def _replay(file: str, *, within: float, least_plans: int | None, as_json: bool) -> None:

@@ -64,10 +64,8 @@ class Tuned(Result):
         """Raise ``RunFailed`` if no run completed, and ``Incomplete`` if the tuning was interrupted."""
         if self.state.best_plan is None and self.state.why != "interrupted":
             last = next((run.words for run in reversed(self.state.runs) if run.words), "no run was started")
-            raise RunFailed(
-                f"none of the {len(self.state.runs)} runs completed: {last}",
-                hint=f"the logs are in {self.folder}/runs",
-            )
+            text = f"none of the {len(self.state.runs)} runs completed: {last}"
+            raise RunFailed(text, hint=f"the logs are in {self.folder}/runs")
         if self.state.why == "interrupted":
             raise Incomplete("the tuning was interrupted", hint="repeat the command to continue it")
 

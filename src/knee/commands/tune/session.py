@@ -9,20 +9,12 @@ from queue import SimpleQueue
 from typing import Any
 
 from knee.base.errors import DoesNotFit, InputError, argument
-from knee.base.signals import StopSignal, catch_signals
+from knee.base.signals import catch_signals
+from knee.commands.tune import tuned_state as states
 from knee.commands.tune.loop import Limits, Progressed, Stage, Standing, Start, Why, run_stage
 from knee.commands.tune.posterior import moved
 from knee.commands.tune.searched_plans import SearchedPlans
 from knee.commands.tune.stages import Knob, Planner, Refused, Smaller, Variant, stage_of_knobs, stage_of_plans, variants
-from knee.commands.tune.tuned_state import (
-    StepState,
-    TunedState,
-    candidate_states,
-    later,
-    run_states,
-    step_states,
-    write_state,
-)
 from knee.commands.tune.tuning_folder import plan_key
 from knee.specs.argument_types import not_in_range
 from knee.specs.choices import Launcher
@@ -70,7 +62,15 @@ def _side_by_side(sweep: Sweep, site: Site, ids: Collection[str], at_once: int, 
         def placed(entry: SweepRun) -> Status | None:
             slot = free.get()
             try:
-                return _one(sweep, site, entry, slot, statuses, stop, on_run)
+                if stop.signal is not None:
+                    return None
+                hosts = site.hosts[slot * entry.nodes : (slot + 1) * entry.nodes]
+                what = local.supervised_run(sweep, replace(site, hosts=hosts) if site.hosts else site, entry, stop)
+                if not site.hosts:
+                    devices = range(slot * entry.gpus, (slot + 1) * entry.gpus)
+                    what.environment = {**what.environment, DEVICES: ",".join(map(str, devices))}
+                on_run(entry, replace(statuses[entry.id], state="running"))
+                return supervise(what)
             finally:
                 free.put(slot)
 
@@ -80,26 +80,6 @@ def _side_by_side(sweep: Sweep, site: Site, ids: Collection[str], at_once: int, 
                 if status is not None:
                     on_run(entry, status)
         return stop.signal
-
-
-def _one(
-    sweep: Sweep,
-    site: Site,
-    entry: SweepRun,
-    slot: int,
-    statuses: dict[str, Status],
-    stop: StopSignal,
-    on_run: OnRun,
-) -> Status | None:
-    if stop.signal is not None:
-        return None
-    hosts = site.hosts[slot * entry.nodes : (slot + 1) * entry.nodes]
-    what = local.supervised_run(sweep, replace(site, hosts=hosts) if site.hosts else site, entry, stop)
-    if not site.hosts:
-        devices = range(slot * entry.gpus, (slot + 1) * entry.gpus)
-        what.environment = {**what.environment, DEVICES: ",".join(map(str, devices))}
-    on_run(entry, replace(statuses[entry.id], state="running"))
-    return supervise(what)
 
 
 def check_room(job: Job, launcher: Launcher, site: Site, at_once: int) -> None:
@@ -117,15 +97,11 @@ def check_room(job: Job, launcher: Launcher, site: Site, at_once: int) -> None:
         gpus = len(LocalDevices.here().gpus)
         room, where = gpus // job.gpus, f"{gpus} GPUs have"
     if at_once > room:
-        raise InputError(
-            f"{argument('at_once')} is {at_once}, but {where} room for {max(1, room)} at a time",
-            hint=f"use {argument('at_once')} {max(1, room)}",
-            code="out-of-range",
-            field="at_once",
-        )
+        text = f"{argument('at_once')} is {at_once}, but {where} room for {max(1, room)} at a time"
+        raise InputError(text, hint=f"use {argument('at_once')} {max(1, room)}", code="out-of-range", field="at_once")
 
 
-OnStep = Callable[[TunedState], None]
+OnStep = Callable[[states.TunedState], None]
 MOST_SEARCHES = 2
 """Times that the space is searched again with what the runs tell."""
 MOST_MORE = 48
@@ -157,11 +133,11 @@ class Session:
     words: dict[str, str] = field(default_factory=dict)
     """Key of a candidate -> its words; of every stage so far."""
     stages: dict[str, str] = field(default_factory=dict)
-    steps: dict[str, dict[int, StepState]] = field(default_factory=dict)
+    steps: dict[str, dict[int, states.StepState]] = field(default_factory=dict)
     """Stage -> number of its runs -> what was known then."""
-    state: TunedState | None = None
+    state: states.TunedState | None = None
     stage: Stage | None = None
-    ended: TunedState | None = None
+    ended: states.TunedState | None = None
     """How the last stage that is over stood."""
     best: Variant | None = None
     """At full size."""
@@ -232,26 +208,26 @@ class Session:
 
         def told(now: Progressed) -> None:
             self.state = self.state_of(stage, words, now)
-            write_state(now.sweep.folder, self.state)
+            states.write_state(now.sweep.folder, self.state)
             self.on_step(self.state)
 
         done = run_stage(sweep, stage, self.limits, start=self.start, at_once=self.at_once, told=told)
         self.state = self.state_of(stage, words, done)
-        write_state(done.sweep.folder, self.state)
+        states.write_state(done.sweep.folder, self.state)
         return done
 
-    def state_of(self, stage: Stage, words: Sequence[str], now: Progressed) -> TunedState:
+    def state_of(self, stage: Stage, words: Sequence[str], now: Progressed) -> states.TunedState:
         """All that is known: of this stage, and of those before it."""
         after, before, beliefs = now.standing, self.ended, stage.beliefs
         key = None if after.best is None else stage.keys[after.best]
-        steps = step_states(stage, words, now, self.steps.setdefault(stage.name, {}))
-        candidates = candidate_states(stage, words, now)
+        steps = states.step_states(stage, words, now, self.steps.setdefault(stage.name, {}))
+        candidates = states.candidate_states(stage, words, now)
         if before is not None:
             made = [run for run in now.made if run.outcome is not None and run.plan in stage.rows]
             already = sum(self.stages[run.plan] != stage.name for run in made)
-            steps = (*before.steps, *later(steps, before.steps[-1], already))
+            steps = (*before.steps, *states.later(steps, before.steps[-1], already))
             candidates = tuple({one.plan: one for one in (*before.candidates, *candidates)}.values())
-        return TunedState(
+        return states.TunedState(
             job=self.job,
             within_frac=self.limits.within_frac,
             max_gpu_h=self.limits.max_gpu_h,
@@ -270,7 +246,7 @@ class Session:
             beyond_frac=self.plans.beyond_frac,
             not_run=self.plans.not_run,
             candidates=candidates,
-            runs=run_states(self.stages, self.words, now),
+            runs=states.run_states(self.stages, self.words, now),
             steps=steps,
             full_gpu_h=_full_gpu_h(stage, now) if beliefs.goal else None,
             transfer_error_frac=self.smaller.error_frac(self.plans.jobs[0]) if beliefs.goal else None,
@@ -280,7 +256,7 @@ class Session:
         """The best plan at full size as a job file."""
         return None if self.best is None else job_file(self.best.job)
 
-    def finish(self, notes: Sequence[str], profile_file: str | None) -> TunedState:
+    def finish(self, notes: Sequence[str], profile_file: str | None) -> states.TunedState:
         """The last state, with what is only known at the end."""
         assert self.state is not None
         more = () if self.best is None else self.best.train_words
@@ -294,7 +270,7 @@ def _full_gpu_h(stage: Stage, now: Progressed) -> float:
     return float(sum(beliefs.candidates.gpu_h[beliefs.goal + row] for row in rows))
 
 
-def _bound(after: Standing, before: TunedState | None) -> float | None:
+def _bound(after: Standing, before: states.TunedState | None) -> float | None:
     """Of settings, and of the plans before them: another plan may gain by the same settings."""
     if before is None or before.bound_frac is None or after.bound_frac is None:
         return after.bound_frac

@@ -56,9 +56,7 @@ class Smaller:
             text = f"a plan without {times:,} times as many replicas or shards cannot run on {self.gpus:,} GPUs"
             raise SpecError(text, code="does-not-divide", field="smaller")
         plan = replace(
-            job.plan,
-            dp_replicate=int(job.plan.dp_replicate // fewer),
-            dp_shard=int(job.plan.dp_shard // shards),
+            job.plan, dp_replicate=int(job.plan.dp_replicate // fewer), dp_shard=int(job.plan.dp_shard // shards)
         )
         return replace(job, plan=plan, gpus=self.gpus, global_batch=job.global_batch // times)
 
@@ -66,19 +64,13 @@ class Smaller:
         """Refuse what is not smaller than the job."""
         for name, unit, mine, most in (("gpus", "GPUs", self.gpus, gpus), ("layers", "layers", self.layers, layers)):
             if mine is not None and not 1 <= mine <= most:
-                raise InputError(
-                    f"{argument(f'smaller_{name}')} is {mine}, but the job has {most:,} {unit}",
-                    hint=f"give a number between 1 and {most:,}",
-                    code="out-of-range",
-                    field=f"smaller_{name}",
-                )
+                text = f"{argument(f'smaller_{name}')} is {mine}, but the job has {most:,} {unit}"
+                hint = f"give a number between 1 and {most:,}"
+                raise InputError(text, hint=hint, code="out-of-range", field=f"smaller_{name}")
         if self.gpus is not None and gpus % self.gpus:
-            raise InputError(
-                f"{argument('smaller_gpus')} is {self.gpus}, which does not divide the {gpus:,} GPUs of the job",
-                hint="a smaller run has fewer replicas of the same plan",
-                code="does-not-divide",
-                field="smaller_gpus",
-            )
+            text = f"{argument('smaller_gpus')} is {self.gpus}, which does not divide the {gpus:,} GPUs of the job"
+            hint = "a smaller run has fewer replicas of the same plan"
+            raise InputError(text, hint=hint, code="does-not-divide", field="smaller_gpus")
 
     def error_frac(self, job: Job) -> float:
         """Standard deviation of a plan's log throughput at full size around what its smaller run tells.

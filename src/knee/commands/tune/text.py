@@ -71,10 +71,13 @@ def print_tuned(answer: Tuned) -> None:
     rows += [["running", plan] for plan in running]
     rows += [["next", seen(state.next_plan)]] if state.next_plan and not running else []
     rows += [["profile", state.profile_file]] if state.profile_file else []
+    left = "" if state.beyond_frac is None else f"; the next plan is predicted at {state.beyond_frac:.0%} of the best"
+    settings = len(state.candidates) - state.candidate_plans
+    more = f" and {counted(settings, 'setting')}" if settings else ""
     rows += [
         ["cost", f"{counted(len(state.runs), 'run')}, {state.gpu_h:,.3f} GPU-hours"],
         ["stopped", WHY[state.why].format(within=_share(state.within_frac))],
-        ["candidates", _candidates(state)],
+        ["candidates", f"{state.candidate_plans:,} of {state.space_plans:,} plans{more}{left}"],
     ]
     print_rows([[f"  {name}", text] for name, text in rows])
     _print_runs(answer)
@@ -98,13 +101,6 @@ def _gain(state: TunedState) -> str:
     if state.expected_gain_frac is None:
         return "none: every candidate was tried"
     return f"{_share(state.expected_gain_frac)} from the most promising untried plan"
-
-
-def _candidates(state: TunedState) -> str:
-    left = "" if state.beyond_frac is None else f"; the next plan is predicted at {state.beyond_frac:.0%} of the best"
-    settings = len(state.candidates) - state.candidate_plans
-    more = f" and {counted(settings, 'setting')}" if settings else ""
-    return f"{state.candidate_plans:,} of {state.space_plans:,} plans{more}{left}"
 
 
 def _print_runs(answer: Tuned) -> None:

@@ -13,7 +13,8 @@ from knee.base.files import write_text
 from knee.commands.tune.loop import Progressed, Stage, standing
 from knee.commands.tune.posterior import Outcome
 from knee.training.launch.run_status import Status
-from knee.training.launch.sweep_folder import Sweep, read_object
+from knee.training.launch.sweep_folder import Sweep
+from knee.training.run.run_record import read_object
 
 STANDING = "standing.json"
 
@@ -211,9 +212,6 @@ def read_state(folder: Path) -> TunedState:
         words = {name: tuple(values.get(name, ())) for name in ("notes", "train_words")}
         return TunedState(**{**values, **made, **words})
     except (KeyError, TypeError):
-        raise InputError(
-            f"{folder} has no {STANDING} that can be read: `knee tune` has not chosen a run there",
-            hint="`knee tune JOB --out DIR` starts or continues a tuning",
-            code="no-file",
-            field="folder",
-        ) from None
+        text = f"{folder} has no {STANDING} that can be read: `knee tune` has not chosen a run there"
+        hint = "`knee tune JOB --out DIR` starts or continues a tuning"
+        raise InputError(text, hint=hint, code="no-file", field="folder") from None

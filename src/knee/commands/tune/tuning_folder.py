@@ -16,7 +16,8 @@ from knee.commands.tune.posterior import Outcome, measured_shares
 from knee.training.launch.environment import link_knee, write_env
 from knee.training.launch.run_status import Status
 from knee.training.launch.site import Site
-from knee.training.launch.sweep_folder import SWEEP, Sweep, read_object, read_record, read_sweep
+from knee.training.launch.sweep_folder import SWEEP, Sweep, read_record, read_sweep
+from knee.training.run.run_record import read_object
 from knee.training.sweeps.control import requeue, update_runs, write_runs
 from knee.training.sweeps.preflight import PlannedRun
 
@@ -79,12 +80,8 @@ def read_tuning(folder: Path) -> dict[str, Any]:
     """What was asked; refused where the folder is not of a tuning."""
     found = read_object(folder / TUNE)
     if not found:
-        raise InputError(
-            f"{folder} has no {TUNE} that can be read: it is not the folder of `knee tune`",
-            hint="`knee tune JOB --out DIR` creates one",
-            code="no-file",
-            field="folder",
-        )
+        text = f"{folder} has no {TUNE} that can be read: it is not the folder of `knee tune`"
+        raise InputError(text, hint="`knee tune JOB --out DIR` creates one", code="no-file", field="folder")
     return found
 
 

@@ -66,10 +66,7 @@ def validate(
         if profile is not None or cluster is not None:
             raise InputError(
                 f"{argument('profile')} and {argument('cluster')} need a file of training runs",
-                hint=either(
-                    'knee.validate("runs.csv", profile=...)',
-                    "knee validate runs.csv --profile ...",
-                ),
+                hint=either('knee.validate("runs.csv", profile=...)', "knee validate runs.csv --profile ..."),
                 code="missing-argument",
                 field="file",
             )

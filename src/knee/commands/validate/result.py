@@ -207,9 +207,5 @@ Validation = RunsValidation | BandwidthsValidation | CarriedValidation
 def refuse_overwriting(rows: Path, file: Path) -> None:
     """Rows are not written over the file that they are of."""
     if real_path(rows) == real_path(file):
-        raise InputError(
-            f"{argument('rows')} would overwrite {file}, which is an input",
-            hint="name another file",
-            code="would-overwrite",
-            field="rows",
-        )
+        text = f"{argument('rows')} would overwrite {file}, which is an input"
+        raise InputError(text, hint="name another file", code="would-overwrite", field="rows")

@@ -21,7 +21,7 @@ def write_weights(
     >>> write_weights("run", "hf", dtype="bf16")  # doctest: +SKIP
     """
     need_torch(either("knee.commands.weights.api", "knee weights"))
-    from knee.training.checkpoints.huggingface_write import write_huggingface
+    from knee.training.checkpoints.huggingface import write_huggingface
 
     if Path(out).exists():
         hint = f"give another {argument('out')}"

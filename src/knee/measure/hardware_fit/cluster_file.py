@@ -57,12 +57,6 @@ def readings_path(out: Path, probe: Probe) -> Path:
     return out.with_name(f"{out.stem}.{probe}.jsonl")
 
 
-def others_beside(out: Path, probe: Probe) -> list[tuple[Path, Machine]]:
-    """Other probes' readings of the same cluster file."""
-    paths = [readings_path(out, other) for other in get_args(Probe) if other != probe]
-    return [(path, read_readings(path).machine) for path in paths if path.exists()]
-
-
 def base_of(machine: Machine, wanted: str | None) -> str:
     """The cluster that says what was not measured: a name or path that was given, or the catalogue's with this GPU."""
     if wanted is not None:
@@ -254,7 +248,8 @@ class ProbeSession:
                     code="would-overwrite",
                     field="out",
                 )
-        for path, other in others_beside(self.out, self.probe):
+        others = [readings_path(self.out, probe) for probe in get_args(Probe) if probe != self.probe]
+        for path, other in ((path, read_readings(path).machine) for path in others if path.exists()):
             # a job of collectives runs on many hosts, of which one writes
             loose = "collectives" in (self.probe, other.probe)
             names = ("device", "kind", *(() if loose else ("host", "sms", "memory_bytes")))

@@ -157,13 +157,6 @@ def fit_streams(readings: Readings, gpu: Gpu) -> Gpu:
     return replace(gpu, hbm_frac=rate / gpu.hbm_bytes_per_s)
 
 
-def stream_seconds(gpu: Gpu, profile: Profile, p: StreamPoint, device: str) -> float:
-    """Seconds by the cost model."""
-    moved, kernels = _moved_bytes(p, device)
-    op = MemoryBound(name=p.operation, moved_bytes=np.array([moved]), kernels=kernels)
-    return float(stream_s(gpu, profile, op)[0])
-
-
 POOR_FRAC = 0.15
 """Median error above which a formula does not describe the device."""
 
@@ -242,7 +235,9 @@ def held_out(readings: Readings, base: Gpu) -> HeldOutShapes | None:
     one = 2.0 * products.m * products.n * products.k / gpu.gemm_rate(kind)[0]
     predicted, measured, flat = [], [], []
     for kernel in kernels_of(readings):
-        hidden = held_settings(readings, kernel)
+        # whichever directions of a setting were measured, it is kept from the fit
+        settings = [setting_of(p) for forward in (True, False) for p in causal_points(readings, kernel, forward)[0]]
+        hidden = frozenset(s for s, is_away in zip(settings, held_back(settings), strict=True) if is_away)
         rate = fit_attention(readings, gpu, kernel, hidden)
         for forward in (True, False):
             points, seconds = causal_points(readings, kernel, forward)
@@ -261,12 +256,6 @@ def held_out(readings: Readings, base: Gpu) -> HeldOutShapes | None:
     )
 
 
-def held_settings(readings: Readings, kernel: str) -> frozenset[Setting]:
-    """Settings of a kernel that are kept from the fit, whichever directions of them were measured."""
-    settings = [setting_of(p) for forward in (True, False) for p in causal_points(readings, kernel, forward)[0]]
-    return frozenset(s for s, away in zip(settings, held_back(settings), strict=True) if away)
-
-
 def _residuals(readings: Readings, gpu: Gpu, profile: Profile) -> dict[FitPart, Residuals]:
     found: dict[FitPart, Residuals] = {}
     for dtype in dict.fromkeys([main_type(readings), *(p.dtype for p, _ in readings.good("gemm"))]):
@@ -281,7 +270,8 @@ def _residuals(readings: Readings, gpu: Gpu, profile: Profile) -> dict[FitPart, 
     for name, wanted in (("eager", False), ("compiled", True)):
         streams = [(p, r["median_s"]) for p, r in readings.good("stream") if p.compiled == wanted]
         if streams:
-            predicted = [stream_seconds(gpu, profile, p, readings.machine.kind) for p, _ in streams]
-            measured = np.array([s for _, s in streams])
-            found[FitPart("memory-bound", name)] = Residuals.of(np.array(predicted), measured)
+            traffic = [(p.operation, *_moved_bytes(p, readings.machine.kind)) for p, _ in streams]
+            ops = [MemoryBound(name=op, moved_bytes=np.array([moved]), kernels=n) for op, moved, n in traffic]
+            predicted = np.array([float(stream_s(gpu, profile, op)[0]) for op in ops])
+            found[FitPart("memory-bound", name)] = Residuals.of(predicted, np.array([s for _, s in streams]))
     return found

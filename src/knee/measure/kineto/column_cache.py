@@ -9,30 +9,30 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 from sys import intern
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
+import numpy.typing as npt
 
+from knee.base.arrays import Bools
 from knee.base.errors import InputError, KneeError
 from knee.base.limits import LONGEST_TRACE_NS
-from knee.measure.kineto.decode import KEYS, NO_ARGS, Args, nanoseconds
+from knee.measure.kineto.decode import KEYS, NO_ARGS, Args, as_text, nanoseconds, raw
 from knee.measure.kineto.event_columns import (
     DEVICE_KINDS,
     FURTHEST_NS,
     Counts,
     Int64,
-    LaunchCall,
     RankTrace,
     Step,
     check_kernels,
@@ -41,7 +41,6 @@ from knee.measure.kineto.event_columns import (
     whole,
 )
 from knee.measure.kineto.event_stream import HINT, EventStream, ReportBytes
-from knee.measure.kineto.number_columns import NumberText, nanosecond_column
 
 # Events as they are decoded -> columns of one rank's trace. Times stay text until there are thousands of them:
 # reading a column digit by digit costs the same few dozen calls of NumPy for a hundred numbers as for ten thousand,
@@ -198,13 +197,18 @@ class _Collector:
         info = stream.head.get("distributedInfo")
         info = info if isinstance(info, dict) else {}
         made = stream.head.get("knee")
+        match stream.head.get("deviceProperties"):
+            case [{"name": name}, *_]:
+                pass
+            case _:
+                name = None
         rank = rank_of(path, info)
         return RankTrace(
             path=path,
             rank=rank or 0,
             rank_known=rank is not None,
             world_size=whole(info.get("world_size")),
-            device_name=_device_name(stream.head),
+            device_name=str(name) if name else None,
             info=info,
             knee=made if isinstance(made, dict) else {},
             start_ns=column["start"][order] - first,
@@ -305,20 +309,129 @@ def _steps(annotated: Iterable[Step], first: int) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def _device_name(head: dict[str, Any]) -> str | None:
-    devices = head.get("deviceProperties")
-    first = devices[0] if isinstance(devices, list) and devices else None
-    name = first.get("name") if isinstance(first, dict) else None
-    return str(name) if name else None
+# Columns of times, read from their text all at once and exactly: a float64 does not hold microseconds since 1970.
+
+_COMMA, _POINT, _ZERO = b",.0"
+DECIMALS = 3
+"""Of a microsecond: nanoseconds. Further ones are cut off."""
+_TENS = 10 ** np.arange(19, dtype=np.int64)
+
+
+class NumberText:
+    """A column of numbers as they stand in the file, with commas between them."""
+
+    __slots__ = ("_count", "_odd", "_parts")
+
+    def __init__(self, values: list[Any] | None = None) -> None:
+        self._parts: list[bytes] = []
+        self._odd: dict[int, list[Any]] = {}
+        """Values by part, of those that are not this text alone: they have commas in them, or are decoded already."""
+        self._count = 0
+        if values:
+            self.add(values)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, values: list[Any]) -> None:
+        """Some more; at least one."""
+        try:
+            text = b",".join(values)
+        except TypeError:  # the last events of a file come from the standard library, which has made numbers and words
+            text = b""
+        if text.count(b",") != len(values) - 1 or not text:
+            self._odd[len(self._parts)] = values
+            plain_texts = map(as_text, values)
+            text = b",".join(b"" if b"," in one else one for one in plain_texts)
+        self._parts.append(text)
+        self._count += len(values)
+
+    def text(self) -> bytes:
+        """All numbers as text, each followed by a comma."""
+        return b",".join((*self._parts, b""))
+
+    def values(self) -> list[Any]:
+        """Each as it was before it became text."""
+        found: list[Any] = []
+        for i, part in enumerate(self._parts):
+            found += self._odd[i] if i in self._odd else map(raw, part.split(b","))
+        return found
+
+
+def nanosecond_column(times: NumberText) -> tuple[Int64, Int64]:
+    """``nanoseconds`` of all at once, and the rows of those that are not plain digits with a point among them."""
+    text = np.frombuffer(times.text(), dtype=np.uint8)
+    alike = _alike(text, len(times))
+    if alike is not None:
+        return alike, np.array([], dtype=np.int64)
+    found, read = _ragged(text)
+    return found, np.flatnonzero(~read)
+
+
+def _alike(text: npt.NDArray[np.uint8], count: int) -> Int64 | None:
+    """Nanoseconds of times with as many digits before and after the point, as most have them; None for others."""
+    width = len(text) // count
+    if width * count != len(text) or text[width - 1] != _COMMA:
+        return None
+    letters = np.ascontiguousarray(text.reshape(count, width).T)
+    before, point, after = letters[:-1, 0].tobytes().partition(b".")
+    if (letters[-1] != _COMMA).any() or (point and (not after or (letters[len(before)] != _POINT).any())):
+        return None
+    digits = np.delete(letters[:-1], len(before), axis=0) if point else letters[:-1]
+    digits = digits - np.uint8(_ZERO)  # what stands before 0 comes out large
+    widest = len(_TENS) - DECIMALS
+    if digits.max(initial=0) > 9 or not 0 < len(before) <= widest or (len(before) == widest and digits[0].max() == 9):
+        return None
+    found = np.zeros(count, dtype=np.int64)
+    for digit in digits[: len(before) + DECIMALS]:
+        found *= 10
+        found += digit
+    found *= _TENS[DECIMALS - min(len(after), DECIMALS)]
+    return found
+
+
+def _ragged(text: npt.NDArray[np.uint8]) -> tuple[Int64, Bools]:
+    """Nanoseconds, and which were read. Digit by digit for all numbers of one width together: no expression has to
+    guess where a number ends, so that the time does not depend on how they are written."""
+    digit = text - np.uint8(_ZERO)  # what stands before 0 comes out large
+    marks = np.flatnonzero(digit > 9)
+    end = marks[text[marks] == _COMMA]
+    start = np.concatenate(([0], end[:-1] + 1))
+    point, other = _points(text, marks, end)
+    width, after = point - start, end - point - 1  # -1 after no point
+    widest = len(_TENS) - DECIMALS
+    fits = (width < widest) | ((width == widest) & (digit[start] < 9))  # int64 ends between 9 and 10 times 10^18
+    read = (other == 0) & (width > 0) & fits & (after != 0)
+    found = np.zeros(len(end), dtype=np.int64)
+    for digits in np.flatnonzero(np.bincount(width[read])).tolist():
+        rows = np.flatnonzero(read & (width == digits))
+        at, number = point[rows], np.zeros(len(rows), dtype=np.int64)
+        for place in range(1, digits + 1):
+            number += digit[at - place] * _TENS[place - 1 + DECIMALS]
+        found[rows] = number
+    for place in range(1, DECIMALS + 1):
+        rows = np.flatnonzero(read & (after >= place))
+        found[rows] += digit[point[rows] + place] * _TENS[DECIMALS - place]
+    return found, read
+
+
+def _points(text: npt.NDArray[np.uint8], marks: Int64, end: Int64) -> tuple[Int64, Int64]:
+    """Where each number's point stands, its end where it has none; and how many other letters it has that are no
+    digits."""
+    if len(marks) == len(end):
+        return end, np.zeros(len(end), dtype=np.int64)
+    points = marks[text[marks] == _POINT]
+    point = end.copy()
+    point[np.searchsorted(end, points)] = points
+    return point, np.diff(np.searchsorted(marks, end), prepend=-1) - 1 - (point < end)
 
 
 EDGE_BYTES = 4096
-END = b"\n\0"
-"""Behind the text of an entry, which JSON escapes: the columns follow."""
-DIGEST_BYTES = ALIGNED_BYTES = 16
+DIGEST_BYTES = 16
 LARGEST_BYTES = 256 << 20
 """Of all entries together; the ones not looked at for longest go first."""
 ARRAYS = ("start_ns", "end_ns", "kind", "stream", "device", "correlation", "name_id", "launch_correlation", "launch_ns")
+_OTHERS = [f.name for f in fields(RankTrace) if f.name not in (*ARRAYS, "path")]
 
 
 def cached_columns(path: Path, *, use: bool, report_bytes: ReportBytes | None) -> RankTrace:
@@ -387,49 +500,42 @@ def _reader() -> str:
 
 
 def _save(entry: Path, seal: dict[str, Any], trace: RankTrace) -> None:
+    import msgspec
+
     from knee.base.files import replacing
 
-    others = {f.name: getattr(trace, f.name) for f in fields(trace) if f.name not in (*ARRAYS, "path")}
-    others |= {
-        "args": [[row, list(args)] for row, args in trace.args.items()],
-        "issued": [[row, list(call)] for row, call in trace.issued.items()],
-        "steps": [asdict(step) for step in trace.steps],
-        "counts": asdict(trace.counts),
-    }
-    # no room, no right to write, or what no JSON holds
-    with contextlib.suppress(KneeError, OSError, TypeError, ValueError, RecursionError):
-        lengths = [len(getattr(trace, name)) for name in ARRAYS]
-        text = json.dumps({"seal": seal, "others": others, "lengths": lengths}).encode() + END
+    others = {name: getattr(trace, name) for name in _OTHERS}
+    arrays = [np.asarray(getattr(trace, name), dtype="<i8").tobytes() for name in ARRAYS]
+    # no room, no right to write, or what msgpack does not hold
+    with contextlib.suppress(KneeError, OSError, TypeError, ValueError, OverflowError, RecursionError):
+        content = msgspec.msgpack.encode({"seal": seal, "arrays": arrays, "others": others})
         entry.parent.mkdir(parents=True, exist_ok=True)
-        columns = b"".join(np.asarray(getattr(trace, name), dtype="<i8").tobytes() for name in ARRAYS)
-        content = text.ljust(-(-len(text) // ALIGNED_BYTES) * ALIGNED_BYTES) + columns
         with replacing(entry) as partial:
             partial.write_bytes(_digest(content) + content)
         _prune(entry.parent)
 
 
 def _load(entry: Path, seal: dict[str, Any], path: Path) -> RankTrace | None:
+    """The trace of an entry; None where there is none that holds."""
+    import msgspec
+
+    types, hints = {"seal": dict[str, Any], "arrays": list[bytes]}, get_type_hints(RankTrace)
+    others = msgspec.defstruct("Others", [(name, hints[name]) for name in _OTHERS])
     try:
-        stored = entry.read_bytes()  # one read
+        stored = entry.read_bytes()
         content = memoryview(stored)[DIGEST_BYTES:]
-        end = stored.index(END)
-        text = json.loads(stored[DIGEST_BYTES:end])
-        if text["seal"] != seal or stored[:DIGEST_BYTES] != _digest(content):
+        if stored[:DIGEST_BYTES] != _digest(content):
             return None
-        at = -(-(end + len(END) - DIGEST_BYTES) // ALIGNED_BYTES) * ALIGNED_BYTES
-        arrays: dict[str, Any] = {}
-        for name, length in zip(ARRAYS, text["lengths"], strict=True):
-            arrays[name] = np.frombuffer(content, dtype="<i8", count=length, offset=at)
-            at += arrays[name].nbytes
-        others = text["others"]
-        others["args"] = {int(row): Args(*values) for row, values in others["args"]}
-        others["issued"] = {int(row): LaunchCall(*values) for row, values in others["issued"]}
-        others["steps"] = tuple(Step(**step) for step in others["steps"])
-        others["counts"] = Counts(**others["counts"])
-        others["names"], others["notes"] = tuple(others["names"]), tuple(others["notes"])
+        kind = msgspec.defstruct("Entry", [*types.items(), ("others", others)])
+        found: Any = msgspec.msgpack.decode(content, type=kind)
+        if found.seal != seal:
+            return None
+        arrays: dict[str, Any] = {
+            name: np.frombuffer(column, dtype="<i8") for name, column in zip(ARRAYS, found.arrays, strict=True)
+        }
         os.utime(entry)
-        return RankTrace(path=path, **arrays, **others)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):  # a damaged entry
+        return RankTrace(path=path, **arrays, **msgspec.structs.asdict(found.others))
+    except (OSError, ValueError, msgspec.DecodeError, RecursionError):  # a damaged entry
         return None
 
 

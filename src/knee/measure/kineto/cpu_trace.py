@@ -90,18 +90,6 @@ MOST_ELEMENTS = 1 << 48
 """Of a tensor; a trace that says more is wrong."""
 
 
-def is_asked(event: Any) -> bool:
-    """Whether a processor's event says anything here; frames of Python, say, are most of a trace and do not."""
-    return str(event.cat).lower() in CATEGORIES or str(event.name).startswith(CALLS)
-
-
-def args_asked(event: Any) -> dict[str, Any]:
-    """Shapes, of what communicates; nothing else is asked of arguments."""
-    if not (isinstance(event.args, dict) and _communicates(str(event.name))):
-        return NO_ARGS
-    return {key: event.args[key] for key in ("Input Dims", "Input type") if key in event.args}
-
-
 def host_compute(spans: Iterable[NestedSpan]) -> list[NestedSpan]:
     """The outermost operators that compute: those that have no communication inside them."""
     operators = [s for s in spans if s.category in OPERATORS or s.name.startswith(CALLS)]
@@ -181,7 +169,10 @@ class _Free:
     def _add(self, number: int) -> None:
         operator = self.operators[number][0]
         if operator.name not in self.kinds_of:
-            self.kinds_of[operator.name] = [kind for kind in self.kinds if _issues(operator.name, kind)]
+            name = operator.name.replace("_", "")
+            reduces = "reducescatter" in name
+            kinds = [kind for kind in self.kinds if kind in name or (kind == "allreduce" and reduces)]
+            self.kinds_of[operator.name] = kinds
         for kind in self.kinds_of[operator.name]:
             for size in _sizes(operator) or (None,):
                 self.waiting.setdefault((kind, size), deque()).append(number)
@@ -197,14 +188,9 @@ def _kind(call: NestedSpan) -> str:
     return call.name.removeprefix(CALLS).replace("_", "")
 
 
-def _issues(operator: str, kind: str) -> bool:
-    """Whether an operator of this name issues calls of this kind."""
-    name = operator.replace("_", "")
-    return kind in name or (kind == "allreduce" and "reducescatter" in name)
-
-
 def _issued(call: NestedSpan, by: tuple[NestedSpan, NestedSpan | None] | None) -> LaunchCall:
-    found = LaunchCall(call.name, str(call.track), None, None, _elements(call), False, _dtype(call), None)
+    dtype = next((str(kind) for kind in _list(call, "Input type") if kind), "")
+    found = LaunchCall(call.name, str(call.track), None, None, _elements(call), False, dtype, None)
     if by is None:
         return found
     operator, elements = by[0], _elements(by[0])
@@ -293,15 +279,19 @@ def _elements(span: NestedSpan) -> int:
     return max(_sizes(span), default=0)
 
 
-def _dtype(span: NestedSpan) -> str:
-    return next((str(kind) for kind in _list(span, "Input type") if kind), "")
-
-
 def host_columns(trace: RankTrace) -> RankTrace:
     """Read the file once more, for what a processor did; ``trace`` is what the first reading found."""
-    stream = EventStream(path=trace.path, all_args=True)
-    found = (span_of(event, args_asked(event)) for events in stream.events() for event in events if is_asked(event))
-    spans, first = _sane([span for span in found if span is not None], trace)
+    found = []
+    for event in (one for events in EventStream(path=trace.path, all_args=True).events() for one in events):
+        name, args = str(event.name), NO_ARGS
+        # frames of Python, say, are most of a trace and say nothing here
+        if str(event.cat).lower() not in CATEGORIES and not name.startswith(CALLS):
+            continue
+        if isinstance(event.args, dict) and _communicates(name):
+            args = {key: event.args[key] for key in ("Input Dims", "Input type") if key in event.args}
+        if (span := span_of(event, args)) is not None:
+            found.append(span)
+    spans, first = _sane(found, trace)
     rows: list[tuple[NestedSpan, LaunchCall | None]] = [(span, None) for span in host_compute(spans)]
     rows += gloo_calls(spans)
     rows.sort(key=lambda row: (row[0].start_ns, row[0].end_ns))

@@ -92,23 +92,13 @@ class Args(NamedTuple):
     seq: Any
 
 
-KEYS = {
-    "stream": "stream",
-    "device": "device",
-    "correlation": "correlation",
-    "collective": "Collective name",
-    "in_elements": "In msg nelems",
-    "out_elements": "Out msg nelems",
-    "group_size": "Group size",
-    "dtype": "dtype",
-    "group": "Process Group Name",
-    "group_description": "Process Group Description",
-    "group_ranks": "Process Group Ranks",
-    "rank_start": "Global rank start",
-    "rank_stride": "Global rank stride",
-    "seq": "Seq",
-}
-"""Kineto's words for them."""
+KINETO_KEYS = (
+    *("stream", "device", "correlation", "Collective name", "In msg nelems", "Out msg nelems", "Group size", "dtype"),
+    *("Process Group Name", "Process Group Description", "Process Group Ranks"),
+    *("Global rank start", "Global rank stride", "Seq"),
+)
+KEYS = dict(zip(Args._fields, KINETO_KEYS, strict=True))
+"""Field of ``Args`` -> Kineto's word for it."""
 NO_ARGS = Args(*[None] * len(KEYS))
 
 CATEGORIES = (
@@ -202,24 +192,20 @@ class EventDecoder:
             if decoder is _quick:  # a kernel names its collective: others will too
                 self.decoders = [_quick, _typed]
             return events
-        return _standard(text, self.all_args)
+        try:
+            found = _exact.decode(text.decode("utf-8", "replace"))
+        except (ValueError, RecursionError):
+            raise NotJson from None
+        return [event_of(one, self.all_args) for one in found if isinstance(one, dict)]
 
 
-def _no_constant(name: str) -> NoReturn:
+def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not valid JSON")
 
 
-_exact = json.JSONDecoder(parse_float=str, parse_constant=_no_constant)
+_exact = json.JSONDecoder(parse_float=str, parse_constant=_refuse_constant)
 scan = _exact.raw_decode
 """One value of a text and where it ends, with fractional numbers as text."""
-
-
-def _standard(text: bytes, all_args: bool) -> list[Any]:
-    try:
-        found = _exact.decode(text.decode("utf-8", "replace"))
-    except (ValueError, RecursionError):
-        raise NotJson from None
-    return [event_of(one, all_args) for one in found if isinstance(one, dict)]
 
 
 def event_of(one: dict[str, Any], all_args: bool) -> Event:

@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from knee.base.arrays import ByValue
 from knee.base.errors import InputError
 from knee.base.limits import MOST_KERNELS
 from knee.measure.kineto.decode import Args
-from knee.measure.kineto.number_columns import Int64 as Int64
 
+Int64 = npt.NDArray[np.int64]
 KERNEL, COPY, FILL = range(3)
 DEVICE_KINDS = {"kernel": KERNEL, "gpu_memcpy": COPY, "gpu_memset": FILL}
 FURTHEST_NS = 1 << 61

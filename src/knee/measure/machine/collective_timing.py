@@ -14,72 +14,31 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from knee.base.errors import InputError, KneeError, RunFailed, argument
+import torch
+import torch.distributed as dist
+
+from knee.base.errors import KneeError, RunFailed
 from knee.base.signals import catch_signals
 from knee.base.units import show
 from knee.measure.machine.collective_grid import ELEMENT_BYTES, CollectiveSeries
 from knee.measure.machine.listener import SILENT, ProbeListener, ProbeStopped, error_text
-from knee.measure.machine.machine_facts import choose_device, describe, need_torch, open_nvml
+from knee.measure.machine.machine_facts import TorchrunLaunch, describe, open_nvml
 from knee.measure.machine.readings import CollectivePoint, Machine, ReadingsFile, Record, key_of, read_readings
 
 # This process among the others of a torchrun job: meeting, agreeing, and stopping together.
 # Every decision about what is measured next has to fall alike on all ranks, or they wait for each other for ever.
 # Control messages go over a gloo group of their own, so that they work while NCCL is what is measured.
 
-HOW = "torchrun --nproc-per-node 8 -m knee probe collectives --out mine.toml"
-"""The command for a node of eight GPUs."""
 MEETING_S = 300
 """How long ranks wait for each other."""
 _UNTIL_THE_END = ExitStack()
 """Signals are caught as long as the process lives: torchrun sends more of them while a rank says how far it came."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TorchrunLaunch:
-    """What torchrun tells a process in its environment."""
-
-    rank: int
-    world: int
-    local_rank: int
-    per_node: int
-    """Processes on this node."""
-
-
-def read_launch() -> TorchrunLaunch:
-    """This process' place, or words about how to start several."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    if missing := [name for name in names if name not in os.environ]:
-        raise InputError(
-            f"collectives are measured between processes, but {missing[0]} is not set; start "
-            "this command with torchrun",
-            hint=f"`{HOW}`",
-            code="missing-argument",
-            field=missing[0],
-        )
-    try:
-        rank, world, local_rank, per_node = (int(os.environ[name]) for name in names)
-    except ValueError:
-        raise InputError(f"{', '.join(names)} should be whole numbers", hint=f"`{HOW}`", code="not-a-number") from None
-    if world < 2:
-        text = "a collective needs at least two processes, but only one was started"
-        raise InputError(text, hint=f"`{HOW}`", code="too-few-gpus", field="WORLD_SIZE")
-    if world % per_node:
-        raise InputError(
-            f"{world} processes do not fill nodes of {per_node}",
-            hint="start the same number of processes on every node",
-            code="does-not-divide",
-            field="WORLD_SIZE",
-        )
-    return TorchrunLaunch(rank=rank, world=world, local_rank=local_rank, per_node=per_node)
-
-
 class Ranks:
     """The job's ranks, met."""
 
     def __init__(self, launch: TorchrunLaunch, device: str) -> None:
-        import torch
-        import torch.distributed as dist
-
         self.launch, self.kind = launch, device
         self.device = torch.device(device, launch.local_rank) if device == "cuda" else torch.device("cpu")
         if device == "cuda":
@@ -104,9 +63,6 @@ class Ranks:
 
     def slowest(self, values: Sequence[float]) -> list[float]:
         """The largest of all ranks' values, one by one."""
-        import torch
-        import torch.distributed as dist
-
         column = torch.tensor(list(values), dtype=torch.float64)
         with self.together():
             dist.all_reduce(column, op=dist.ReduceOp.MAX, group=self.control)
@@ -122,8 +78,6 @@ class Ranks:
 
     def barrier(self) -> None:
         """All ranks are here, and their devices have nothing left to do."""
-        import torch.distributed as dist
-
         self.synchronize()
         with self.together():
             dist.barrier(group=self.control)
@@ -131,14 +85,10 @@ class Ranks:
     def synchronize(self) -> None:
         """The device has done what was asked of it."""
         if self.kind == "cuda":
-            import torch
-
             torch.cuda.synchronize()
 
     def share(self, value: Any) -> Any:
         """Rank 0's value, on all."""
-        import torch.distributed as dist
-
         box = [value]
         with self.together():
             dist.broadcast_object_list(box, src=0, group=self.control)
@@ -146,8 +96,6 @@ class Ranks:
 
     def first_error(self, words: str | None) -> str | None:
         """The first rank's error, on all; None where none had any."""
-        import torch.distributed as dist
-
         # strings are gathered only when there is one: most points have none
         if not self.any(words is not None):
             return None
@@ -161,8 +109,6 @@ class Ranks:
 
     def group(self, members: list[int]) -> Any:
         """A process group of those ranks, of which this is one; other ranks make theirs at the same time."""
-        import torch.distributed as dist
-
         if len(members) == self.launch.world:
             return dist.group.WORLD
         with self.together():
@@ -170,15 +116,11 @@ class Ranks:
 
     def leave(self, group: Any) -> None:
         """Give a group's connections and buffers back."""
-        import torch.distributed as dist
-
         if group is not dist.group.WORLD:
             dist.destroy_process_group(group)
 
     def free_bytes(self) -> float:
         """Memory that the fullest rank may use for messages."""
-        import torch
-
         if self.kind == "cuda":
             free = 0.8 * float(torch.cuda.mem_get_info()[0])
         else:  # processes of a node share its memory, and gloo keeps copies of what it sends
@@ -187,8 +129,6 @@ class Ranks:
 
     def close(self) -> None:
         """Leave the process group of torch.distributed."""
-        import torch.distributed as dist
-
         dist.destroy_process_group()
 
 
@@ -228,8 +168,6 @@ def _run_both(
     ranks: Ranks, multiply: Callable[[], Any], gather: Callable[[], Any], products: int, gathers: int
 ) -> tuple[float, float]:
     """Run so many products and so many all-gathers at once; return the slowest rank's seconds for each."""
-    import torch
-
     ended_s = 0.0
 
     def wait() -> None:
@@ -261,8 +199,6 @@ def _run_both(
 
 
 def _product(ranks: Ranks) -> Callable[[], Any]:
-    import torch
-
     m, n, k = PRODUCT[ranks.kind]
     # 16-bit products on CPUs are emulated on many: fp32 there
     dtype = torch.bfloat16 if ranks.kind == "cuda" else torch.float32
@@ -474,9 +410,6 @@ def _buffer_bytes(point: CollectivePoint) -> float:
 
 def call_of(ranks: Ranks, group: Any, point: CollectivePoint, *, wait: bool = True) -> Callable[[], Any]:
     """The collective on buffers of its own, in place where nccl-tests' first column is not."""
-    import torch
-    import torch.distributed as dist
-
     # torch 2.13 renamed both and warns of the old names
     all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -507,8 +440,6 @@ def call_of(ranks: Ranks, group: Any, point: CollectivePoint, *, wait: bool = Tr
 
 def _ring(sent: Any, received: Any, group: Any) -> Callable[[], None]:
     """Every rank sends to the next and receives from the one before, as nccl-tests' sendrecv."""
-    import torch.distributed as dist
-
     here, size = dist.get_rank(group), dist.get_world_size(group)
 
     def run() -> None:
@@ -524,29 +455,6 @@ def _ring(sent: Any, received: Any, group: Any) -> Callable[[], None]:
 
 Known = dict[str, float | None]
 """What was measured before -> seconds, or None where it failed."""
-
-
-def ready_rank(backend: str | None) -> tuple[TorchrunLaunch, str]:
-    """This process' place, and what the backend moves: the memory of GPUs for NCCL, the host's for gloo."""
-    need_torch("`knee probe collectives`")
-    import torch
-
-    launch, gpus = read_launch(), torch.cuda.device_count()
-    if backend == "nccl" and not gpus:
-        raise InputError(
-            f"{argument('backend')} nccl: torch {torch.__version__} finds no GPU",
-            hint=f"`knee doctor` shows the devices of this machine; {argument('backend')} gloo measures the CPU",
-            code="no-gpu",
-            field="backend",
-        )
-    device = choose_device("cpu" if backend == "gloo" else None)
-    if device == "cuda" and launch.per_node > gpus:
-        raise InputError(
-            f"{launch.per_node} processes on this node would share {gpus} GPUs",
-            hint=f"give torchrun --nproc-per-node {gpus}, or measure the CPU with {argument('backend')} gloo",
-            code="shared-gpus",
-        )
-    return launch, device
 
 
 def measure_collectives(

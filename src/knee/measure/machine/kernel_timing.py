@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import grouped_mm, scaled_dot_product_attention
+
 from knee.measure.machine.readings import AttentionPoint, GemmPoint, GroupedPoint, StreamPoint
 
 # How a kernel is timed: alone on a settled device, data rotated, the median of repeats. On a GPU the calls are
@@ -76,8 +80,6 @@ def _time_cpu(work: Work) -> Timing:
 
 
 def _time_cuda(make: Callable[[], Work]) -> Timing:
-    import torch
-
     def clocked(call: Callable[[], Any]) -> float:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
@@ -116,8 +118,6 @@ def types_of(device: str) -> tuple[str, ...]:
     """The types that a device has; the first is the one that the grid is measured in."""
     if device == "cpu":
         return TYPES["cpu"]
-    import torch
-
     chip = torch.cuda.get_device_capability(0)
     return tuple(name for name in TYPES["cuda"] if chip >= OLDEST.get(name, (0, 0)))
 
@@ -136,15 +136,11 @@ def measure(point: GemmPoint | GroupedPoint | AttentionPoint | StreamPoint, devi
 
 def dtype_of(name: str) -> Any:
     """torch's name of a type."""
-    import torch
-
     return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp8": torch.float8_e4m3fn}[name]
 
 
 def backend_of(kernel: str) -> Any:
     """torch's name of an attention kernel."""
-    from torch.nn.attention import SDPBackend
-
     return {
         "flash2": SDPBackend.FLASH_ATTENTION,
         "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -158,8 +154,6 @@ def _copies(bytes_each: float) -> int:
 
 
 def _gemm(p: GemmPoint, device: str) -> Work:
-    import torch
-
     made = torch.bfloat16 if p.dtype == "fp8" else dtype_of(p.dtype)
     n = _copies(2.0 * (p.m * p.k + p.k * p.n))
 
@@ -184,9 +178,6 @@ def _gemm(p: GemmPoint, device: str) -> Work:
 
 def _grouped(p: GroupedPoint, device: str) -> Work:
     """Operands lie as the trainer's experts have them (``knee.training.parallelism.experts``)."""
-    import torch
-    from torch.nn.functional import grouped_mm
-
     n = _copies(2.0 * (p.rows * (p.k + p.n) + p.experts * p.k * p.n))
     offsets = torch.tensor(p.counts, device=device).cumsum(0).to(torch.int32)
 
@@ -203,10 +194,6 @@ def _grouped(p: GroupedPoint, device: str) -> Work:
 
 
 def _attention(p: AttentionPoint, device: str) -> Work:
-    import torch
-    from torch.nn.attention import sdpa_kernel
-    from torch.nn.functional import scaled_dot_product_attention
-
     backend = backend_of(p.kernel)
     shape = (p.batch, p.heads, p.seq_len, p.head_dim)
     n = _copies(2.0 * 3 * p.batch * p.heads * p.seq_len * p.head_dim)
@@ -229,37 +216,28 @@ def _attention(p: AttentionPoint, device: str) -> Work:
 
 def rmsnorm(x: Any, weight: Any) -> Any:
     """As Llama's reference writes it."""
-    import torch
-
     y = x.float()
     return (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-5)).type_as(x) * weight
 
 
 def rope(x: Any, turn: Any) -> Any:
     """As Llama's reference writes it: pairs of features are complex numbers. x is (batch, seq, heads, head_dim)."""
-    import torch
-
     pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
     return torch.view_as_real(pairs * turn).flatten(-2).type_as(x)
 
 
 def swiglu(gate: Any, up: Any) -> Any:
     """The gated activation."""
-    import torch
-
     return torch.nn.functional.silu(gate) * up
 
 
 def loss(logits: Any, target: Any) -> Any:
     """Cross entropy in fp32, as trainers compute it."""
-    import torch
-
     return torch.nn.functional.cross_entropy(logits.float(), target)
 
 
 def _operation(p: StreamPoint, device: str) -> tuple[Callable[..., Any], list[Any], list[Any]]:
     """The function, its differentiable inputs and its others."""
-    import torch
 
     def normal(*shape: int) -> Any:
         dtype = torch.bfloat16 if device == "cuda" else torch.float32
@@ -282,8 +260,6 @@ def _operation(p: StreamPoint, device: str) -> tuple[Callable[..., Any], list[An
 
 
 def _stream(p: StreamPoint, device: str) -> Work:
-    import torch
-
     if p.operation == "copy":
         source = torch.empty(p.tokens * p.width * 16, device=device, dtype=torch.int16)
         target = torch.empty_like(source)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,8 @@ from knee.measure.machine.nvml import Nvml, refuse_if_shared
 from knee.measure.machine.readings import Machine, Probe
 
 TRAIN = "pip install 'knee[train]'"
+HOW = "torchrun --nproc-per-node 8 -m knee probe collectives --out mine.toml"
+"""The command for a node of eight GPUs."""
 
 
 def need_torch(what: str) -> None:
@@ -100,3 +103,65 @@ def describe(probe: Probe, device: str, *, nvml: Nvml | None = None, devices: in
 def processor() -> str:
     """The processor's name, or its architecture where it does not tell."""
     return read_cpu(Path("/")).model or platform.machine()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchrunLaunch:
+    """What torchrun tells a process in its environment."""
+
+    rank: int
+    world: int
+    local_rank: int
+    per_node: int
+    """Processes on this node."""
+
+
+def read_launch() -> TorchrunLaunch:
+    """This process' place, or words about how to start several."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    if missing := [name for name in names if name not in os.environ]:
+        raise InputError(
+            f"collectives are measured between processes, but {missing[0]} is not set; start "
+            "this command with torchrun",
+            hint=f"`{HOW}`",
+            code="missing-argument",
+            field=missing[0],
+        )
+    try:
+        rank, world, local_rank, per_node = (int(os.environ[name]) for name in names)
+    except ValueError:
+        raise InputError(f"{', '.join(names)} should be whole numbers", hint=f"`{HOW}`", code="not-a-number") from None
+    if world < 2:
+        text = "a collective needs at least two processes, but only one was started"
+        raise InputError(text, hint=f"`{HOW}`", code="too-few-gpus", field="WORLD_SIZE")
+    if world % per_node:
+        raise InputError(
+            f"{world} processes do not fill nodes of {per_node}",
+            hint="start the same number of processes on every node",
+            code="does-not-divide",
+            field="WORLD_SIZE",
+        )
+    return TorchrunLaunch(rank=rank, world=world, local_rank=local_rank, per_node=per_node)
+
+
+def ready_rank(backend: str | None) -> tuple[TorchrunLaunch, str]:
+    """This process' place, and what the backend moves: the memory of GPUs for NCCL, the host's for gloo."""
+    need_torch("`knee probe collectives`")
+    import torch
+
+    launch, gpus = read_launch(), torch.cuda.device_count()
+    if backend == "nccl" and not gpus:
+        raise InputError(
+            f"{argument('backend')} nccl: torch {torch.__version__} finds no GPU",
+            hint=f"`knee doctor` shows the devices of this machine; {argument('backend')} gloo measures the CPU",
+            code="no-gpu",
+            field="backend",
+        )
+    device = choose_device("cpu" if backend == "gloo" else None)
+    if device == "cuda" and launch.per_node > gpus:
+        raise InputError(
+            f"{launch.per_node} processes on this node would share {gpus} GPUs",
+            hint=f"give torchrun --nproc-per-node {gpus}, or measure the CPU with {argument('backend')} gloo",
+            code="shared-gpus",
+        )
+    return launch, device

@@ -6,6 +6,11 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import torch
+from torch import nn
+from torch.nn.attention import sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
+
 from knee.measure.machine.kernel_grid import TINY
 from knee.measure.machine.kernel_timing import Timing, backend_of, loss, rmsnorm, rope, swiglu, timing_of
 from knee.measure.machine.readings import HostPoint, Record, StepPoint
@@ -17,8 +22,6 @@ WINDOW_S = 2.5
 
 def build(case: StepPoint, device: str) -> Any:
     """A Llama decoder in plain PyTorch."""
-    import torch
-    from torch import nn
 
     class Layer(nn.Module):
         def __init__(self) -> None:
@@ -69,8 +72,6 @@ class PlainTrainer:
     """A model, its optimizer and a batch, ready to step."""
 
     def __init__(self, case: StepPoint, device: str) -> None:
-        import torch
-
         torch.manual_seed(0)
         self.case, self.cuda = case, device == "cuda"
         if self.cuda:
@@ -87,9 +88,6 @@ class PlainTrainer:
 
     def step(self) -> None:
         """Forward, backward, clipping, AdamW."""
-        import torch
-        from torch.nn.attention import sdpa_kernel
-
         with self.cast, sdpa_kernel(backend_of(self.case.attention)):
             logits = self.model(self.tokens[:, :-1], self.turn)
         self.loss(logits.flatten(0, 1), self.tokens[:, 1:].flatten()).backward()
@@ -99,8 +97,6 @@ class PlainTrainer:
 
     def whole_step(self) -> None:
         """A step, and nothing left on the device."""
-        import torch
-
         self.step()
         if self.cuda:
             torch.cuda.synchronize()
@@ -119,8 +115,6 @@ class PlainTrainer:
 
 def measure_step(point: StepPoint, device: str, *, meter: Any = None) -> Record:
     """Time whole steps. A ``meter`` reads their draw where there is one, from refresh to refresh of its counter."""
-    import torch
-
     trainer = PlainTrainer(point, device)
     trainer.timed(steps=1, warmup=WARMUP)
     if meter is not None:
@@ -154,8 +148,6 @@ def measure_host(point: HostPoint, device: str) -> Record:
 
 
 def _kernels(step: Any) -> int:
-    from torch.profiler import ProfilerActivity, profile
-
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         step()
     found = sum(1 for event in seen.events() if event.device_type.name == "CUDA")

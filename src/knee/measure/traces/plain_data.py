@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -161,3 +162,12 @@ def mean_loads(of_ranks: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, A
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known and len(known) == len(values) else None
+
+
+def json_value(value: Any) -> Any:
+    """The same where JSON has it; None for numbers that it does not have."""
+    if isinstance(value, Mapping):
+        return {str(key): json_value(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_value(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
@@ -80,15 +79,6 @@ def _unique(names: list[str]) -> list[str]:
         seen.add(name)
         used.add(found[-1])
     return found
-
-
-def json_value(value: Any) -> Any:
-    """The same where JSON has it; None for numbers that it does not have."""
-    if isinstance(value, dict):
-        return {str(key): json_value(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [json_value(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def tables() -> str:

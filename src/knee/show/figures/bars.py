@@ -5,20 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from knee.show.figures.axes import (
-    AXIS_WIDTH,
-    HEIGHT,
-    PLAIN_NUMBER,
-    WIDTH,
-    kind_channel,
-    legend,
-    nominal,
-    series_styles,
-    text_width,
-    title_of,
-    with_config,
-    y_axis,
-)
+from knee.show.figures import axes as ax
 from knee.show.figures.labels import axis_unit, format_value, label, value_with_name
 from knee.show.figures.lines import ChartPoint
 from knee.show.figures.palette import BAR, INK, PARTS, MarkStyle
@@ -50,14 +37,14 @@ def bars(points: Sequence[ChartPoint], *, x: str, y: str, zero: bool = True) -> 
     groups = list(dict.fromkeys(p.series for p in points if not p.named))
     single = len(groups) == 1 or groups == places
     horizontal = is_horizontal(places)
-    axis, factor = y_axis(y, [p.y for p in points], zero=zero)
+    axis, factor = ax.y_axis(y, [p.y for p in points], zero=zero)
     category = _category(x, places, horizontal=horizontal)
     if horizontal:
         axis["axis"].pop("minExtent")
     channels = {"y": category, "x": axis} if horizontal else {"x": category, "y": axis}
-    styles = dict.fromkeys(groups, BAR) if single else series_styles(groups)
+    styles = dict.fromkeys(groups, BAR) if single else ax.series_styles(groups)
     offset = {} if single else {"yOffset" if horizontal else "xOffset": {"field": "c", "scale": {"domain": groups}}}
-    color = nominal(groups, [style.light for style in styles.values()], None if single else legend(groups))
+    color = ax.nominal(groups, [style.light for style in styles.values()], None if single else ax.legend(groups))
 
     def data(some: Sequence[ChartPoint]) -> Spec:
         return {"values": [_value(p, x, y, factor, single=single) for p in some]}
@@ -67,7 +54,7 @@ def bars(points: Sequence[ChartPoint], *, x: str, y: str, zero: bool = True) -> 
     layers: list[Spec] = [
         {"data": data(drawn), "mark": {"type": "bar"}, "encoding": channels | offset | {"color": color} | tip}
     ]
-    thin = (WIDTH / max(1, len(places))) / (1 if single else len(groups)) < ROOM_FOR_VALUE
+    thin = (ax.WIDTH / max(1, len(places))) / (1 if single else len(groups)) < ROOM_FOR_VALUE
     kinds = [kind for kind in ("measured", "published") if any(p.kind == kind for p in points)]
     if (horizontal or not thin) and not kinds:
         if not horizontal:  # numbers stand over the bars, not in the legend
@@ -79,13 +66,13 @@ def bars(points: Sequence[ChartPoint], *, x: str, y: str, zero: bool = True) -> 
     if kinds:
         some = [p for p in points if p.kind in kinds]
         dot = {"type": "point", "filled": True, "color": INK.light, "opacity": 1, "size": 75}
-        shape = {"shape": kind_channel(kinds)}
+        shape = {"shape": ax.kind_channel(kinds)}
         layers.append({"data": data(some), "mark": dot, "encoding": channels | offset | shape | tip})
     step = LYING if single else 13 * len(groups) + 4
-    height = {"step": step, "for": "position"} if horizontal else HEIGHT
+    height = {"step": step, "for": "position"} if horizontal else ax.HEIGHT
     size = {"width": _width(places, horizontal=horizontal), "height": height}
     shown_legends = [*([] if single else [groups]), *([kinds] if kinds else [])]
-    return with_config(size | {"layer": layers}, legends=shown_legends)
+    return ax.with_config(size | {"layer": layers}, legends=shown_legends)
 
 
 def _value(p: ChartPoint, x: str, y: str, factor: float, *, single: bool) -> Spec:
@@ -114,13 +101,13 @@ def _short(words: str) -> str:
 
 def is_horizontal(places: Sequence[str]) -> bool:
     """Whether names are too long to stand side by side."""
-    return max((text_width(place, 11) for place in places), default=0.0) + 3 > WIDTH / max(1, len(places))
+    return max((ax.text_width(place, 11) for place in places), default=0.0) + 3 > ax.WIDTH / max(1, len(places))
 
 
 def _width(places: Sequence[str], *, horizontal: bool) -> float:
     """Beside long names bars are shorter: a wider picture would have smaller text on a phone."""
-    longest = min(LONGEST_NAME, max(text_width(place, 11) for place in places)) if horizontal else 0.0
-    return WIDTH - max(0.0, round(longest - 1.5 * AXIS_WIDTH))
+    longest = min(LONGEST_NAME, max(ax.text_width(place, 11) for place in places)) if horizontal else 0.0
+    return ax.WIDTH - max(0.0, round(longest - 1.5 * ax.AXIS_WIDTH))
 
 
 def _category(column: str, places: Sequence[str], *, horizontal: bool) -> Spec:
@@ -135,7 +122,7 @@ def _category(column: str, places: Sequence[str], *, horizontal: bool) -> Spec:
     return {
         "field": "x",
         "type": "ordinal",
-        "title": title_of(column),
+        "title": ax.title_of(column),
         "scale": {"domain": list(places), "paddingInner": 0.22, "paddingOuter": 0.12},
         "axis": axis if horizontal else axis | {"labelAngle": 0},
     }
@@ -171,7 +158,7 @@ def parts(steps: Sequence[Parts], *, x: str, shares: bool = False) -> Spec:
                 value = {"c": name, "x": format_value(x, place), "y": amount_of, "part": part, "order": order}
                 values.append(value | {"bar": bar, "say": say})
     horizontal = is_horizontal(places)
-    axis = {"tickCount": 4, "labelExpr": PLAIN_NUMBER} | ({} if horizontal else {"minExtent": AXIS_WIDTH})
+    axis = {"tickCount": 4, "labelExpr": ax.PLAIN_NUMBER} | ({} if horizontal else {"minExtent": ax.AXIS_WIDTH})
     amount: Spec = {
         "field": "y",
         "type": "quantitative",
@@ -188,10 +175,14 @@ def parts(steps: Sequence[Parts], *, x: str, shares: bool = False) -> Spec:
     chart: Spec = {
         "mark": {"type": "bar", "strokeWidth": 1},
         "encoding": channels
-        | part_channels({name: PARTS[name] for name in names}, legend(names, symbol=20) | {"symbolStrokeWidth": 1})
+        | part_channels({name: PARTS[name] for name in names}, ax.legend(names, symbol=20) | {"symbolStrokeWidth": 1})
         | {"order": {"field": "order", "type": "quantitative"}, "description": {"field": "say"}},
         "width": _width(places, horizontal=horizontal),
-        "height": {"step": 34, "for": "position"} if horizontal else FACET_HEIGHT if len(series) > 1 else HEIGHT - 20,
+        "height": {"step": 34, "for": "position"}
+        if horizontal
+        else FACET_HEIGHT
+        if len(series) > 1
+        else ax.HEIGHT - 20,
     }
     spec: Spec = {"data": {"values": values}}
     if len(series) > 1:
@@ -200,14 +191,14 @@ def parts(steps: Sequence[Parts], *, x: str, shares: bool = False) -> Spec:
         spec |= {"facet": facet, "spacing": 8, "spec": chart}
     else:
         spec |= chart
-    return with_config(spec)
+    return ax.with_config(spec)
 
 
 def part_channels(styles: Mapping[str, MarkStyle], shown_as: Spec) -> Spec:
     """The parts' own colours everywhere; dashes show on pale areas only."""
 
     def channel(values: list[Any]) -> Spec:
-        return nominal(list(styles), values, shown_as) | {"field": "part"}
+        return ax.nominal(list(styles), values, shown_as) | {"field": "part"}
 
     return {
         "fill": channel([style.fill for style in styles.values()]),

@@ -6,20 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from knee.show.figures.axes import (
-    HEIGHT,
-    WIDTH,
-    is_number,
-    kind_channel,
-    legend,
-    line_channels,
-    nominal,
-    series_styles,
-    text_width,
-    with_config,
-    x_axis,
-    y_axis,
-)
+from knee.show.figures import axes as ax
 from knee.show.figures.labels import label, value_with_name
 from knee.show.figures.palette import BAR, IDEAL, INK, MUTED, SERIES
 from knee.show.figures.vega import Spec
@@ -43,11 +30,11 @@ def run_strip(rows: Sequence[Row]) -> Spec:
         "y": {"field": "day", "type": "ordinal", "title": "day", "sort": days, "axis": {"labelOverlap": True}},
         "x": {"field": "from", "type": "quantitative", "scale": {"domain": [0, 24]}, "axis": hours},
         "x2": {"field": "to"},
-        "color": nominal(names, [SPANS[name].light for name in names], legend(names)),
+        "color": ax.nominal(names, [SPANS[name].light for name in names], ax.legend(names)),
         "tooltip": [{"field": "say"}],
     }
     chart = {"data": {"values": values}, "mark": {"type": "bar", "height": {"band": 0.86}}, "encoding": encoding}
-    return with_config(chart | {"width": WIDTH, "height": LINE * max(len(days), 2)}, legends=[names])
+    return ax.with_config(chart | {"width": ax.WIDTH, "height": LINE * max(len(days), 2)}, legends=[names])
 
 
 def _by_day(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
@@ -92,13 +79,13 @@ def lines(
     """A line for each series, with what stands beside it."""
     ideal_points = ideal_of(points, ideal)
     named = [p for p in points if p.named]
-    room = max((text_width(p.series) + 14 for p in named if _is_last(p, points)), default=0.0)
-    room = max(room, text_width("ideal") + 10 if ideal == "flat" else 0.0)
+    room = max((ax.text_width(p.series) + 14 for p in named if _is_last(p, points)), default=0.0)
+    room = max(room, ax.text_width("ideal") + 10 if ideal == "flat" else 0.0)
     values = [p.y for p in (*points, *ideal_points)]
-    y_spec, factor = y_axis(y, values, zero=zero, log=log)
-    axes = {"x": x_axis(x, [p.x for p in points], room=room), "y": y_spec}
-    styles = series_styles(list(dict.fromkeys(p.series for p in points if not p.named)))
-    channels = line_channels(styles)
+    y_spec, factor = ax.y_axis(y, values, zero=zero, log=log)
+    axes = {"x": ax.x_axis(x, [p.x for p in points], room=room), "y": y_spec}
+    styles = ax.series_styles(list(dict.fromkeys(p.series for p in points if not p.named)))
+    channels = ax.line_channels(styles)
     kinds = [kind for kind in ("measured", "published") if any(p.kind == kind for p in points)]
 
     def data(some: Sequence[ChartPoint]) -> Spec:
@@ -118,15 +105,15 @@ def lines(
     layers.append({"data": data(drawn), "mark": disc, "encoding": axes | {"description": {"field": "say"}}})
     layers += _beside([p for p in points if p.kind in kinds], kinds, data, axes, channels["color"])
     layers += _names(named, points, data, axes)
-    spec = {"width": WIDTH, "height": HEIGHT, "layer": layers}
-    return with_config(spec, legends=[list(styles), *([kinds] if kinds else [])])
+    spec = {"width": ax.WIDTH, "height": ax.HEIGHT, "layer": layers}
+    return ax.with_config(spec, legends=[list(styles), *([kinds] if kinds else [])])
 
 
 def ideal_of(points: Sequence[ChartPoint], ideal: Ideal) -> list[ChartPoint]:
     """Through the first point of the first series: in proportion to x, or level."""
     if not ideal or not points:
         return []
-    xs = sorted({p.x for p in points if is_number(p.x)})
+    xs = sorted({p.x for p in points if ax.is_number(p.x)})
     own = [p for p in points if p.series == points[0].series and p.kind == points[0].kind]
     first = min(own, key=lambda p: float(p.x))
     return [
@@ -163,7 +150,7 @@ def _beside(points: Sequence[ChartPoint], kinds: Sequence[str], data: Any, axes:
     if not points:
         return []
     mark = {"type": "point", "filled": True, "opacity": 1, "size": 75}
-    shape, tip = {"shape": kind_channel(kinds)}, {"description": {"field": "say"}}
+    shape, tip = {"shape": ax.kind_channel(kinds)}, {"description": {"field": "say"}}
     of_lines, others = [p for p in points if not p.named], [p for p in points if p.named]
     layers: list[Spec] = []
     if of_lines:
@@ -187,4 +174,4 @@ def _names(named: Sequence[ChartPoint], points: Sequence[ChartPoint], data: Any,
 
 
 def _is_last(point: ChartPoint, points: Sequence[ChartPoint]) -> bool:
-    return not is_number(point.x) or point.x >= max(p.x for p in points)
+    return not ax.is_number(point.x) or point.x >= max(p.x for p in points)

@@ -65,13 +65,11 @@ def _ramp(light: str, dark: str) -> tuple[MarkStyle, ...]:
 
 
 MORE = _ramp(
-    "#e9f4f1 #cfe8e1 #aed9cd #86c6b4 #58ae98 #257a66 #0f5447",
-    "#14231f #1a3630 #225046 #2b6e5f #369079 #52b399 #84d9c0",
+    "#e9f4f1 #cfe8e1 #aed9cd #86c6b4 #58ae98 #257a66 #0f5447", "#14231f #1a3630 #225046 #2b6e5f #369079 #52b399 #84d9c0"
 )
 """Cells of a heat map from little to much, where much is good or neither: one hue, by lightness."""
 WORSE = _ramp(
-    "#fdf0e6 #fbdcc4 #f7c29b #f0a26b #e3803f #b9550f #8a3a00",
-    "#261a12 #3d2616 #5c371b #824c1f #b86f2c #d68a45 #f5b884",
+    "#fdf0e6 #fbdcc4 #f7c29b #f0a26b #e3803f #b9550f #8a3a00", "#261a12 #3d2616 #5c371b #824c1f #b86f2c #d68a45 #f5b884"
 )
 """The same where much is lost, in the hue of exposed communication."""
 ON_PALE = MarkStyle(light="#1b1f26", dark="#e6e8ed")

@@ -78,12 +78,8 @@ def load(name: str, what: str = "figures") -> Any:
 def check_picture(file: str, *, hint: str = "for example figure.svg") -> None:
     """Refuse, before anything is drawn, a file of no known ending or one that cannot be written."""
     if not file.endswith(ENDINGS):
-        raise InputError(
-            f"{argument('plot')} {file!r}: the file name must end in one of {', '.join(ENDINGS)}",
-            hint=hint,
-            code="unknown-choice",
-            field="plot",
-        )
+        text = f"{argument('plot')} {file!r}: the file name must end in one of {', '.join(ENDINGS)}"
+        raise InputError(text, hint=hint, code="unknown-choice", field="plot")
     check_writable(file, "plot")
 
 

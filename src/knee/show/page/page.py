@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import knee
+from knee.base.files import write_bytes, write_text
 from knee.show.figures.palette import dark_of
 from knee.show.figures.svg import is_tall, svg_for_page
-from knee.show.figures.vega import Figure, Spec, load, to_svg
+from knee.show.figures.vega import Figure, Spec, load, to_png, to_svg
 from knee.show.page.lanes import Lanes
 from knee.show.page.tables import Table, record_table
 
@@ -140,3 +143,13 @@ def chart_of(figure: Figure, tables: Sequence[Table] | None = None, draw: Callab
         tables = [record_table(figure.title, figure.columns, figure.rows)]
     svg = draw(figure.spec) if figure.spec is not None else ""
     return Chart(id=figure.id, title=figure.title, caption=figure.caption, svg=svg, tables=tuple(tables))
+
+
+def write_plot(path: Path, spec: Spec, **page: Any) -> None:
+    """Write a picture as a file of its own, whose ending says how; ``page`` is what an HTML file has beside it."""
+    if path.suffix == ".json":
+        write_text(path, json.dumps(spec, indent=2) + "\n")
+    elif path.suffix == ".png":
+        write_bytes(path, to_png(spec))
+    else:
+        write_text(path, render("plot.html", svg=to_svg(spec), **page) if path.suffix == ".html" else to_svg(spec))

@@ -70,11 +70,7 @@ def print_heading(text: str) -> None:
 
 
 def print_rows(
-    rows: Sequence[Sequence[str]],
-    *,
-    right: Sequence[int] = (),
-    dim: Sequence[int] = (),
-    optional: Sequence[int] = (),
+    rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), dim: Sequence[int] = (), optional: Sequence[int] = ()
 ) -> None:
     """Aligned columns; those in ``right`` are numbers, those in ``dim`` are remarks. On a terminal that is too narrow
     those in ``optional`` are left out, the first of them first, and the last column is folded."""

@@ -176,7 +176,11 @@ def complete(partial: Path, final: Path, keep: int) -> None:
     if final.exists():  # a run that went on from an earlier step
         _remove(final)
     os.replace(partial, final)
-    _sync(final.parent)
+    handle = os.open(final.parent, os.O_RDONLY)
+    try:
+        os.fsync(handle)  # names in a folder survive a loss of power
+    finally:
+        os.close(handle)
     for old in checkpoints_in(final.parent)[:-keep] if keep else ():
         if old != final:
             _remove(old)
@@ -202,12 +206,3 @@ def _remove(path: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
     os.replace(path, aside)
     shutil.rmtree(aside, ignore_errors=True)
-
-
-def _sync(folder: Path) -> None:
-    """Names in a folder survive a loss of power."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -136,22 +136,11 @@ def order_of(name: str, model: Model) -> list[int] | None:
     return [h * (plain + turned) + i for h in range(heads) for i in head]
 
 
-CLASSES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen2_moe": "Qwen2MoeForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-    "mixtral": "MixtralForCausalLM",
-    "deepseek_v3": "DeepseekV3ForCausalLM",
-}
-
-
 def config_of(model: Model, dtype: str) -> dict[str, Any]:
     """The config that ``transformers`` reads; ``dtype`` is torch's word for the type of the weights."""
     family = family_of(model)
     common = {
-        "architectures": [CLASSES[family]],
+        "architectures": [f"{family.title().replace('_', '')}ForCausalLM"],
         "model_type": family,
         "num_hidden_layers": model.layers,
         "hidden_size": model.hidden,

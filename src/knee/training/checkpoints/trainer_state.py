@@ -158,7 +158,7 @@ def weight_parts(trainer: Trainer) -> dict[str, TensorPart]:
 
 
 def state_parts(trainer: Trainer) -> dict[str, TensorPart]:
-    """The whole state. Reading into its tensors sets it; afterwards ``share_counts`` is needed."""
+    """The whole state. Reading into its tensors sets it, but for the counts of steps, of which one is read."""
     optimizer, job, mesh = trainer.optimizer, trainer.job, trainer.mesh
     state = weight_parts(trainer)
     first, second, steps = optimizer.adamw.moments()
@@ -171,17 +171,6 @@ def state_parts(trainer: Trainer) -> dict[str, TensorPart]:
     return state
 
 
-def share_counts(trainer: Trainer) -> None:
-    """Give every tensor's moments the count of steps that was read."""
-    _, _, steps = trainer.optimizer.adamw.moments()
-    for count in steps[1:]:
-        count.copy_(steps[0])
-
-
 def state_bytes(state: dict[str, TensorPart]) -> int:
     """Bytes of the whole tensors of which this rank has a part."""
-    return sum(part.shape.numel() * _width(part) for part in state.values())
-
-
-def _width(part: TensorPart) -> Any:
-    return part.boxes[0].tensor.element_size() if part.boxes else 0
+    return sum(part.shape.numel() * part.boxes[0].tensor.element_size() for part in state.values() if part.boxes)

@@ -68,7 +68,8 @@ def find_files(given: Sequence[str | Path]) -> list[Path]:
     for name in given:
         path = Path(name)
         if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.is_file() and kind_of(p) and not _hidden(p, path))
+            shown = (p for p in path.rglob("*") if "/." not in f"/{p.relative_to(path)}")
+            inside = sorted(p for p in shown if p.is_file() and kind_of(p))
             if not inside:
                 raise InputError(f"{path} has no text files", hint=ENDS, code="nothing-usable", field="files")
             found |= dict.fromkeys(inside)
@@ -90,10 +91,6 @@ def find_files(given: Sequence[str | Path]) -> list[Path]:
     if find_spec("pyarrow") is None and (table := next((p for p in found if kind_of(p) == "parquet"), None)):
         raise MissingExtra(f"{table} is a Parquet file, which needs pyarrow", hint=DATA)
     return list(found)
-
-
-def _hidden(path: Path, folder: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
 def kind_of(path: Path) -> Kind | None:
@@ -131,12 +128,15 @@ def documents(block: TextBlock, *, field: str = "text", split: Split = "file") -
     """What is in a block. Bad lines are returned with their place; text that is not UTF-8 is refused."""
     if block.kind == "plain":
         return _plain_documents(block, split)
-    records = _json_records(block, field) if block.kind == "jsonl" else _parquet_records(block, field)
+    lines = block.kind == "jsonl"
     texts, bad, count, empty = [], [], 0, 0
-    for place, text, trouble in records:
+    for number, value in enumerate(block.content.split(b"\n") if lines else block.content, start=block.first):
+        if lines and not value.strip():
+            continue
+        text, trouble = _json_text(value, field) if lines else _usable(value, field)
         count += 1
         if trouble is not None:
-            bad.append(f"{block.path}, {place}: {trouble}")
+            bad.append(f"{block.path}, {'line' if lines else 'row'} {number}: {trouble}")
         elif text:
             texts.append(text)
         else:
@@ -217,17 +217,6 @@ def _line_blocks(path: Path, file: IO[bytes], text: IO[bytes] | gzip.GzipFile) -
         first += len(lines)
 
 
-Found = tuple[str, str, str | None]
-"""Place, text, and what is wrong."""
-
-
-def _json_records(block: TextBlock, field: str) -> Iterator[Found]:
-    for number, line in enumerate(block.content.split(b"\n"), start=block.first):
-        if line.strip():
-            text, trouble = _json_text(line, field)
-            yield f"line {number}", text, trouble
-
-
 def _json_text(line: bytes, field: str) -> tuple[str, str | None]:
     try:
         record = json.loads(line.decode("utf-8-sig"))
@@ -287,8 +276,3 @@ def _parquet_blocks(path: Path, field: str) -> Iterator[TextBlock]:
     except ArrowException as error:
         text = f"{path} is not a readable Parquet file: {str(error).splitlines()[0]}"
         raise InputError(text, code="not-parquet", field="files") from None
-
-
-def _parquet_records(block: TextBlock, field: str) -> Iterator[Found]:
-    for number, value in enumerate(block.content, start=block.first):
-        yield f"row {number}", *_usable(value, field)

@@ -170,12 +170,13 @@ def _journal(out: Path, asked: ShardRequest) -> list[_Finished]:
         text, hint = f"{path} is not a journal of `knee data prepare`", f"{argument('fresh')} starts again"
         raise InputError(text, hint=hint, code="other-document", field="out") from None
     _refuse_other(out, before, asked)
-    return list(takewhile(lambda step: _is_whole(out, step.shard), steps))
 
+    def is_whole(step: _Finished) -> bool:
+        shard = step.shard
+        pairs = ((shard.file, shard.sha256), (shard.ends_file, shard.ends_sha256))
+        return all((out / name).is_file() and shard_index.sha256_of(out / name) == digest for name, digest in pairs)
 
-def _is_whole(out: Path, shard: Shard) -> bool:
-    pairs = ((shard.file, shard.sha256), (shard.ends_file, shard.ends_sha256))
-    return all((out / name).is_file() and shard_index.sha256_of(out / name) == digest for name, digest in pairs)
+    return list(takewhile(is_whole, steps))
 
 
 def _refuse_other(out: Path, before: ShardRequest, asked: ShardRequest) -> None:
@@ -249,11 +250,16 @@ class _Preparation:
             part.unlink()
         with _Writer(self.out, len(self.shards)) as writer:
             for block, encoded in encode_all(self.encoding, self._blocks(), jobs):
-                self._take(block, encoded)
+                number = self.number[block.path]
+                if number != self.state.source:
+                    self._refuse_bad()
+                self.state.take(number, encoded)
+                if self.state.records >= EARLY_RECORDS:
+                    self._refuse_bad()
                 writer.add(encoded)
                 if writer.tokens >= self.asked.shard_tokens:
                     self._keep(writer.finish())
-                done_bytes = self.before[self.number[block.path]] + block.read_bytes
+                done_bytes = self.before[number] + block.read_bytes
                 tokens = sum(shard.tokens for shard in self.shards) + writer.tokens
                 self.report_progress(
                     ShardProgress(done_bytes=done_bytes, total_bytes=self.before[-1], tokens=tokens, path=block.path)
@@ -281,14 +287,6 @@ class _Preparation:
                     code="changed",
                     field="files",
                 )
-
-    def _take(self, block: TextBlock, encoded: Encoded) -> None:
-        number = self.number[block.path]
-        if number != self.state.source:
-            self._refuse_bad()
-        self.state.take(number, encoded)
-        if self.state.records >= EARLY_RECORDS:
-            self._refuse_bad()
 
     def _keep(self, shard: Shard) -> None:
         """Note a shard in the journal; from then on an interruption leaves it."""

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from knee.training.launch.log_patterns import (
     BROKEN,
@@ -29,8 +29,103 @@ from knee.training.launch.log_patterns import (
     peer_of,
     signal_words,
 )
-from knee.training.launch.run_files import Evidence, log_of, rank_of
-from knee.training.launch.run_status import CANCELLED, Cause, State, Status
+from knee.training.launch.run_status import CANCELLED, Cause, State, Status, is_number
+from knee.training.launch.sweep_folder import ENVIRONMENT, read_record
+from knee.training.run.run_record import HEARTBEATS, LOGS, files_of_ranks, read_pieces
+
+# What a run left behind in its folder: its record, the pieces of its ranks, heartbeats, and the ends of its logs.
+
+TAIL_BYTES = 65_536
+ALL_TAILS_BYTES = 32 << 20
+SILENT_S = 5.0
+"""A rank whose last heartbeat is so much older than the newest has stopped before the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What a run left behind."""
+
+    record: dict[str, Any]
+    pieces: list[dict[str, Any]]
+    beats: dict[int, tuple[int, float]]
+    """Rank -> step and time of its last heartbeat."""
+    nodes: dict[int, str]
+    """Rank -> node."""
+    stalled_s: dict[int, int]
+    """Rank -> how long it waited for a step to end, of those that gave up: they are not the ones at fault."""
+    refusals: dict[int, str]
+    """Rank -> why it refused its job before it began."""
+    pids: dict[int, int]
+    """Rank -> its process on its node."""
+    logs: dict[str, str]
+    """Name -> its last part; those of ranks first."""
+
+    @classmethod
+    def of(cls, run: Path) -> Evidence:
+        """Read the run's folder."""
+        places = dict(files_of_ranks(run / ENVIRONMENT))
+        beats = dict(files_of_ranks(run / HEARTBEATS))
+        return cls(
+            record=read_record(run),
+            pieces=read_pieces(run),
+            beats={
+                rank: (int(plain["step"]), float(plain["time_s"]))
+                for rank, plain in beats.items()
+                if is_number(plain.get("step")) and is_number(plain.get("time_s"))
+            },
+            stalled_s={
+                rank: waited for rank, plain in beats.items() if isinstance(waited := plain.get("stalled_s"), int)
+            },
+            refusals={rank: str(plain["refused"]) for rank, plain in places.items() if "refused" in plain},
+            logs=_tails(run / LOGS),
+            nodes={rank: str(plain.get("node", "")) for rank, plain in places.items()},
+            pids={rank: pid for rank, plain in places.items() if isinstance(pid := plain.get("pid"), int)},
+        )
+
+    @property
+    def errors(self) -> dict[int, str]:
+        """Rank -> its error; without those that only lost another rank."""
+        return {
+            int(piece["rank"]): str(piece.get("error") or "")
+            for piece in self.pieces
+            if piece.get("status") == "failed" and not piece.get("lost_peer")
+        }
+
+    @property
+    def lost_peers(self) -> dict[int, str]:
+        """Rank -> its error, of those that failed because they lost another rank."""
+        return {int(piece["rank"]): str(piece.get("error") or "") for piece in self.pieces if piece.get("lost_peer")}
+
+    @property
+    def silent(self) -> list[int]:
+        """Ranks that stopped beating before the others did."""
+        if not self.beats:
+            return []
+        newest = max(time_s for _, time_s in self.beats.values())
+        return sorted(rank for rank, (_, time_s) in self.beats.items() if newest - time_s > SILENT_S)
+
+
+def rank_of(log: str) -> int | None:
+    """Return the rank whose log has this name; None for other logs."""
+    name = re.fullmatch(r"rank(\d+)\.log", log)
+    return int(name[1]) if name else None
+
+
+def _tails(folder: Path) -> dict[str, str]:
+    """Return the ends of all logs; those of ranks come first, by their number."""
+    paths = sorted(folder.glob("*.log"), key=lambda p: (not p.stem.startswith("rank"), len(p.stem), p.stem))
+    size = min(TAIL_BYTES, ALL_TAILS_BYTES // max(1, len(paths)))
+    found = {}
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                file.seek(0, 2)
+                file.seek(max(0, file.tell() - size))
+                found[path.name] = file.read(size).decode(errors="replace")
+        except OSError:
+            continue
+    return found
+
 
 StopReason = Literal["", "hang", "time", "cancel", "signal"]
 """Why its supervisor stopped a run; empty where it ended by itself."""
@@ -170,7 +265,9 @@ def _fault(found: Evidence) -> Diagnosis | None:
         first = found.record.get("failed_rank")
         rank = first if first in found.errors else min(found.errors)
         return _of_rank(found, rank, found.errors[rank])
-    by_pattern = _by_patterns(found, STARTS, found.logs_of(found.never_started))
+    reported = set(found.beats) | {int(piece["rank"]) for piece in found.pieces}
+    silent = {name: log for name, log in found.logs.items() if rank_of(name) not in {None, *reported}}
+    by_pattern = _by_patterns(found, STARTS, silent)
     if by_pattern is not None:
         return by_pattern
     if found.refusals:
@@ -181,7 +278,7 @@ def _fault(found: Evidence) -> Diagnosis | None:
 
 def _as_logs(errors: Mapping[int, str]) -> dict[str, str]:
     """What ranks reported, under the names of their logs."""
-    return {log_of(rank): error for rank, error in errors.items()}
+    return {f"rank{rank}.log": error for rank, error in errors.items()}
 
 
 def _killed(found: Evidence, failure: Failure) -> Diagnosis:

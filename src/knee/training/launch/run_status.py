@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from knee.base.files import read_text, write_text
 from knee.specs.check import build_spec
-from knee.training.run.run_record import LOGS, RECORD
+from knee.training.run.run_record import LOGS, RECORD, read_object
 
 State = Literal["pending", "running", "done", "oom", "failed", "timeout", "cancelled"]
 STATES: tuple[State, ...] = get_args(State)
@@ -106,11 +107,7 @@ def _by_record(folder: Path) -> Status:
     words = "its status could not be read"
     # earlier attempts are in folders of their own, and the last one has made its logs' folder
     attempts = sum(path.is_dir() for path in (folder / "attempts").glob("*")) + (folder / LOGS).is_dir()
-    try:
-        plain = json.loads(read_text(folder / RECORD))
-        state = ENDED.get(plain["status"])
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        state = None
+    state = ENDED.get(str(read_object(folder / RECORD).get("status")))
     if state is None:
         return Status(words=words, attempts=attempts)
     cause: Cause = {"oom": "memory", "failed": "error"}.get(state, "")  # type: ignore[assignment]
@@ -143,5 +140,5 @@ def _status(plain: Any) -> Status:
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a finite number, which JSON can hold."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether it is a number that a float holds."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

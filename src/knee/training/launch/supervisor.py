@@ -20,7 +20,6 @@ from knee.base.processes import POLL_S, ProcessGroup, ProcessKey
 from knee.base.signals import StopSignal
 from knee.specs.defaults import TIMEOUT_S
 from knee.training.launch.failures import Diagnosis, StopReason, diagnose, with_diagnosis
-from knee.training.launch.run_files import files_of_ranks
 from knee.training.launch.run_status import Status, read_status, write_status
 from knee.training.launch.sweep_folder import (
     ENVIRONMENT,
@@ -31,7 +30,7 @@ from knee.training.launch.sweep_folder import (
     with_usage,
 )
 from knee.training.launch.terminate import end_ranks
-from knee.training.run.run_record import HEARTBEATS, LOGS, PIECES, RECORD, TRACES
+from knee.training.run.run_record import HEARTBEATS, LOGS, PIECES, RECORD, TRACES, files_of_ranks
 
 HEARTBEAT_POLL_S = 1.0
 """Between looks at heartbeats and at whether the run was cancelled; longer with many ranks."""

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import socket
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -17,7 +18,7 @@ from knee.base.files import cannot_read, make_folder, read_text, write_text
 from knee.specs.check import build_spec
 from knee.specs.choices import LAUNCHERS
 from knee.training.launch.run_status import Status, is_number, read_status
-from knee.training.run.run_record import HEARTBEATS, LOGS, PIECES, RECORD, TRACES
+from knee.training.run.run_record import HEARTBEATS, LOGS, PIECES, RECORD, TRACES, read_object
 
 SWEEP = "sweep.json"
 RUNS = "runs"
@@ -160,8 +161,9 @@ def locked(folder: Path) -> Iterator[None]:
                 code="folder-in-use",
                 field="folder",
             ) from None
-        except OSError:  # a file system without locks: what is written there is all that can be done
-            pass
+        except OSError as error:  # a file system without locks
+            text = f"warning: {path} cannot be locked ({error.strerror}); start no other `knee sweep` in this folder"
+            print(text, file=sys.stderr)
         os.ftruncate(handle, 0)
         os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         yield
@@ -201,15 +203,6 @@ def is_cancel_requested(run: Path) -> bool:
 def read_record(run: Path) -> dict[str, Any]:
     """Return the trainer's record of a run; empty where there is none that can be read."""
     return read_object(run / RECORD)
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object of a file; empty where there is none."""
-    try:
-        plain = json.loads(read_text(path))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return plain if isinstance(plain, dict) else {}
 
 
 def with_usage(status: Status, entry: SweepRun, run: Path, *, ended_s: float | None = None) -> Status:

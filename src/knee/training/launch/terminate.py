@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from knee.base.processes import alive, send
-from knee.training.launch.run_files import files_of_ranks
 from knee.training.launch.sweep_folder import ENVIRONMENT
+from knee.training.run.run_record import files_of_ranks
 
 
 def end_ranks(run: Path, number: int) -> int:

@@ -70,18 +70,14 @@ class LatentProjections(nn.Module):
         k_turned = rope(shared_key.unsqueeze(2), cos, sin).expand(-1, -1, k_plain.shape[2], -1)
         q = torch.cat((q_plain, rope(q_turned, cos, sin)), dim=-1)
         k = torch.cat((k_plain, k_turned), dim=-1)
-        return self._attended(q, k, v).reshape(batch, tokens, -1)
+        padded = functional.pad(v, (0, self.missing)) if self.missing else v
+        return self.attend(q, k, padded)[..., : v.shape[-1]].reshape(batch, tokens, -1)
 
     def _enter(self, parts: list[Any]) -> Any:
         """All narrow vectors in one message."""
         if self.tp.size == 1:
             return parts
         return self.tp.enter(torch.cat(parts, dim=-1)).split([part.shape[-1] for part in parts], dim=-1)
-
-    def _attended(self, q: Any, k: Any, v: Any) -> Any:
-        if self.missing:
-            return self.attend(q, k, functional.pad(v, (0, self.missing)))[..., : v.shape[-1]]
-        return self.attend(q, k, v)
 
 
 # Cross entropy that never holds the logits in fp32, on one rank or with the vocabulary cut over several.

@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 import knee
-from knee.base.files import write_text
+from knee.base.files import read_text, write_text
 from knee.base.processes import output_of
-from knee.measure.traces.plain_data import mean_loads
+from knee.measure.traces.plain_data import json_value, mean_loads
 from knee.specs.metrics import VIEWS
 from knee.training.parallelism.trainer_job import TrainJob
 from knee.training.run.timed_steps import known_gpu, peak_of, percentiles
@@ -268,17 +268,8 @@ def git_commit() -> str | None:
 def write_record(out: Path, record: Mapping[str, Any]) -> Path:
     """Write the record, whole or not at all; returns its path."""
     path = out / RECORD
-    write_text(path, json.dumps(_finite(record), indent=1, allow_nan=False) + "\n")
+    write_text(path, json.dumps(json_value(record), indent=1, allow_nan=False) + "\n")
     return path
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN: what is not a number is null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def piece_path(out: Path, rank: int) -> Path:
@@ -290,18 +281,29 @@ def write_piece(out: Path, piece: Piece) -> None:
     """Write one rank's part of the record to a file."""
     path = piece_path(out, int(piece["rank"]))
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(_finite(piece), allow_nan=False))
+    write_text(path, json.dumps(json_value(piece), allow_nan=False))
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object of a file; empty where there is none."""
+    try:
+        plain = json.loads(read_text(path))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return plain if isinstance(plain, dict) else {}
+
+
+def files_of_ranks(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each rank with the JSON object of its file in a folder; files that cannot be read are skipped."""
+    for path in sorted(folder.glob("rank*.json")):
+        number = path.stem.removeprefix("rank")
+        if number.isdecimal() and (plain := read_object(path)):
+            yield int(number), plain
 
 
 def read_pieces(out: Path) -> list[Piece]:
     """Read the parts of the record that ranks have written so far."""
-    found = []
-    for path in sorted((out / PIECES).glob("rank*.json")):
-        try:
-            found.append(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError):
-            continue
-    return found
+    return [piece for _, piece in files_of_ranks(out / PIECES)]
 
 
 def compose_from_files(
@@ -312,16 +314,8 @@ def compose_from_files(
     status, error, rank = verdict(job, pieces)
     silent = False
     if rank is not None and _has_no_piece(rank, pieces):
-        step, why = _last_step(out, rank), how_ended(rank)
+        step, why = read_object(out / HEARTBEATS / f"rank{rank}.json").get("step"), how_ended(rank)
         silent = not why
         error = f"rank {rank} {why or SILENT}"
         error += "" if step is None else f"; its last report was at step {step}"
     return compose(job, pieces, status=status, error=error, rank=rank, silent=silent)
-
-
-def _last_step(out: Path, rank: int) -> int | None:
-    """The step at which a rank was last heard of."""
-    try:
-        return int(json.loads((out / HEARTBEATS / f"rank{rank}.json").read_text(encoding="utf-8"))["step"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None

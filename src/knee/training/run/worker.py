@@ -16,7 +16,6 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,19 +54,6 @@ from knee.training.run.run_record import (
 )
 from knee.training.run.timed_steps import Values, device_of, memory_of, synchronize
 from knee.training.run.watchdog import LAUNCHED, RankTerminated, Watch
-
-# The same seed gives the same losses, bit by bit: kernels that add in no fixed order are replaced or refused.
-
-
-def be_deterministic() -> None:
-    """Set torch so, before a device is used. An operation that has no such kernel raises an error that names it."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    import torch
-
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads memory that was not written
-    torch.backends.cudnn.benchmark = False
-
 
 # What a run ran on: versions, settings, and the host's parts.
 
@@ -167,11 +153,6 @@ def write_trace(profiler: Any, path: Path) -> None:
         raise NotWritten(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
 
-def read_trace(path: Path, plan: Plan) -> dict[str, Any]:
-    """Times of one step, by the functions that measure simulated steps and anyone's traces."""
-    return step_of(analyse(path, axes=axes_of(plan), cache=False).ranks[0])
-
-
 # What a run does between its steps: it saves checkpoints and computes the validation loss.
 
 HELD_OUT_SEED = 1 << 30
@@ -184,10 +165,12 @@ class BetweenSteps:
     def __init__(self, run: RankState, trainer: Any, share: Share) -> None:
         self.run, self.trainer, self.saver = run, trainer, None
         job, self.tell = run.job, say if run.place.rank == 0 else lambda _: None
-        self.group = _host_group(job) if job.checkpoint_every or job.resume or job.weights else None
-        if job.checkpoint_every:
-            from knee.training.checkpoints.save import CheckpointSaver
+        self.group = None
+        if job.checkpoint_every or job.resume or job.weights:
+            from knee.training.checkpoints.save_and_resume import CheckpointSaver, host_group
 
+            self.group = host_group(timedelta(seconds=job.timeout_s))
+        if job.checkpoint_every:
             if run.out is None:
                 text = "checkpoints need a folder"
                 raise InputError(text, hint="give the job an out", code="missing-argument", field="out")
@@ -198,9 +181,17 @@ class BetweenSteps:
     def restore(self) -> int:
         """Set the first weights or the state of a checkpoint; the steps that are already done."""
         job = self.run.job
-        checkpoint = self._agreed(partial(resume_point, job))
+
+        def look() -> Path | None:
+            """The checkpoint that a run goes on from; None for a new run."""
+            if job.resume != AUTO:
+                return find_checkpoint(Path(job.resume)) if job.resume else None
+            there = checkpoints_in(Path(job.out) / CHECKPOINTS)
+            return next(reversed([path for path in there if read_state(path)["step"] < job.steps]), None)
+
+        checkpoint = self._agreed(look)
         if checkpoint is not None:
-            from knee.training.checkpoints.resume import load_state
+            from knee.training.checkpoints.save_and_resume import load_state
 
             state = read_state(checkpoint)
             check_resumable(checkpoint, state, job)
@@ -216,13 +207,13 @@ class BetweenSteps:
     def _read_weights(self, folder: Path) -> None:
         self.tell(f"reading weights from {folder}")
         if (folder / STATE).is_file() or (folder / CHECKPOINTS).is_dir():
-            from knee.training.checkpoints.resume import load_weights
+            from knee.training.checkpoints.save_and_resume import load_weights
 
             folder = find_checkpoint(folder)
             check_model(folder, read_state(folder), self.run.job, "weights")
             load_weights(self.trainer, folder, self.group)
         else:
-            from knee.training.checkpoints.huggingface_read import read_huggingface
+            from knee.training.checkpoints.huggingface import read_huggingface
 
             read_huggingface(self.trainer, folder)
 
@@ -292,22 +283,6 @@ class BetweenSteps:
         found = [look() if self.run.place.rank == 0 else None]
         dist.broadcast_object_list(found, src=0, group=self.group)
         return found[0]
-
-
-def resume_point(job: TrainJob) -> Path | None:
-    """The checkpoint that a run goes on from; None for a new run."""
-    if not job.resume:
-        return None
-    if job.resume != AUTO:
-        return find_checkpoint(Path(job.resume))
-    found = [path for path in checkpoints_in(Path(job.out) / CHECKPOINTS) if read_state(path)["step"] < job.steps]
-    return found[-1] if found else None
-
-
-def _host_group(job: TrainJob) -> Any:
-    from knee.training.checkpoints.save import host_group
-
-    return host_group(timedelta(seconds=job.timeout_s))
 
 
 if __name__ == "__main__":  # until there is a handler, Ctrl-C ends it without a traceback: imports take seconds
@@ -441,7 +416,11 @@ def train(run: RankState, watch: Watch) -> None:
 
     job, place = run.job, run.place
     if job.deterministic:
-        be_deterministic()
+        # the same seed gives the same losses, bit by bit; an operation that has no such kernel raises an error
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads memory that was not written
+        torch.backends.cudnn.benchmark = False
     if job.device == "cuda":
         torch.cuda.set_device(place.local_rank)
     run.device = device_of(job.device, place.local_rank)
@@ -481,7 +460,9 @@ def train(run: RankState, watch: Watch) -> None:
             if number == run.warmup:
                 began_s = begin_window(run)
             if number in (0, run.warmup):
-                mark_anew(run)
+                # the mark before a step: at the window's begin it stands after the waiting for other ranks
+                del run.clock.host_s[-1:], run.clock.marks[-1:]
+                run.clock.mark()
             with progress.first_step() if number == 0 else nullcontext():
                 result = step()
             run.losses.put(number, result.loss_tensor)
@@ -499,15 +480,6 @@ def train(run: RankState, watch: Watch) -> None:
             trace(run, step)
     between.close()
     watch.check()
-
-
-def mark_anew(run: RankState) -> None:
-    """The mark before a step: at the window's begin it stands after the waiting for other ranks."""
-    if run.clock.host_s:
-        run.clock.host_s.pop()
-        if run.clock.marks:
-            run.clock.marks.pop()
-    run.clock.mark()
 
 
 def begin_window(run: RankState) -> float:
@@ -549,7 +521,8 @@ def trace(run: RankState, step: Any) -> None:
     path = run.out / TRACES / f"rank{place.rank}.json.gz"
     try:
         write_trace(profiler, path)
-        run.facts["trace"] = read_trace(path, job.plan)
+        # times of one step, by the functions that measure simulated steps and anyone's traces
+        run.facts["trace"] = step_of(analyse(path, axes=axes_of(job.plan), cache=False).ranks[0])
     except KneeError as error:
         run.facts["trace_trouble"] = error.message
         say(f"rank {place.rank}: {error.message}")

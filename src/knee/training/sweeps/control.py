@@ -24,10 +24,9 @@ from knee.training.launch.sweep_folder import (
     is_locked,
     last_sign_s,
     locked,
-    read_object,
     read_sweep,
 )
-from knee.training.run.run_record import JOB
+from knee.training.run.run_record import JOB, read_object
 from knee.training.sweeps.preflight import PlannedRun
 from knee.training.sweeps.run_local import adopt_running, living_processes
 from knee.training.sweeps.slurm import cancel_jobs

@@ -22,9 +22,9 @@ from knee.training.launch.environment import environment_lines, path_line
 from knee.training.launch.run_status import Status, cancelled, left_out, write_status
 from knee.training.launch.site import Site
 from knee.training.launch.slurm_job import slurm_output
-from knee.training.launch.sweep_folder import Sweep, SweepRun, is_cancel_requested, read_object
+from knee.training.launch.sweep_folder import Sweep, SweepRun, is_cancel_requested
 from knee.training.launch.torchrun import interpreter_outside, on_slurm
-from knee.training.run.run_record import JOB
+from knee.training.run.run_record import JOB, read_object
 from knee.training.sweeps.run_local import adopt_running, missing
 from knee.training.sweeps.slurm_queue import (
     FOLDER,

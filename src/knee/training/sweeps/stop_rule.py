@@ -11,7 +11,7 @@ from typing import Any
 
 from knee.engine.doublings import per_doubling
 from knee.specs.defaults import THRESHOLD
-from knee.training.launch.run_status import Cause, Status
+from knee.training.launch.run_status import Cause, Status, is_number
 from knee.training.launch.sweep_folder import Sweep, SweepRun, read_record
 
 SIGMAS = 1.645
@@ -82,15 +82,9 @@ def rate_of(record: Mapping[str, Any]) -> MeasuredRate | None:
     )
 
 
-def _positive(value: object) -> float | None:
+def _positive(value: Any) -> float | None:
     """Return a positive finite number; None for everything else."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) and number > 0 else None
+    return float(value) if is_number(value) and value > 0 else None
 
 
 def returns_of(series: str, rates: Sequence[MeasuredRate]) -> list[MeasuredReturn]:

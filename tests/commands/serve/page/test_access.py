@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from lanes import with_nightly
+
 from .conftest import DESK, PHONE
 
 if TYPE_CHECKING:
@@ -13,12 +15,9 @@ if TYPE_CHECKING:
 
     from .conftest import Open
 
-STATES = (
-    "?pp=2&tokens=1000000000000",
-    "?view=scale&curves=|cluster=dgx-a100",
-    "?view=plan&gpus=8",
-    "?view=budget&gpus=8&days=2&usd=500",
-    "?compare=tp%3D2",
+STATES = with_nightly(
+    ["?pp=2&tokens=1000000000000", "?view=plan&gpus=8"],
+    ["?view=scale&curves=|cluster=dgx-a100", "?view=budget&gpus=8&days=2&usd=500", "?compare=tp%3D2"],
 )
 WIDER = "document.documentElement.scrollWidth - innerWidth"
 FOCUS = """() => {

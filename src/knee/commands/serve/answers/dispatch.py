@@ -23,7 +23,7 @@ import msgspec
 from knee.base.errors import InputError, KneeError, MissingExtra
 
 QUICK = {
-    "simulate": "views:simulate",
+    "simulate": "knee:simulate",
     "scale": "views:scale",
     "catalog_entry": "views:catalog_entry",
     "toml": "views:toml_file",
@@ -32,18 +32,10 @@ QUICK = {
     "views/scale": "views:scale_view",
     "views/budget": "search_view:budget_view",
 }
-"""``POST /api/NAME`` -> module and function, for answers within milliseconds."""
-SLOW = {
-    "plan": "views:plan",
-    "budget": "views:budget",
-    "validate": "views:validate",
-}
+"""``POST /api/NAME`` -> module and function, for answers within milliseconds; ``knee`` is the public API."""
+SLOW = {"plan": "knee:plan", "budget": "knee:budget", "validate": "views:validate"}
 """The same for seconds of work, which waits in the queue of searches."""
-OTHER = {
-    "catalog": "controls:catalog_view",
-    "openapi": "openapi:openapi_view",
-    "read": "dropped:read",
-}
+OTHER = {"catalog": "controls:catalog_view", "openapi": "openapi:openapi_view", "read": "dropped:read"}
 """The same for routes of another form."""
 
 Tell = Callable[[bytes], None]
@@ -98,6 +90,12 @@ def answer(name: str, body: bytes, tell: Tell = lambda _: None) -> tuple[int, by
 
             return 200, encoder.encode(search(asked, lambda event: tell(encoder.encode(event))))
         module, _, function = (QUICK | SLOW | OTHER)[name].partition(":")
+        if module == "knee":
+            from knee.commands.serve.answers.questions import arguments_of
+
+            return 200, encoder.encode(
+                getattr(import_module("knee"), function)(**arguments_of(asked, function)).to_dict()
+            )
         found = getattr(import_module(f"knee.commands.serve.answers.{module}"), function)(asked)
         return 200, found if isinstance(found, bytes) else encoder.encode(found)
     except KneeError as error:

@@ -45,10 +45,7 @@ def openapi_view(body: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - a
             "each key ends in its unit. Null means that a value was not given, or is not known.",
         },
         "paths": _paths(),
-        "components": {
-            "schemas": _schemas(),
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
-        },
+        "components": {"schemas": _schemas(), "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
     }
 
 
@@ -77,9 +74,7 @@ def _answers() -> dict[str, Any]:
         key: {"type": "integer"} for key in ("gpus", "global_batch", "seq_len")
     }
     plan = {"type": "object", "properties": {one.name: {} for one in fields(Plan)}}
-    simulation = {
-        "allOf": [{"$ref": f"{REF}Measurement"}, _object({**asked, "plan": plan}, (*asked, "plan"))],
-    }
+    simulation = {"allOf": [{"$ref": f"{REF}Measurement"}, _object({**asked, "plan": plan}, (*asked, "plan"))]}
     point = {"gpus": {"type": "integer"}, "usable": {"type": "boolean"}, "reason": {"type": ["string", "null"]}}
     curve = {
         **dict.fromkeys(("model", "cluster"), text),

@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 import knee
 from knee.base.errors import InputError, argument, as_flags
-from knee.specs.catalog import Kind, did_you_mean, entry_names
+from knee.specs.catalog import Kind, entry_names, nearest
 from knee.specs.knobs import names_of
 from knee.specs.plan import KNOBS
 
@@ -51,8 +51,7 @@ def asked_of(body: Mapping[str, Any], function: str) -> dict[str, Any]:
     own, every = parameters(function), _of_states()
     for name in body:
         if name not in every and name not in OF_PAGE:
-            close = did_you_mean(name, sorted(every))
-            hint = f"did you mean {close}?" if close else "GET /api/openapi.json has all names"
+            hint = nearest(name, sorted(every)) or "GET /api/openapi.json has all names"
             text = f"{name[:80]!r} is not part of a question"
             raise InputError(text, hint=hint, code="unknown-argument", field=name[:80])
     dropped = {name for name in CHOSEN if function == "plan" and not isinstance(body.get(name), list)}
@@ -65,11 +64,8 @@ def arguments_of(body: Mapping[str, Any], function: str) -> dict[str, Any]:
     own = parameters(function)
     for name in given:
         if name not in own:
-            close = did_you_mean(name, sorted(own))
             text = f"{name[:80]!r} is not an argument of {function}"
-            raise InputError(
-                text, hint=f"did you mean {close}?" if close else None, code="unknown-argument", field=name[:80]
-            )
+            raise InputError(text, hint=nearest(name, sorted(own)), code="unknown-argument", field=name[:80])
     if "model" in own and "model" not in given and function != "budget":
         raise InputError("model is missing", hint='for example "llama2-7b"', code="missing-argument", field="model")
     for kind in KINDS:
@@ -88,8 +84,7 @@ def check_name(kind: Kind, name: object) -> None:
     """Refuse what is not an entry of the catalogue: a server opens no path that a page names."""
     known = entry_names(kind)
     if not isinstance(name, str) or name not in known:
-        close = did_you_mean(name, known) if isinstance(name, str) else None
-        hint = f"did you mean {close}?" if close else "GET /api/catalog lists all names"
+        hint = (nearest(name, known) if isinstance(name, str) else None) or "GET /api/catalog lists all names"
         text = f"{kind} {str(name)[:80]!r} is not in the catalogue"
         raise InputError(text, hint=hint, code="unknown-name", field=kind)
 

@@ -17,11 +17,6 @@ from knee.specs.plan import plan_words
 Body = Mapping[str, Any]
 
 
-def simulate(body: Body) -> Any:
-    """``knee.simulate``."""
-    return knee.simulate(**arguments_of(body, "simulate")).to_dict()
-
-
 def scale(body: Body) -> Any:
     """``knee.scale``; a search at every count is another route's."""
     _refuse_best(body)
@@ -32,16 +27,6 @@ def _refuse_best(body: Body) -> None:
     if body.get("best"):
         text = "best searches for a plan at every count, which takes long"
         raise InputError(text, hint="POST /api/searches with kind scale_best", code="contradiction", field="best")
-
-
-def plan(body: Body) -> Any:
-    """``knee.plan``."""
-    return knee.plan(**arguments_of(body, "plan")).to_dict()
-
-
-def budget(body: Body) -> Any:
-    """``knee.budget``."""
-    return knee.budget(**arguments_of(body, "budget")).to_dict()
 
 
 def validate(body: Body) -> Any:
@@ -77,13 +62,14 @@ def step_view(body: Mapping[str, Any]) -> dict[str, Any]:
     answer = knee.simulate(**asked)
     data = answer.to_dict()
     trust, assumptions = data.pop("trust"), data.pop("assumptions")
+    gpu, names = answer.job.cluster.gpu, ("power_w_per_gpu", "power_w", "tokens_per_j", "energy_j_per_step")
     return {
         "measurement": data,
         "words": plan_words(answer.job.plan),
         "memory": _memory(answer, trust),
         **answer.lanes(),
         "collectives": data["comm_loads"],
-        "power": _power(answer),
+        "power": ({"tdp_w": gpu.tdp_w, "idle_w": gpu.idle_w} | {name: getattr(answer, name) for name in names}),
         "cost": _cost(answer, data.get("training")),
         "trust": trust,
         "assumptions": assumptions,
@@ -105,11 +91,6 @@ def _memory(answer: Simulation, trust: Mapping[str, Any]) -> dict[str, Any]:
         "low_frac": trust["memory_low_frac"],
         "high_frac": trust["memory_high_frac"],
     }
-
-
-def _power(answer: Simulation) -> dict[str, Any]:
-    gpu, names = answer.job.cluster.gpu, ("power_w_per_gpu", "power_w", "tokens_per_j", "energy_j_per_step")
-    return {"tdp_w": gpu.tdp_w, "idle_w": gpu.idle_w} | {name: getattr(answer, name) for name in names}
 
 
 def _cost(answer: Simulation, training: Any) -> dict[str, Any]:
@@ -156,16 +137,13 @@ def scale_view(body: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(text, hint='for example [{"tp": 2}, {"tp": 4}]', code="too-many", field="curves")
     found = []
     for changes in curves:
-        asked = asked_of({**body, **changes, **_both(body, changes), "gpus": counts}, "scale")
+        own = [part["overrides"] for part in (body, changes) if isinstance(part.get("overrides"), dict)]
+        asked = asked_of(
+            {**body, **changes, **({"overrides": own[0] | own[1]} if len(own) == 2 else {}), "gpus": counts}, "scale"
+        )
         _refuse_best(asked)
         found.append(curve_data(knee.scale(**asked), asked, changes))
     return {"counts": counts, "curves": found}
-
-
-def _both(body: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Overrides of a curve are in addition to those of the question."""
-    own = [part["overrides"] for part in (body, changes) if isinstance(part.get("overrides"), dict)]
-    return {"overrides": own[0] | own[1]} if len(own) == 2 else {}
 
 
 def curve_data(answer: Scaling, asked: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,12 +1,15 @@
-"""Writes checkpoints beside the training: tensors are copied to the host, and a thread of torch writes them."""
+"""Checkpoints of a trainer. They are written beside the training: tensors are copied to the host, and a thread of torch
+writes them. They are read into a trainer of any plan, whatever plan wrote them."""
 
 from __future__ import annotations
 
+import pickle
 import shutil
 import time
 import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +18,26 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import AsyncStager
 
-from knee.base.errors import NotWritten, argument
+from knee.base.errors import KneeError, NotWritten, argument
 from knee.base.units import show
 from knee.training.checkpoints.folder import (
     CHECKPOINTS,
+    check_file,
     complete,
+    damaged,
     name_of,
     remove_unfinished,
     write_checksum,
     write_state,
 )
-from knee.training.checkpoints.trainer_state import PartsSavePlanner, TensorPart, state_bytes, state_parts, weight_parts
+from knee.training.checkpoints.trainer_state import (
+    PartsLoadPlanner,
+    PartsSavePlanner,
+    TensorPart,
+    state_bytes,
+    state_parts,
+    weight_parts,
+)
 from knee.training.parallelism.trainer import Trainer
 
 POLL_S = 0.2
@@ -58,7 +70,12 @@ class CheckpointSaver:
         if trainer.mesh.rank == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
             remove_unfinished(self.folder)
-            _check_space(self.folder, STATES * state_bytes(weight_parts(trainer)))
+            needed, free = STATES * state_bytes(weight_parts(trainer)), shutil.disk_usage(self.folder).free
+            if free < needed:  # with a pipeline, the first stages alone are counted
+                raise NotWritten(
+                    f"a checkpoint takes {show(needed, 'bytes')}, but {self.folder} has {show(free, 'bytes')} free",
+                    hint=f"free space there, or give another {argument('out')}",
+                )
         # one process warns that it is alone, which it knows
         warnings.filterwarnings("ignore", message="torch.distributed is (disabled|unavailable)")
 
@@ -155,24 +172,12 @@ class _RunFolderWriter(dcp.FileSystemWriter):
         complete(self.partial, self.final, job.keep)
 
 
-def _check_space(folder: Path, needed: int) -> None:
-    """Refuse a folder that cannot take one checkpoint; with a pipeline, its first stages alone are counted."""
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise NotWritten(
-            f"a checkpoint takes {show(needed, 'bytes')}, but {folder} has {show(free, 'bytes')} free",
-            hint=f"free space there, or give another {argument('out')}",
-        )
-
-
 def _written_bytes(folder: Path) -> int:
     """Bytes of a checkpoint so far; they tell the watchdog that it moves."""
     total = 0
     for path in folder.glob("*"):
-        try:
+        with suppress(OSError):
             total += path.stat().st_size
-        except OSError:
-            continue
     return total
 
 
@@ -183,3 +188,61 @@ def _reason(error: BaseException) -> str:
     text = str(getattr(first, "strerror", None) or first).strip().splitlines()[0][:300]
     # torch's writer of files counts what was written, and does not say why it was less
     return "a file could not be written whole, as on a full disk" if "inline_container" in text else text
+
+
+OPTIONAL = ("loss_scale", "loss_scale_steps")
+"""What only runs in fp16 have."""
+
+
+def load_state(trainer: Trainer, checkpoint: Path, step: int, group: Any) -> None:
+    """Set the trainer to the state of a checkpoint; ``group`` is from ``host_group``."""
+    _load(state_parts(trainer), checkpoint, group)
+    _, _, counts = trainer.optimizer.adamw.moments()
+    for count in counts[1:]:  # every tensor's moments have the count of steps that was read
+        count.copy_(counts[0])
+    trainer.cast_weights()
+    trainer.steps_done = step
+
+
+def load_weights(trainer: Trainer, checkpoint: Path, group: Any) -> None:
+    """Set the weights alone."""
+    _load(weight_parts(trainer), checkpoint, group)
+    trainer.cast_weights()
+
+
+def check_whole(checkpoint: Path, group: Any) -> Any:
+    """The checkpoint's metadata, once its files were held against their checksums; ranks share the reading."""
+    rank, ranks = (dist.get_rank(group), dist.get_world_size(group)) if group is not None else (0, 1)
+    trouble: KneeError | None = None
+    metadata = None
+    try:
+        check_file(checkpoint, ".metadata")
+        metadata = dcp.FileSystemReader(checkpoint).read_metadata()
+        names = sorted({info.relative_path for info in metadata.storage_data.values()})
+        for name in names[rank::ranks]:
+            check_file(checkpoint, name)
+    except KneeError as error:
+        trouble = error
+    except (OSError, EOFError, ValueError, AttributeError, ImportError, pickle.UnpicklingError) as error:
+        trouble = damaged(checkpoint, checkpoint / ".metadata", str(error))
+    found: list[Any] = [trouble]
+    if group is not None:
+        found = [None] * ranks
+        dist.all_gather_object(found, trouble, group=group)
+    first = next((error for error in found if error is not None), None)
+    if first is not None:
+        raise first
+    return metadata
+
+
+def _load(state: dict[str, TensorPart], checkpoint: Path, group: Any) -> None:
+    saved = check_whole(checkpoint, group).state_dict_metadata
+    state = {name: part for name, part in state.items() if name in saved or name not in OPTIONAL}
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.filterwarnings("ignore", message="torch.distributed is (disabled|unavailable)")
+        dcp.load(
+            state,
+            storage_reader=dcp.FileSystemReader(checkpoint),
+            planner=PartsLoadPlanner(),
+            process_group=group,
+        )
