@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from knee.commands.trace import charts as drawn
-from knee.commands.trace.exposed_timeline import sentence, timeline_blocks, timeline_of
+from knee.base.units import show
+from knee.commands.trace import charts
+from knee.engine.events import RankGroup
 from knee.measure.kineto.trace_files import left_out_sentences
 from knee.measure.traces.analyse import Analysis, RankAnalysis
-from knee.measure.traces.device_time import UNKNOWN, CollectiveLoad, KernelLoad, Times, class_loads, mean_times
+from knee.measure.traces.device_time import (
+    UNKNOWN,
+    CollectiveLoad,
+    Exposed,
+    KernelLoad,
+    Times,
+    class_loads,
+    exposed_intervals,
+    mean_times,
+)
 from knee.show.figures.vega import to_svg
+from knee.show.page.lanes import Lanes, LaneSpan, LaneStyle
 from knee.show.page.page import Block, Bullets, Chart, Fold, Section
-from knee.show.page.tables import Table, kind_table
+from knee.show.page.tables import Table, clipped_name, kind_table
 from knee.specs.metrics import METRICS
 
 MOST_BARS = 64
@@ -37,7 +49,7 @@ READ = {
 """Column -> the count of a rank's audit that it has."""
 TIMES = {
     "window": "ms",
-    **{METRICS[name].label: "ms" for name in drawn.BREAKDOWN},
+    **{METRICS[name].label: "ms" for name in charts.BREAKDOWN},
     "of exposed: bubble": "ms",
     "compute share": "share",
     "exposed share": "share",
@@ -57,6 +69,170 @@ COLLECTIVES = {
 """Column -> its kind, and the field of a ``CollectiveLoad`` that it has."""
 COLLECTIVE_KINDS = {column: kind for column, (kind, _) in COLLECTIVES.items()}
 ACROSS = "Of a call that several ranks show, the shortest is the transfer; what others last beyond it is waiting."
+
+
+# The exposed stretches of every rank on one line each, to zoom into; whole and still without a script.
+
+MOST_SPANS = 2_000
+"""Stretches that are drawn, the longest of all ranks together."""
+LONGEST_IN_TABLE = 50
+POINT = "Point at a stretch, or press Next longest stretch, to read what ran in it."
+LANE_STYLES = (LaneStyle(name="window", inset=1), LaneStyle(name="span", inset=3), LaneStyle(name="step", inset=1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExposedInterval:
+    """One drawn stretch."""
+
+    row: int
+    start_ns: int
+    """On the drawing's axis."""
+    length_ns: int
+    rank: RankAnalysis
+    of: int
+    """The kernel's row in its trace."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """What is drawn, and what of everything that is."""
+
+    ranks: tuple[RankAnalysis, ...]
+    zero_ns: tuple[int, ...]
+    """Of each rank, the time in its own columns that is 0 on the axis."""
+    total_ns: int
+    one_clock: bool
+    """Whether ranks stand where their clocks put them; otherwise each begins at 0."""
+    spans: tuple[ExposedInterval, ...]
+    """The longest first."""
+    found: int
+    """Stretches of all ranks that were given."""
+    found_ns: int
+
+
+def timeline_of(ranks: Sequence[RankAnalysis], everyone: Sequence[RankAnalysis], most: int = MOST_SPANS) -> Timeline:
+    """The drawing of ``ranks``, which may be some of ``everyone``."""
+    begins = [rank.trace.columns.first_ns + rank.window.start_ns for rank in ranks]
+    ends = [rank.trace.columns.first_ns + rank.window.end_ns for rank in ranks]
+    one_clock = max(begins) < min(ends)
+    zero = [min(begins) - rank.trace.columns.first_ns if one_clock else rank.window.start_ns for rank in ranks]
+    lists = {rank.rank: exposed_intervals(rank.trace, rank.window) for rank in everyone}
+    spans = (
+        ExposedInterval(row=row, start_ns=one.start_ns - zero[row], length_ns=_length(one), rank=rank, of=one.row)
+        for row, rank in enumerate(ranks)
+        for one in lists[rank.rank]
+    )
+    return Timeline(
+        ranks=tuple(ranks),
+        zero_ns=tuple(zero),
+        total_ns=max(rank.window.end_ns - at for rank, at in zip(ranks, zero, strict=True)),
+        one_clock=one_clock,
+        spans=tuple(heapq.nsmallest(most, spans, key=lambda span: (-span.length_ns, span.row, span.start_ns))),
+        found=sum(map(len, lists.values())),
+        found_ns=sum(_length(one) for found in lists.values() for one in found),
+    )
+
+
+def _length(one: Exposed) -> int:
+    return one.end_ns - one.start_ns
+
+
+def sentence(drawn: Timeline) -> str:
+    """What the drawing holds, and what it leaves out."""
+    if not drawn.found:
+        return "No communication was exposed in this window, so there is nothing to draw."
+    share = sum(span.length_ns for span in drawn.spans) / drawn.found_ns
+    share = min(share, 0.999) if share < 1 else share  # never rounded up to all of it
+    if len(drawn.spans) == drawn.found:
+        held = f"All {drawn.found:,} stretches of exposed communication are drawn."
+    else:
+        held = (
+            f"The {len(drawn.spans):,} longest of {drawn.found:,} stretches of exposed communication are drawn: "
+            f"{share:.1%} of the exposed time."
+        )
+    clock = "Each rank begins at 0: their clocks have no time in common."
+    if drawn.one_clock:
+        clock = "Ranks stand where their own clocks put them." if len(drawn.ranks) > 1 else ""
+    steps = any(part.step is not None for rank in drawn.ranks for part in rank.steps)
+    lines = "Thin lines are where steps begin." if steps else ""
+    return " ".join(part for part in (held, clock, lines) if part)
+
+
+def timeline_blocks(drawn: Timeline) -> tuple[Lanes | Fold, ...]:
+    """The drawing and the table of its longest stretches; nothing where there are none."""
+    if not drawn.spans:
+        return ()
+    shown = min(LONGEST_IN_TABLE, len(drawn.spans))
+    return lanes_of(drawn), Fold(summary=f"Table of the {shown} longest stretches", blocks=(_table(drawn),))
+
+
+def lanes_of(drawn: Timeline) -> Lanes:
+    """A lane for each rank: its window, the stretches on it, and where its steps begin."""
+    kinds, numbers = _kinds(drawn)
+    spans = [
+        LaneSpan(row=row, start=rank.window.start_ns - zero, length=rank.window.end_ns - rank.window.start_ns, style=0)
+        for row, (rank, zero) in enumerate(zip(drawn.ranks, drawn.zero_ns, strict=True))
+    ]
+    first = len(spans)
+    spans += [
+        LaneSpan(row=span.row, start=span.start_ns, length=span.length_ns, style=1, kind=kind)
+        for span, kind in zip(drawn.spans, numbers, strict=True)
+    ]
+    order = tuple(range(first, len(spans)))
+    spans += [
+        LaneSpan(row=row, start=part.window.start_ns - zero, length=0, style=2)
+        for row, (rank, zero) in enumerate(zip(drawn.ranks, drawn.zero_ns, strict=True))
+        for part in rank.steps
+        if part.step is not None
+    ]
+    return Lanes(
+        rows=tuple(f"rank {rank.rank}" for rank in drawn.ranks),
+        total=drawn.total_ns,
+        tick_ns=1,
+        styles=LANE_STYLES,
+        spans=tuple(spans),
+        words=tuple(kinds),
+        order=order,
+        verb=" exposed",
+        row_height=22 if len(drawn.ranks) <= 16 else 14,
+        label=f"Exposed communication over time. {sentence(drawn)} The longest are in the table below.",
+        hint=POINT,
+    )
+
+
+def _what(span: ExposedInterval) -> tuple[str | None, RankGroup | None, float | None, str]:
+    """Collective, group, bytes and kernel of a stretch; None for what the trace does not say."""
+    trace = span.rank.trace
+    call, name = trace.calls.get(span.of), trace.columns.names[int(trace.columns.name_id[span.of])]
+    return (None, None, None, name) if call is None else (call.collective, call.group, call.message_bytes, name)
+
+
+def _kinds(drawn: Timeline) -> tuple[list[str], list[int]]:
+    """What ran in each stretch in words, each once, and which of them each stretch is."""
+    known: dict[str, int] = {}
+    numbers = []
+    for span in drawn.spans:
+        collective, group, message, name = _what(span)
+        where = f"group {UNKNOWN}"
+        if group is not None:
+            where = f"{'group ' if group.is_axis else ''}{group.name} of {group.size} ranks"
+        moved = show(message, "bytes") if message else "unknown size"
+        words = f"{collective or UNKNOWN}, {where}, {moved}, kernel {clipped_name(name)}"
+        numbers.append(known.setdefault(words, len(known)))
+    return list(known), numbers
+
+
+def _table(drawn: Timeline) -> Table:
+    kinds = {"rank": "words", "at": "ms", "exposed": "ms", "collective": "words", "group": "words", "ranks": "count"}
+    kinds |= {"message": "bytes", "kernel": "name"}
+    rows = []
+    for span in drawn.spans[:LONGEST_IN_TABLE]:
+        collective, group, message, name = _what(span)
+        words = (None if word == UNKNOWN else word for word in (collective or None, group and group.name))
+        times = (span.rank.rank, span.start_ns / 1e9, span.length_ns / 1e9)
+        rows.append((*times, *words, group and group.size, message or None, name))
+    caption = "The longest stretches of exposed communication, with the kernel that fills most of each"
+    return kind_table(caption, kinds, rows)
 
 
 def breakdown(analysis: Analysis) -> Section:
@@ -86,7 +262,7 @@ def _drawn(drawn_count: int, count: int, what: str) -> str:
 
 def _by_rank(ranks: Sequence[RankAnalysis], some: Sequence[RankAnalysis]) -> Chart:
     rows = [(rank.rank, *_times(rank.times)) for rank in ranks]
-    spec = drawn.breakdown({str(rank.rank): rank.times for rank in some}, title="rank")
+    spec = charts.breakdown({str(rank.rank): rank.times for rank in some}, title="rank")
     return Chart(
         id="by-rank",
         title="By rank",
@@ -117,7 +293,7 @@ def _by_step(analysis: Analysis) -> Chart:
         id="by-step",
         title="By step",
         caption=mean + before + _drawn(len(some), len(means), "steps, the first"),
-        svg=to_svg(drawn.breakdown(some, title="step")),
+        svg=to_svg(charts.breakdown(some, title="step")),
         tables=(_capped("Times of each rank's steps", {"rank": "words", "step": "words"} | TIMES, rows),),
     )
 
@@ -125,7 +301,7 @@ def _by_step(analysis: Analysis) -> Chart:
 def _times(t: Times) -> tuple[float | None, ...]:
     whole = t.window_s or None
     shares = [value / whole if whole else None for value in (t.compute_s, t.exposed_comm_s, t.idle_s)]
-    return (t.window_s, *(getattr(t, name) for name in drawn.BREAKDOWN), t.bubble_s, *shares)
+    return (t.window_s, *(getattr(t, name) for name in charts.BREAKDOWN), t.bubble_s, *shares)
 
 
 def _capped(caption: str, kinds: dict[str, str], rows: Sequence[Sequence[Any]], most: int = MOST_ROWS) -> Table:
@@ -198,7 +374,7 @@ def waiting(analysis: Analysis) -> Section:
         id="waiting-by-rank",
         title="Transfer and waiting by rank",
         caption="Of calls that were found on more than one rank." + _drawn(len(some), len(ranks), "ranks"),
-        svg=to_svg(drawn.waiting(some)),
+        svg=to_svg(charts.waiting(some)),
         tables=(),
     )
     return Section(
@@ -226,7 +402,7 @@ def kernels(analysis: Analysis) -> Section:
         id="by-class",
         title="Kernel time by class",
         caption=f"Summed kernel time{mean}, with its share of all kernel time.",
-        svg=to_svg(drawn.classes([replace(load, load_s=load.load_s / count) for load in by_class[:MOST_BARS]])),
+        svg=to_svg(charts.classes([replace(load, load_s=load.load_s / count) for load in by_class[:MOST_BARS]])),
         tables=(kind_table(f"Kernel time by class{mean}", kinds, rows),),
     )
     named = {"kernel": "name", "class": "words", "calls": "count", "load": "ms", "share": "share", "mean time": "us"}
