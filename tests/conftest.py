@@ -50,6 +50,8 @@ UNSET = (
 """What colours, GPUs and torchrun would say of the shell that the tests were started from."""
 
 TESTS = Path(__file__).parent
+FAST = "not slow"
+"""What ``make check`` asks for."""
 SLOW_NAMES = (
     "measure/machine/test_collectives_gloo.py",
     "docs",
@@ -91,7 +93,9 @@ TOGETHER = {
 """Files that share what takes long to make: one of pytest's processes runs them."""
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("markexpr") == FAST:
+        sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # fast tests pass where torch is not installed
     # Under nohup, or as a job in the background of a shell, SIGINT and SIGHUP are inherited as ignored, also by what
     # tests start.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -108,7 +112,7 @@ def pytest_configure() -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Where only fast tests are asked for, slow files are not even imported: some need torch, which takes seconds."""
-    return True if config.getoption("markexpr") == "not slow" and collection_path in SLOW else None
+    return True if config.getoption("markexpr") == FAST and collection_path in SLOW else None
 
 
 @cache

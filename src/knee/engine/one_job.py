@@ -70,12 +70,7 @@ def simulate_jobs(jobs: Sequence[Job], *, convention: str = DEFAULT_CONVENTION) 
 
 
 def measurement_of(
-    step: EvaluatedStep,
-    plan: int,
-    job: Job,
-    *,
-    convention: str = DEFAULT_CONVENTION,
-    assumptions: tuple[str, ...] = (),
+    step: EvaluatedStep, plan: int, job: Job, *, convention: str = DEFAULT_CONVENTION, assumptions: tuple[str, ...] = ()
 ) -> Measurement:
     """One of the simulated plans, which is the job's, in full."""
     r = {f.name: getattr(step.results, f.name)[plan].item() for f in fields(Results)}

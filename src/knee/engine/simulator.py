@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from knee.base.arrays import Bools, ByValue, Floats, blended
+from knee.base.arrays import Bools, ByValue, Columns, Floats, blended, joined
 from knee.engine.cost.comm_costs import CommCosts, comm_costs, contention
 from knee.engine.cost.compute_costs import (
     ComputeCosts,
@@ -72,19 +72,10 @@ def run_step(parts: StepParts, a: Actions, *, fold: bool = True) -> StepColumns:
     filling = stage_copies(table) * per_rank(a.rows, a.ranks, a.filling_gather_s * ~a.rows.early) + a.late_gather_s
     span = np.where(table.pp > 1, 0.0, sums["duration_s"])
     fill_spans(parts, a, span, fold)
-    return StepColumns(
-        pipeline_s=span,
-        compute_s=sums["compute_s"],
-        exposed_s=sums["exposed_s"] + p2p + filling,
-        overlapped_s=sums["overlapped_s"],
-        idle_s=sums["idle_s"],
-        bubble_s=span - sums["duration_s"] - p2p - filling,
-        gather_load_s=sums["gather_load_s"] + filling,
-        reduce_load_s=sums["reduce_load_s"],
-        replicate_load_s=sums["replicate_load_s"],
-        local_load_s=sums["local_load_s"],
-        p2p_load_s=p2p,
-    )
+    duration = sums.pop("duration_s")
+    sums["exposed_s"] = sums["exposed_s"] + p2p + filling
+    sums["gather_load_s"] = sums["gather_load_s"] + filling
+    return StepColumns(pipeline_s=span, bubble_s=span - duration - p2p - filling, p2p_load_s=p2p, **sums)
 
 
 STEP_SUMS = tuple(name for name in SUM_NAMES if name not in ("drain_s", "left_reduce_s", "left_replicate_s"))
@@ -113,7 +104,7 @@ CHUNK = 65536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Results(ByValue):
+class Results(ByValue, Columns):
     """A step of every plan of a table; the fields of ``record.Measurement`` as columns."""
 
     step_s: Floats
@@ -284,7 +275,7 @@ def simulate_table(
         some = slice(start, start + CHUNK)
         own = variant_rows(model, some), variant_rows(cluster, some), variant_rows(profile, some)
         done.append(evaluate(*own, table.rows(some), convention=convention).results)
-    return joined_results(done)
+    return joined(*done)
 
 
 def simulate_variants(model: Model, variants: Sequence[tuple[Cluster, Profile]], table: PlanTable) -> Results:
@@ -292,11 +283,6 @@ def simulate_variants(model: Model, variants: Sequence[tuple[Cluster, Profile]],
     variant, plan = (grid.ravel() for grid in np.indices((len(variants), len(table))))
     cluster, profile = (side_by_side(specs, variant) for specs in zip(*variants, strict=True))
     return evaluate(model, cluster, profile, table.rows(plan)).results
-
-
-def joined_results(parts: Sequence[Results]) -> Results:
-    """The rows of several results in one."""
-    return Results(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Results)})
 
 
 def simulate_tables(
@@ -349,9 +335,8 @@ def step_work(model: Model, parts: StepParts) -> tuple[Floats, Floats]:
     saved = energy_saved_frac(table) * step_total(model, table, c, "narrow_flop")
     products = totals["flop"][0] - attention - saved
     flop = products + attention + attention_again * passes * c.attention_forward_flop + totals["flop"][1]
-    return flop, totals["moved_bytes"][0] + totals["moved_bytes"][
-        1
-    ] + parts.copied_bytes() * model.walked_layers / table.pp
+    layers_bytes, ends_bytes = totals["moved_bytes"]
+    return flop, layers_bytes + ends_bytes + parts.copied_bytes() * model.walked_layers / table.pp
 
 
 def _results(

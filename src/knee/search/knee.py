@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, get_args
 
 from knee.base.errors import SpecError
-from knee.engine.measurement import Measurement
 from knee.engine.reliability.goodput import NO_PROGRESS, Goodput, goodput_of
 from knee.engine.reliability.whole_run import whole_run
 from knee.engine.workload.parameters import parameter_count
@@ -83,7 +82,10 @@ def knees_of(
         )
 
     returns = curve.returns()
-    speed = [_last_that_pays(counts[0], returns, {n: threshold / ends[n][i] for n in counts}) for i in range(3)]
+    speed = [
+        max((r.to_gpus for r in returns if r.per_doubling >= threshold / ends[r.to_gpus][i]), default=counts[0])
+        for i in range(3)
+    ]
     weak = tuple(r for r in returns if r.to_gpus <= speed[0] and r.per_doubling < threshold)
     found: dict[Goal, Knee] = {"throughput": knee("throughput", (speed[0], speed[1], speed[2]), weak)}
     columns: dict[Goal, list[float | None]] = {
@@ -96,11 +98,6 @@ def knees_of(
             kept = [_last_kept(counts, values, keep_frac, {n: ends[n][i] for n in counts}) for i in range(3)]
             found[goal] = knee(goal, (kept[0], kept[1], kept[2]))
     return found
-
-
-def _last_that_pays(first: int, returns: list[Return], thresholds: Mapping[int, float]) -> int:
-    paying = [r.to_gpus for r in returns if r.per_doubling >= thresholds[r.to_gpus]]
-    return paying[-1] if paying else first
 
 
 def _last_kept(counts: list[int], values: list[float], keep_frac: float, factors: Mapping[int, float]) -> int:
@@ -163,21 +160,17 @@ def _left(point: ScalePoint, goodput: Goodput | None) -> ScalePoint:
         return point
     share = NOTHING_FRAC if goodput is None else goodput.goodput_frac
     dearer = 1.0 / NOTHING_FRAC if goodput is None else goodput.cost_factor
-    return replace(
-        point,
-        measured=replace(
-            measured,
-            tokens_per_s=measured.tokens_per_s * share,
-            tokens_per_s_per_gpu=measured.tokens_per_s_per_gpu * share,
-            tokens_per_j=_tokens_per_j(measured, goodput, point.job.cluster.gpu.idle_w),
-            usd_per_mtoken=None if measured.usd_per_mtoken is None else measured.usd_per_mtoken * dearer,
-        ),
+    per_j = None
+    if measured.tokens_per_j is not None and measured.power_w_per_gpu is not None:
+        per_j = measured.tokens_per_j * NOTHING_FRAC
+        if goodput is not None:
+            idle_w = point.job.cluster.gpu.idle_w
+            per_j = measured.tokens_per_j / goodput.energy_factor(measured.power_w_per_gpu, idle_w)
+    less = replace(
+        measured,
+        tokens_per_s=measured.tokens_per_s * share,
+        tokens_per_s_per_gpu=measured.tokens_per_s_per_gpu * share,
+        tokens_per_j=per_j,
+        usd_per_mtoken=None if measured.usd_per_mtoken is None else measured.usd_per_mtoken * dearer,
     )
-
-
-def _tokens_per_j(measured: Measurement, goodput: Goodput | None, idle_w: float) -> float | None:
-    if measured.tokens_per_j is None or measured.power_w_per_gpu is None:
-        return None
-    if goodput is None:
-        return measured.tokens_per_j * NOTHING_FRAC
-    return measured.tokens_per_j / goodput.energy_factor(measured.power_w_per_gpu, idle_w)
+    return replace(point, measured=less)

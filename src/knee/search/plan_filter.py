@@ -19,12 +19,7 @@ from knee.specs.plan_table import SIZES, PlanTable
 
 WORDS = {name: knob.choices for name, knob in KNOBS.items() if knob.choices and not (knob.optional or knob.many)}
 """Column -> its words."""
-NUMBERS = (
-    *SIZES,
-    *(name for name, knob in KNOBS.items() if not (knob.choices or knob.optional)),
-    "dp",
-    "microbatches",
-)
+NUMBERS = (*SIZES, *(name for name, knob in KNOBS.items() if not (knob.choices or knob.optional)), "dp", "microbatches")
 BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,

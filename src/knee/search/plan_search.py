@@ -10,27 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from knee.base.arrays import Bools, ByValue, Floats, Ints
+from knee.base.arrays import Bools, ByValue, Columns, Floats, Ints, joined
 from knee.base.errors import InputError, argument
 from knee.base.progress import Progress, silent
-from knee.engine.simulator import Results, joined_results, simulate_table
+from knee.engine.simulator import Results, simulate_table
 from knee.search.bound import LeastStep, by_chunk, least_shape_step, least_step, least_unsharded_step
 from knee.search.memory_fit import fitting, memory_bytes, shardings_that_may_fit
 from knee.search.plan_filter import matching
-from knee.search.space import (
-    Space,
-    count_plans,
-    joined,
-    kernel_shapes,
-    unsharded_table,
-    whole_tables,
-    without_twins,
-)
+from knee.search.space import Space, count_plans, kernel_shapes, unsharded_table, whole_tables, without_twins
 from knee.specs.choices import Objective
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
@@ -44,7 +36,7 @@ FRONT_STEP = 1.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Merits:
+class Merits(Columns):
     """What plans are compared by, rounded: those within a thousandth, or a hundredth of the memory, count as equal,
     because a front of hundreds that differ by nothing helps nobody. More is better."""
 
@@ -64,10 +56,6 @@ class Merits:
         """Merits of simulated plans."""
         energy = results.power_w_per_gpu * results.step_s
         return cls.of(step_s=results.step_s, energy_j=energy, memory_bytes=results.memory_bytes, hbm_bytes=hbm_bytes)
-
-    def rows(self, index: Ints) -> Merits:
-        """The merits of the plans at these places."""
-        return Merits(speed=self.speed[index], thrift=self.thrift[index], room=self.room[index])
 
     def matched_by(self, others: Merits) -> Bools:
         """Whether one of the others is at least as good in all three."""
@@ -168,7 +156,7 @@ def hides_most(space: Space, shapes: PlanTable) -> PlanTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Waiting:
+class _Waiting(Columns):
     """Plans that fit and are not simulated yet."""
 
     table: PlanTable
@@ -176,21 +164,6 @@ class _Waiting:
     """Bounds."""
     energy_j: Floats
     memory_bytes: Floats
-
-    def rows(self, index: Ints) -> _Waiting:
-        """The plans at these places."""
-        columns = (self.step_s, self.energy_j, self.memory_bytes)
-        step, energy, memory = (column[index] for column in columns)
-        return _Waiting(table=self.table.rows(index), step_s=step, energy_j=energy, memory_bytes=memory)
-
-    def plus(self, other: _Waiting) -> _Waiting:
-        """These plans and the others."""
-        return _Waiting(
-            table=joined(self.table, other.table),
-            step_s=np.concatenate((self.step_s, other.step_s)),
-            energy_j=np.concatenate((self.energy_j, other.energy_j)),
-            memory_bytes=np.concatenate((self.memory_bytes, other.memory_bytes)),
-        )
 
 
 class BestFirst:
@@ -295,7 +268,7 @@ class BestFirst:
         table = fit.table
         bounds = by_chunk(least_step, start.space.model, start.cluster, start.profile, table)
         more = _Waiting(table=table, step_s=bounds.step_s, energy_j=bounds.energy_j, memory_bytes=fit.memory_bytes)
-        self._waiting = self._waiting.plus(more)
+        self._waiting = joined(self._waiting, more)
 
     def _simulate(self, left: Ints) -> None:
         """Of what is left, the plans with the least bounds."""
@@ -305,7 +278,7 @@ class BestFirst:
         now = self._waiting.rows(first)
         results = simulate_table(start.space.model, start.cluster, start.profile, now.table)
         self.table = joined(self.table, now.table)
-        self.results = joined_results([self.results, results])
+        self.results = joined(self.results, results)
         self._waiting = self._waiting.rows(np.delete(np.arange(len(self._waiting.step_s)), first))
         if self.watch is not None:
             self.watch(self.table, self.results)
@@ -427,7 +400,7 @@ def search(
     if front:
         found.find_front()
     order = _order(found.table, score(found.results, objective))
-    order = order[without_twins(found.table.rows(order), results_rows(found.results, order))]
+    order = order[without_twins(found.table.rows(order), found.results.rows(order))]
     return SearchResult(
         space=space,
         cluster=cluster,
@@ -437,7 +410,7 @@ def search(
         plans=max(plans, len(order)),
         ranked=min(keep, len(order)),
         table=found.table.rows(order),
-        results=results_rows(found.results, order),
+        results=found.results.rows(order),
         start=start,
     )
 
@@ -465,11 +438,6 @@ def _order(table: PlanTable, scores: Floats) -> Ints:
     """Best first; plans of the same score always in the same order."""
     columns = [getattr(table, name) for name in TIES]
     return np.lexsort((~table.sequence_parallel, *reversed(columns), -scores))
-
-
-def results_rows(results: Results, index: Ints) -> Results:
-    """The results of the rows at these places."""
-    return Results(**{f.name: getattr(results, f.name)[index] for f in fields(Results)})
 
 
 def _check_modelled(space: Space, cluster: Cluster, profile: Profile) -> None:
@@ -517,5 +485,5 @@ def cell_bests(found: SearchResult) -> Iterator[CellBest]:
             yield CellBest(tp=tp, pp=pp, plans=len(rows))
             continue
         row = int(np.argmax(score(best.results, found.objective)))
-        results = results_rows(best.results, np.array([row]))
+        results = best.results.rows(np.array([row]))
         yield CellBest(tp=tp, pp=pp, plans=len(rows), plan=best.table.plan(row), results=results)

@@ -188,8 +188,7 @@ class Plan:
     ] = None
     """Tokens of the busiest expert-parallel rank, relative to the mean."""
     capacity_factor: Annotated[
-        float | None,
-        Knob(search="kept", needs="ep", most=MOST_IMBALANCE, metavar="FACTOR", default_words="no limit"),
+        float | None, Knob(search="kept", needs="ep", most=MOST_IMBALANCE, metavar="FACTOR", default_words="no limit")
     ] = None
     """Maximum number of tokens per expert, relative to the mean; further tokens are dropped."""
     sharding: Annotated[Sharding, Knob(search="listed", words="{}", always=True)] = "fsdp_no_reshard"
@@ -233,13 +232,7 @@ class Plan:
     ``recompute_frac``. full: every block."""
     recompute_frac: Annotated[
         float,
-        Knob(
-            words=" ({:.0%})",
-            least=0,
-            most=1,
-            metavar="FRAC",
-            default_words="0.5, which is every second block",
-        ),
+        Knob(words=" ({:.0%})", least=0, most=1, metavar="FRAC", default_words="0.5, which is every second block"),
     ] = 1.0
     """Share of the blocks that ``recompute`` blocks recomputes."""
     recompute_modules: Annotated[tuple[RecomputeModule, ...], Knob(search="kept", words=" ({})", metavar="NAMES")] = ()
@@ -261,8 +254,7 @@ class Plan:
     ] = None
     """Data type of the optimizer's two moments, where it is not that of the parameters."""
     sync_every: Annotated[
-        int,
-        Knob(search="kept", simulated_only=True, words="synchronize replicas every {:,} steps", metavar="H"),
+        int, Knob(search="kept", simulated_only=True, words="synchronize replicas every {:,} steps", metavar="H")
     ] = 1
     """Number of steps between synchronizations of the replicas (local SGD, DiLoCo); the answer is the mean over these
     steps. From 2 on, replicas reduce no gradients together; an outer optimizer takes the mean of how far their

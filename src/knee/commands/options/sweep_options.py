@@ -77,7 +77,6 @@ def take_site(options: dict[str, Any]) -> Site:
 
 
 def program_words(program: str | None) -> list[str]:
-    """The words of --program."""
     if program is None:
         return []
     try:

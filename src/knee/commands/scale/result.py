@@ -188,7 +188,6 @@ def space_within(job: Job, gpus: int, batch: int, plan: Mapping[str, Any]) -> tu
 
 
 def _condition(knob: Knob, value: Any) -> str:
-    """The condition of a search that a given value of a searched field makes."""
     means_nothing = f"{knob.needs} == 1 or " if knob.needs in ("tp", "cp") else ""
     return f"({means_nothing}{knob.name} == {value!r})"
 
@@ -243,14 +242,12 @@ def nothing_fits(answer: Scaling) -> DoesNotFit:
 
 
 def _whole_batch(local_batch: float) -> str:
-    """A batch and counts of whole sequences."""
     fewest = next((n for n in range(1, 1025) if n * local_batch >= 1 and (n * local_batch).is_integer()), None)
     count = f", or a multiple of {fewest:,} GPUs" if fewest else ""
     return f"use {argument('local_batch')} {max(1, round(local_batch))}{count}"
 
 
 def _plan_arguments(plan: Plan) -> str:
-    """The arguments that ask for a plan."""
     plain = Plan()
     names = [name for name in KNOBS if name not in ("dp_shard", "micro_batch", "placement")]
     changed = [name for name in names if getattr(plan, name) != getattr(plain, name)]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from knee.base.digest import digest
 from knee.base.files import make_folder, write_bytes, write_text
@@ -19,7 +20,7 @@ from knee.commands.study.charts import figure_files, figures
 from knee.commands.study.claims import Tally, Verdict
 from knee.commands.study.ladder_section import ladder_section
 from knee.commands.study.paper_conflict import STUDY as CONFLICT
-from knee.commands.study.paper_conflict import Conflict, conflict_of
+from knee.commands.study.paper_conflict import conflict_of
 from knee.commands.study.run_study import Ran
 from knee.commands.study.step_timeline import StepTimeline, step_timelines
 from knee.commands.study.study_file import uncounted
@@ -129,7 +130,7 @@ class DrawnStudy:
     ran: Ran
     charts: tuple[Chart, ...]
     steps: tuple[StepTimeline, ...] = ()
-    conflict: Conflict | None = None
+    conflict: Mapping[str, Any] | None = None
 
     @property
     def place(self) -> str:

@@ -210,7 +210,6 @@ class ClaimEvidence:
 
     @property
     def command(self) -> str:
-        """What finds it again."""
         return f"{MADE_BY} --draws {self.baseline.draws} --seed {self.baseline.seed}"
 
 

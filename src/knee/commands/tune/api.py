@@ -238,7 +238,6 @@ def _check_limits(max_gpu_hours: float | None, max_runs: int | None) -> None:
 
 
 def _check_budget(jobs: Sequence[Job], settings: RunSettings, max_gpu_hours: float | None) -> None:
-    """Refuse a budget that is smaller than any run."""
     least = float(candidates_for(jobs, settings).gpu_h.min())
     if max_gpu_hours is not None and least > max_gpu_hours:
         raise InputError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from knee.base.arrays import Bools, Floats, Ints, blended, equal_rows
+from knee.base.arrays import Bools, Columns, Floats, Ints, blended, equal_rows
 from knee.engine.workload.fp8_layers import fp8_gathers, group_of, wide_groups
 from knee.engine.workload.layers_per_stage import ModelLayers, expert_pattern, most_experts
 from knee.engine.workload.parameters import (
@@ -61,17 +61,13 @@ class Modes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParameterTraffic:
+class ParameterTraffic(Columns):
     """Elements of one group of weights (a layer, the embedding, the head) on one model-parallel rank."""
 
     elements: Floats
     """Held by the rank's model shard, unpadded."""
     moved: Floats
     """Moved by one gather or reduce, FSDP2's padding included."""
-
-    def times(self, factor: Floats | float) -> ParameterTraffic:
-        """The traffic of ``factor`` of them."""
-        return ParameterTraffic(elements=factor * self.elements, moved=factor * self.moved)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

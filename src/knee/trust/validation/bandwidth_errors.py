@@ -338,6 +338,8 @@ def validate_bandwidths(file: BandwidthFile) -> BandwidthValidation:
     reasons = {row.line: row.reason for row in file.rows if row.reason is not None}
     reasons |= {line: reason for reading, reason in refused for line in reading.lines}
     large = [p for p in found if p.reading.setting.message_bytes >= LARGE_BYTES]
+    said = Counter(remark for row in file.rows if row.line in predictions for remark in row.remarks)
+    defaults = {file.defaults: len(predictions)} if file.defaults else {}
 
     def scores(name_of: Callable[[BandwidthRow], str]) -> dict[str, BandwidthScore]:
         return {name: _score(rows, reasons, predictions) for name, rows in by_name(file.rows, name_of).items()}
@@ -349,16 +351,10 @@ def validate_bandwidths(file: BandwidthFile) -> BandwidthValidation:
         operations=scores(lambda row: row.operation),
         nodes=_by(large, lambda p: (p.nodes, str(p.nodes))),
         sizes=_by(found, _band),
-        assumptions=_assumptions(file, predictions),
+        assumptions=(defaults if predictions else {}) | dict(said.most_common()),
         predictions=predictions,
         reasons=reasons,
     )
-
-
-def _assumptions(file: BandwidthFile, predictions: Mapping[int, BandwidthPrediction]) -> dict[str, int]:
-    said = Counter(remark for row in file.rows if row.line in predictions for remark in row.remarks)
-    first = {file.defaults: len(predictions)} if file.defaults and predictions else {}
-    return first | dict(said.most_common())
 
 
 def predict(readings: Iterable[Reading]) -> tuple[list[BandwidthPrediction], list[tuple[Reading, str]]]:
