@@ -169,7 +169,7 @@ class DrawnStudy:
             dict(zip(names, spec, strict=True)) | {"runs": runs, "values and sources": f"knee catalog {spec[1]}"}
             for spec, runs in counts.items()
         ]
-        return record_table("Models, clusters and profiles", tuple(rows[0]), rows) if rows else None
+        return record_table("Models, clusters and profiles", rows) if rows else None
 
 
 def drawn_of(ran: Ran, *, steps: bool = True, pictures: SvgCache | None = None) -> DrawnStudy:
@@ -184,10 +184,10 @@ def drawn_of(ran: Ran, *, steps: bool = True, pictures: SvgCache | None = None) 
 
 def _tables(figure: Figure) -> list[Table]:
     made = " and ".join(sorted({str(row["kind"]) for row in figure.rows} - {"impossible"})) or "no runs"
-    tables = [record_table(f"{figure.title}: {made}", figure.columns, figure.rows)] if figure.rows else []
+    tables = [record_table(f"{figure.title}: {made}", figure.rows, figure.columns)] if figure.rows else []
     if figure.published:
         columns = [name for name in figure.published[0] if name != "kind"]
-        tables.append(record_table(f"{figure.title}: published", columns, figure.published))
+        tables.append(record_table(f"{figure.title}: published", figure.published, columns))
     return tables
 
 

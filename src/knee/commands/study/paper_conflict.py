@@ -152,12 +152,11 @@ def conflict_of(ran: Sequence[Ran], draw: Callable[[Spec], str]) -> dict[str, An
         caption="Statements can be true together where their areas meet. T09 and T12 are a band, because T12 is "
         "rounded; no point of it lies in both of the others." + (" The cross is knee's own run." if point else ""),
         spec=conflict_chart(point),
-        columns=tuple(rows[0]),
         rows=tuple(rows),
     )
     kinds = dict.fromkeys(("given up", "kept", "then", "stated", "apart"), "words")
     table = kind_table("Which statements can be true together", kinds, subsets())
-    charted = chart_of(figure, [record_table("Exposed shares by T09 and T12", figure.columns, rows)], draw)
+    charted = chart_of(figure, [record_table("Exposed shares by T09 and T12", rows)], draw)
     return {"says": _says(), "steps": _steps(), "table": table, "chart": charted}
 
 

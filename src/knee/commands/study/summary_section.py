@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import pairwise
 from statistics import median
@@ -380,10 +380,9 @@ def _doubling_chart(found: Sequence[Doubling]) -> Chart:
         title="What each doubling buys",
         caption=f"2x is ideal; a doubling that buys less than {THRESHOLD:g}x is orange.",
         spec=doublings(found),
-        columns=tuple(rows[0]),
         rows=rows,
     )
-    return chart_of(figure, [record_table("What each doubling of the GPUs buys; 2 is ideal", figure.columns, rows)])
+    return chart_of(figure, [record_table("What each doubling of the GPUs buys; 2 is ideal", rows)])
 
 
 def headlines(verdicts: Sequence[Verdict]) -> list[Verdict]:
@@ -467,7 +466,7 @@ def fidelity_tables(found: CarriedFidelity, experts: CarriedFidelity) -> list[Ta
     ]
     tables = [fidelity_table(found), fidelity_table(experts, what=OF_EXPERTS)]
     if links:
-        tables.append(record_table("Bus bandwidth on idle links, messages of 16 MiB and up", tuple(links[0]), links))
+        tables.append(record_table("Bus bandwidth on idle links, messages of 16 MiB and up", links))
     kinds = dict.fromkeys(("source", "software", "published in", "form chosen by looking at it"), "words")
     references = [(s.source, s.stacks, s.reference, s.form_from or "") for one in (found, experts) for s in one.sources]
     return [*tables, kind_table("Where the runs were published", kinds, references)]
@@ -476,7 +475,6 @@ def fidelity_tables(found: CarriedFidelity, experts: CarriedFidelity) -> list[Ta
 def scale_chart(draw: Callable[[Spec], str]) -> Chart:
     """The unseen error against the number of GPUs, by source, with the promised band beside it."""
     points = errors_by_gpus()
-    columns = tuple(f.name for f in fields(GpuCountError))
     figure = Figure(
         id="error-by-gpus",
         title="Error against the number of GPUs",
@@ -484,7 +482,6 @@ def scale_chart(draw: Callable[[Spec], str]) -> Chart:
         "many GPUs, drawn at the edge where it is beyond. The area is the band that nine of ten runs are promised to "
         "lie in, from the errors of the other sources.",
         spec=error_chart(points),
-        columns=columns,
         rows=tuple(asdict(point) for point in points),
     )
     return chart_of(figure, None, draw)
