@@ -78,11 +78,8 @@ def program_words(program: str | None) -> list[str]:
     try:
         words = shlex.split(program)
     except ValueError as error:
-        text, hint = (
-            f"--program {program!r} is not a valid shell command: {str(error).lower()}",
-            "quote the command as in a shell",
-        )
-        raise InputError(text, hint=hint, code="invalid-value", field="program") from None
+        text = f"--program {program!r} is not a valid shell command: {str(error).lower()}"
+        raise InputError(text, hint="quote the command as in a shell", code="invalid-value", field="program") from None
     if not words:
         raise InputError(
             "--program is empty", hint="name a command, or leave it out", code="missing-argument", field="program"
