@@ -45,17 +45,9 @@ class Request:
 
     def with_options(self, **changes: Any) -> Job:
         """The job as if these options of the plan had been given as well."""
-        job = self.job
-        changed, _ = _make_job(
-            job.model,
-            job.cluster,
-            job.profile,
-            gpus=job.gpus,
-            global_batch=job.global_batch,
-            seq_len=job.seq_len,
-            plan_options=self.plan_options | changes,
-        )
-        return changed
+        job, options = self.job, self.plan_options | changes
+        sizes = {"gpus": job.gpus, "global_batch": job.global_batch, "seq_len": job.seq_len}
+        return _make_job(job.model, job.cluster, job.profile, **sizes, plan_options=options)[0]
 
 
 def request(

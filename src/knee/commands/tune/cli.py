@@ -51,11 +51,7 @@ def command(ctx: click.Context) -> None:
 @command.command("run", cls=Sectioned)
 @click.argument("model", required=False, metavar="JOB")
 @job_options(
-    "cluster",
-    "gpus",
-    "global_batch",
-    "local_batch",
-    "seq_len",
+    "cluster gpus global_batch local_batch seq_len",
     profile="Software profile: a name from `knee catalog`, or the path of a TOML file; default: `knee` if knee's "
     "trainer runs on GPUs, else `eager`.",
     overrides="Override one value of the model, cluster or profile. May be repeated.",
