@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from knee.base.errors import out_of_range
-from knee.specs.hardware import AttentionKernel, check_range
+from knee.specs.hardware import AttentionKernel, Strict, check_range
 
 Kernels = Literal[
     "eager",
@@ -27,10 +27,8 @@ LEAST_KEPT_BYTES, MOST_KEPT_BYTES = 2.0, 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class Profile(Strict):
     """A software stack. Belongs to no model and no cluster."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     name: str
     """Name of the profile. It defaults to the file's name."""

@@ -13,7 +13,7 @@ from knee.base.arrays import Floats, distinct, equal_rows
 from knee.base.errors import SpecError
 from knee.engine.cost.collective_cost import Links, all_reduce_s, gather_s
 from knee.engine.cost.placement import GroupPlacement, skew_wait_s
-from knee.engine.workload.shapes import BYTES
+from knee.engine.workload.projections import BYTES
 from knee.engine.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 from knee.specs.constants import constant
 from knee.specs.model import Experts, Model

@@ -12,7 +12,7 @@ import numpy as np
 from knee.base.arrays import Columns, Floats, Ints, distinct, equal_rows, expanded, names_of
 from knee.engine.cost.expert_dispatch import RankLoads
 from knee.engine.workload.operations import OPERAND_BYTES, Attention, Gemm, GroupedGemm, MemoryBound, Operation
-from knee.engine.workload.shapes import BYTES
+from knee.engine.workload.projections import BYTES
 from knee.specs.constants import constant
 from knee.specs.hardware import AttentionKernel, GemmType, Gpu
 from knee.specs.profile import Profile

@@ -12,8 +12,7 @@ import numpy as np
 from knee.base.arrays import Bools, Floats
 from knee.engine.workload.fp8_layers import Casts, layer_casts, product_scale, wide_products
 from knee.engine.workload.parameters import causal_keys, kernel_keys
-from knee.engine.workload.projections import Projection, expert_share, projections, routed_rows
-from knee.engine.workload.shapes import BYTES, Shapes
+from knee.engine.workload.projections import BYTES, Projection, Shapes, expert_share, projections, routed_rows
 from knee.specs.constants import constant, passes_of
 from knee.specs.hardware import GemmType
 from knee.specs.model import Experts, Model

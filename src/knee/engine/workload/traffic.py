@@ -21,8 +21,7 @@ from knee.engine.workload.parameters import (
     shard_elements,
     stage_elements,
 )
-from knee.engine.workload.projections import expert_share
-from knee.engine.workload.shapes import BYTES, Fp8Shapes
+from knee.engine.workload.projections import BYTES, Fp8Shapes, expert_share
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, REDUCE_DTYPES, SHARDINGS
 from knee.specs.plan_table import PlanTable
