@@ -23,16 +23,8 @@ from knee.base.errors import InputError, KneeError, NotWritten, argument
 from knee.base.limits import MOST_JSON_BYTES, WRITER_S
 from knee.base.signals import before_the_end
 
-WRONG_PATHS = {
-    errno.ENOENT,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.ENAMETOOLONG,
-    errno.ELOOP,
-    errno.EINVAL,
-    errno.EEXIST,
-    errno.ENXIO,
-}
+WRONG_PATHS = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
+WRONG_PATHS |= {errno.ELOOP, errno.EINVAL, errno.EEXIST, errno.ENXIO}
 """What the system says of a path that can never be written to; all else may pass (no space, no permission)."""
 _unfinished: set[Path] = set()
 

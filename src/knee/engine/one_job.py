@@ -89,7 +89,6 @@ def measurement_of(
 
 
 def _about(job: Job) -> tuple[str, ...]:
-    """What this plan's owner might not expect."""
     notes: list[str] = []
     if job.plan.recompute == "attention" and job.profile.attention != "unfused":
         notes.append(
@@ -126,7 +125,6 @@ def _about(job: Job) -> tuple[str, ...]:
 
 
 def _routing_note(plan: Plan) -> str:
-    """What the spread of tokens over experts rests on."""
     if plan.routing == "balanced":
         return (
             "every expert has equally many tokens; with real routing the training of Qwen3-235B was 8 to 20% slower "

@@ -441,7 +441,6 @@ def _backward(work: MicrobatchWork, rank: PipelineRank, layer: LayerWork) -> Str
 
 
 def _microbatch_s(work: UnshardedWork, rank: PipelineRank) -> Floats:
-    """A microbatch through a rank, forward and backward."""
     forward, backward = work.layer_s(rank.share)
     ends = rank.first * (work.embedding_forward + work.embedding_backward)
     return rank.layers * (forward + backward) + ends + rank.last * (work.head_forward + work.head_backward)

@@ -32,8 +32,8 @@ from knee.specs.plan_table import SIZES, PlanTable
 from knee.specs.profile import Profile
 from knee.specs.schedules import schedule_of
 
-# ``--only "tp <= 8 and sharding == 'fsdp'"``: a condition on plans, evaluated on columns. Only names of columns, numbers,
-# words, comparisons, arithmetic and and/or/not are read; nothing is run.
+# ``--only "tp <= 8 and sharding == 'fsdp'"``: a condition on plans, evaluated on columns. Only names of columns,
+# numbers, words, comparisons, arithmetic and and/or/not are read; nothing is run.
 
 WORDS = {name: knob.choices for name, knob in KNOBS.items() if knob.choices and not (knob.optional or knob.many)}
 """Column -> its words."""

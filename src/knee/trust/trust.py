@@ -152,7 +152,6 @@ def label_of(found: Similarity) -> Label:
 def _bands(
     job: Job, found: Similarity, errors: Errors, label: Label, covered_frac: float
 ) -> tuple[Band | None, Band | None]:
-    """Of throughput and of memory."""
     constants = CONSTANTS if job.model.experts is None else MOE_CONSTANTS
     speed, memory = (
         scores_of(errors, quantity, constants).band(job, found.gpu, found.stack, label, covered_frac)

@@ -121,7 +121,6 @@ OUTER_STATE_BYTES = 4.0  # an outer optimizer's states are fp32, whatever those 
 
 
 def _streams(model: Model, s: Shapes, kernels: Kernels, backward: bool) -> list[Operation]:
-    """The memory-bound kernels of a layer."""
     norm_bytes = s.norm_tokens * model.hidden * BYTES
     qk_bytes = s.tokens * (model.q_width + model.kv_width) / s.tp * BYTES
     ffn_bytes = (1.0 - expert_share(model)) * s.tokens * model.ffn / s.tp * BYTES

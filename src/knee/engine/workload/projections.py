@@ -1,4 +1,4 @@
-"""What the kernels of a layer depend on, and the linear maps of a layer on one rank: attention's, those of a dense MLP, and those of experts.
+"""What the kernels of a decoder layer depend on, and its linear maps on one rank: of attention, a dense MLP or experts.
 
 A model with and without experts in its layers has the mean layer here: a map that only some layers have counts by their
 share. ``layer_kinds`` gives a model for each of the two, and chunks of layers are put together from both.

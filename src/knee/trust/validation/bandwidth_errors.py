@@ -384,7 +384,6 @@ def predict(readings: Iterable[Reading]) -> tuple[list[BandwidthPrediction], lis
 
 
 def _rates(cluster: Cluster, pairs: Sequence[tuple[Reading, int]]) -> list[float]:
-    """Bus bandwidths of one operation on one cluster."""
     settings = [reading.setting for reading, _ in pairs]
     ranks = np.array([setting.n_gpus for setting in settings], dtype=np.float64)
     nodes = np.array([n for _, n in pairs], dtype=np.float64)

@@ -57,7 +57,6 @@ def read_table(
 
 
 def _filled(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
-    """Lines with anything in them, by their number."""
     reader, done = csv.reader((found[0] for found in _LINE.finditer(text)), strict=True), 0
     try:
         for cells in reader:

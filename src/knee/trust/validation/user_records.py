@@ -216,7 +216,6 @@ def _measured(record: Mapping[str, Any], job: Job) -> tuple[Status, float | None
 
 
 def _pair(path: Path, number: int, job: Job, status: Status, rate: float | None, memory_bytes: float | None) -> Pair:
-    """The run of a record, and its job."""
     model = job.model
     setting = Setting(
         source=path.name,
@@ -423,7 +422,6 @@ def read_user_runs(paths: Sequence[Path], profile: Profile | None, cluster: Clus
 
 
 def _keep_measured(pairs: Sequence[Pair], skipped: Counter[str]) -> list[Pair]:
-    """Runs of which something was measured."""
     kept = []
     for run, asked in pairs:
         if run.status != "ok":
