@@ -464,13 +464,8 @@ def _action(events: Events, names: dict[str, int]) -> dict[Key, LaneColumns]:
 
 def _lane(start: Floats, end: Floats, name: Ints, exposed: Floats | None) -> LaneColumns:
     count = len(start)
-    return LaneColumns(
-        start_s=start,
-        end_s=end,
-        name=name,
-        exposed_s=np.zeros(count) if exposed is None else exposed,
-        kernels=np.ones(count, dtype=np.int64),
-    )
+    exposed_s = np.zeros(count) if exposed is None else exposed
+    return LaneColumns(start_s=start, end_s=end, name=name, exposed_s=exposed_s, kernels=np.ones(count, dtype=np.int64))
 
 
 def _at(lane: LaneColumns, action: RepeatedAction) -> LaneColumns:

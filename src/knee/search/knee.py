@@ -256,12 +256,8 @@ def _what_would(found: SearchResult, only: str | None, grows: bool) -> str | Non
     space, gpus = found.space, found.space.gpus
     if not found.plans:
         return f"use a number of GPUs that shares factors with {space.global_batch:,}, or fewer GPUs"
-    lean = replace(
-        space,
-        shardings=space.shardings or ("fsdp", "hsdp"),
-        recomputes=space.recomputes or ("full",),
-        micro_batches=space.micro_batches or (1,),
-    )
+    shardings, recomputes = space.shardings or ("fsdp", "hsdp"), space.recomputes or ("full",)
+    lean = replace(space, shardings=shardings, recomputes=recomputes, micro_batches=space.micro_batches or (1,))
     while (gpus := gpus * 2) <= found.cluster.max_gpus:
         batch = space.global_batch * gpus // space.gpus if grows else space.global_batch
         table = whole_table(replace(lean, gpus=gpus, global_batch=batch))

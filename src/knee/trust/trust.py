@@ -243,10 +243,7 @@ def doubling_band(errors: Errors | None = None, covered_frac: float = WIDER_FRAC
     if not found:
         return None
     low, high = spread_ends(np.array(found), sources, covered_frac, ASSUMED, ASSUMED)
+    low_frac, high_frac = round(math.expm1(low), 4), round(math.expm1(high), 4)
     return DoublingBand(
-        low_frac=round(math.expm1(low), 4),
-        high_frac=round(math.expm1(high), 4),
-        pairs=len(found),
-        largest_gpus=largest,
-        covered_frac=covered_frac,
+        low_frac=low_frac, high_frac=high_frac, pairs=len(found), largest_gpus=largest, covered_frac=covered_frac
     )

@@ -312,14 +312,8 @@ def _cost(gpu: Gpu, profile: Profile, types: Ints, ops: Sequence[Operation], pro
         elif isinstance(op, MemoryBound):
             time_s = time_s + stream_s(gpu, profile, op)
             moved = moved + op.moved_bytes
-    return Cost(
-        time_s=time_s,
-        flop=flop,
-        moved_bytes=moved,
-        kernels=np.zeros(len(types)) + launches(profile, ops),
-        clocked_s=clocked,
-        narrow_flop=narrow,
-    )
+    kernels = np.zeros(len(types)) + launches(profile, ops)
+    return Cost(time_s=time_s, flop=flop, moved_bytes=moved, kernels=kernels, clocked_s=clocked, narrow_flop=narrow)
 
 
 def launches(profile: Profile, ops: Sequence[Operation]) -> Floats | float:

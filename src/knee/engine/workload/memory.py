@@ -103,15 +103,9 @@ def layer_saved_bytes(
     whole = np.where(recompute == RECOMPUTES.index("ops"), np.minimum(ops, kept + scores), whole)
     gathered = s.tokens if profile.keeps_gathered else s.norm_tokens
     for module, chosen in modules.items():
+        outputs = profile.saved not in MEGATRON_KERNELS
         freed = freed_bytes(
-            model,
-            s,
-            module,
-            mlp_tensors=mlp_tensors,
-            width=width,
-            outputs=profile.saved not in MEGATRON_KERNELS,
-            gathered=gathered,
-            scores=scores,
+            model, s, module, mlp_tensors=mlp_tensors, width=width, outputs=outputs, gathered=gathered, scores=scores
         )
         whole = whole - chosen * freed
     return np.where(recompute >= RECOMPUTES.index("blocks"), layer_input, whole)

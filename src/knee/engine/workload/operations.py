@@ -172,14 +172,8 @@ def _attention(model: Model, s: Shapes, forward: bool) -> Attention:
     if model.window:
         work = work * causal_keys(model, s.seq_len) / (s.seq_len / 2.0)
         keys = kernel_keys(model, s.seq_len, s.kv_block)
-    return Attention(
-        name="attention",
-        flop=work if forward else attention_backward_ratio() * work,
-        seq_len=keys,
-        rows=s.tokens * (model.heads / s.tp),
-        head_dim=model.head_dim,
-        forward=forward,
-    )
+    flop, rows = work if forward else attention_backward_ratio() * work, s.tokens * (model.heads / s.tp)
+    return Attention(name="attention", flop=flop, seq_len=keys, rows=rows, head_dim=model.head_dim, forward=forward)
 
 
 def _casts(model: Model, s: Shapes, kernels: Kernels, *, backward: bool) -> list[Operation]:

@@ -153,11 +153,8 @@ def read_bandwidths(path: Path, text: str | None = None, *, watch: Callable[[Lin
     if not rows:
         raise InputError(f"{path} has a header but no rows", hint="give one message size per row", code="empty")
     known = {*REQUIRED, *MEASURED, *OPTIONAL}
-    return BandwidthFile(
-        rows=rows,
-        ignored=tuple(name for name in header if name and name not in known),
-        missing=tuple(name for name in DEFAULTS if name not in header),
-    )
+    ignored = tuple(name for name in header if name and name not in known)
+    return BandwidthFile(rows=rows, ignored=ignored, missing=tuple(name for name in DEFAULTS if name not in header))
 
 
 def _row(line: int, header: Sequence[str], cells: Sequence[str]) -> BandwidthRow:
@@ -176,14 +173,8 @@ def _row(line: int, header: Sequence[str], cells: Sequence[str]) -> BandwidthRow
         setting = _setting(found, operation, said.source)
         word = found.get("algorithm", "")
         left = word and operation == "all_reduce" and setting.algorithm is None
-        return replace(
-            said,
-            setting=setting,
-            bus_bytes_per_s=_measured(found, setting),
-            remarks=(f"algorithm {word.lower()} is not modelled; the fastest modelled algorithm is used",)
-            if left
-            else (),
-        )
+        remarks = (f"algorithm {word.lower()} is not modelled; the fastest modelled algorithm is used",) if left else ()
+        return replace(said, setting=setting, bus_bytes_per_s=_measured(found, setting), remarks=remarks)
     except InputError as error:
         return replace(said, reason=reason_of(error))
 
@@ -426,11 +417,8 @@ def _cluster(gpu: str, gpus_per_node: int | None, node_bytes_per_s: float | None
     if node_bytes_per_s is not None:
         cluster = replace(cluster, fabric=replace(cluster.fabric, nic_bytes_per_s=node_bytes_per_s / per_node))
     fabric = cluster.fabric
-    return replace(
-        cluster,
-        name=f"{gpu}, {per_node} per node, {word or fabric.kind} at {fabric.nic_bytes_per_s * 8e-9:g} Gbit/s per GPU",
-        node=replace(cluster.node, gpus=per_node),
-    )
+    name = f"{gpu}, {per_node} per node, {word or fabric.kind} at {fabric.nic_bytes_per_s * 8e-9:g} Gbit/s per GPU"
+    return replace(cluster, name=name, node=replace(cluster.node, gpus=per_node))
 
 
 def _nodes(setting: BandwidthSetting, cluster: Cluster) -> int:

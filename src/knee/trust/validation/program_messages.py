@@ -59,13 +59,8 @@ def _stage(w: EvaluatedStep, stage: int) -> StageWork:
     if gpus > 1:
         found[Collective("all_reduce", "world", gpus, 4, "fp32")] += 1
     products, attention = flop_of(w, layers, head, [n * float(w.table.repeats_frac[0]) for n in layers])
-    return StageWork(
-        stage=stage,
-        rank=stage_rank(w.parts, stage),
-        product_flop=products,
-        attention_flop=attention,
-        collectives={c: n for c, n in found.items() if n},
-    )
+    rank, collectives = stage_rank(w.parts, stage), {c: n for c, n in found.items() if n}
+    return StageWork(stage=stage, rank=rank, product_flop=products, attention_flop=attention, collectives=collectives)
 
 
 def kinds_of_layers(w: EvaluatedStep) -> list[tuple[Model, StepParts]]:

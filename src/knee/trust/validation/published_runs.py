@@ -188,11 +188,8 @@ def read_runs(
     rows = tuple(_row(line, header, cells) for line, cells in watch(lines))
     if not rows:
         raise InputError(f"{path} has a header but no rows", hint="give one training run per row", code="empty")
-    return RunFile(
-        rows=rows,
-        ignored=tuple(name for name in header if name and name not in _KNOWN),
-        missing=tuple(name for name in DEFAULTS if name not in header),
-    )
+    ignored = tuple(name for name in header if name and name not in _KNOWN)
+    return RunFile(rows=rows, ignored=ignored, missing=tuple(name for name in DEFAULTS if name not in header))
 
 
 def _row(line: int, header: Sequence[str], cells: Sequence[str]) -> CsvRow:

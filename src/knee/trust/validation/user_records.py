@@ -320,12 +320,8 @@ def records_of(path: Path, text: str | None, profile: Profile | None, cluster: C
             run, asked = recorded.pair
             job = asked.job
             # the words of a table do not tell all plans and stacks apart; the job is known, so these are names only
-            setting = replace(
-                run.setting,
-                source=row.source,
-                sharding=repr(job.plan),
-                kernel=f"{job.profile.name} on {job.cluster.name}",
-            )
+            kernel = f"{job.profile.name} on {job.cluster.name}"
+            setting = replace(run.setting, source=row.source, sharding=repr(job.plan), kernel=kernel)
             jobs[setting] = asked
             row = replace(
                 row,
