@@ -180,11 +180,13 @@ Row = tuple[str, str, int, float, float, float]
 
 def comm_loads(w: EvaluatedStep, plan: int = 0) -> tuple[CommLoad, ...]:
     """Kernel time of each kind of collective in each kind of group, of one plan, mean over its GPUs."""
-    table = w.table
+    table, outer = w.table, w.outer_sync
+    exchange = (float(outer.per_step[plan]), float(outer.message_bytes[plan]), float(outer.comm_s[plan]))
     rows = [
         *_parameter_loads(w, plan),
         *_local_loads(w, plan, float(table.microbatches[plan]) * w.model.walked_layers / float(table.pp[plan])),
-        _exchange_load(w, plan),
+        # replicas that do not meet in every step: a fraction of a call in each
+        ("all_reduce", "dp_replicate", int(w.groups.exchange.ranks[plan]), *exchange),
         ("all_reduce", world_name(table, plan), int(w.groups.world.ranks[plan]), 1.0, 4.0, w.comm.norm[plan]),
         ("straggler_wait", "world", int(table.gpus[plan]), 1.0, 0.0, w.results.straggler_s[plan]),
     ]
@@ -259,19 +261,6 @@ def _parameter_loads(w: EvaluatedStep, plan: int) -> list[Row]:
         *rows("reduce_scatter", "dp_shard", "reduce", width, reduced, passes),
         *rows("all_reduce", copies, "replicate", width / shards, replicated + step.replicate_load_s[plan], once),
     ]
-
-
-def _exchange_load(w: EvaluatedStep, plan: int) -> Row:
-    """Replicas that do not meet in every step: a fraction of a call in each."""
-    e, ranks = w.outer_sync, int(w.groups.exchange.ranks[plan])
-    return (
-        "all_reduce",
-        "dp_replicate",
-        ranks,
-        float(e.per_step[plan]),
-        float(e.message_bytes[plan]),
-        float(e.comm_s[plan]),
-    )
 
 
 def _local_loads(w: EvaluatedStep, plan: int, layer_passes: float) -> list[Row]:

@@ -305,11 +305,9 @@ class Plan(Strict):
             raise SpecError(text, hint=hint, code="contradiction", field="plan.recompute_modules")
         if bool(names) == (self.recompute == "modules"):
             return
-        text = (
-            f"recompute_modules applies only to recompute modules, but recompute is {self.recompute}"
-            if self.recompute_modules
-            else "recompute is modules, but recompute_modules names none"
-        )
+        text = "recompute is modules, but recompute_modules names none"
+        if self.recompute_modules:
+            text = f"recompute_modules applies only to recompute modules, but recompute is {self.recompute}"
         hint = f"use {argument('recompute')} modules and name some of {', '.join(RECOMPUTE_MODULES)}"
         raise SpecError(text, hint=hint, code="contradiction", field="plan.recompute_modules")
 

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from knee.base.errors import out_of_range
 from knee.specs.hardware import AttentionKernel, Strict, check_range
 
-Kernels = Literal[
-    "eager",
-    "native",
-    "fused_norm",
-    "flash_attn",
-    "compiled",
-    "native_compiled",
-    "fused",
-    "fused_eager_router",
-    "fused_eager_latent",
-]
-MEGATRON_KERNELS: tuple[Kernels, ...] = ("fused", "fused_eager_router", "fused_eager_latent")
+MegatronKernels = Literal["fused", "fused_eager_router", "fused_eager_latent"]
+MEGATRON_KERNELS: tuple[MegatronKernels, ...] = get_args(MegatronKernels)
 """Kernel sets of Megatron-LM with Transformer Engine, from the most fused to the least."""
+Kernels = Literal["eager", "native", "fused_norm", "flash_attn", "compiled", "native_compiled", MegatronKernels]
 Fp8Keeps = Literal["none", "inputs", "activations"]
 Pat = Literal["off", "nccl", "any"]
 LEAST_KEPT_BYTES, MOST_KEPT_BYTES = 2.0, 20.0

@@ -79,11 +79,9 @@ def check_windows(model: Model) -> None:
         hint = "give the size of a chunk as window"
         raise SpecError(text, hint=hint, code="contradiction", field="model.window_kind")
     if ("s" in pattern) != (model.window > 0) and (model.window or pattern != "s"):
-        text = (
-            f"model.window is {model.window:,}, but no layer of model.layer_pattern {pattern[:80]!r} has it"
-            if model.window
-            else f"model.layer_pattern {pattern[:80]!r} has layers with a sliding window, but model.window is 0"
-        )
+        text = f"model.layer_pattern {pattern[:80]!r} has layers with a sliding window, but model.window is 0"
+        if model.window:
+            text = f"model.window is {model.window:,}, but no layer of model.layer_pattern {pattern[:80]!r} has it"
         hint = 'give the size of the window and mark its layers with s; for full attention, layer_pattern is "f"'
         raise SpecError(text, hint=hint, code="contradiction", field=field)
 
