@@ -45,17 +45,9 @@ class Request:
 
     def with_options(self, **changes: Any) -> Job:
         """The job as if these options of the plan had been given as well."""
-        job = self.job
-        changed, _ = _make_job(
-            job.model,
-            job.cluster,
-            job.profile,
-            gpus=job.gpus,
-            global_batch=job.global_batch,
-            seq_len=job.seq_len,
-            plan_options=self.plan_options | changes,
-        )
-        return changed
+        job, options = self.job, self.plan_options | changes
+        sizes = {"gpus": job.gpus, "global_batch": job.global_batch, "seq_len": job.seq_len}
+        return _make_job(job.model, job.cluster, job.profile, **sizes, plan_options=options)[0]
 
 
 def request(
@@ -73,10 +65,51 @@ def request(
     sizes = {name: value for name, value in sizes.items() if value is not None}
     plan = {name: value for name, value in plan.items() if value is not None}
     if isinstance(model, Job):
-        return _from_job(model, [cluster, profile, *sizes, *plan, *pairs])
-    if is_job_file(model):
-        return _from_file(Path(cast("str | Path", model)), cluster, profile, sizes, plan, pairs)
-    return _from_names(model, cluster, profile, sizes, plan, pairs)
+        if any(other is not None for other in (cluster, profile, *sizes, *plan, *pairs)):
+            text = "a Job is complete, so it cannot be combined with other arguments"
+            hint = "change the Job with dataclasses.replace, or give names instead of a Job"
+            raise InputError(text, hint=hint, code="contradiction", field="model")
+        return Request(job=model, sources={}, assumptions=(), plan_options=asdict(model.plan))
+    in_file, names = is_job_file(model), {"cluster": cluster, "profile": profile}
+    needed = () if in_file else ("cluster", "gpus", "local_batch")
+    require(sizes if in_file else {"cluster": cluster, **sizes}, needed, _example())
+    for_model, for_cluster, for_profile, for_plan = split_overrides(pairs)
+    for key, value in for_plan:
+        if key in plan:
+            text = f"{key} is given twice: {argument(key)} {plan[key]} and {argument('overrides')} {key}={value}"
+            raise InputError(text, hint="give it once", code="contradiction", field=key)
+    own, options = _given_sources(sizes, plan, for_plan), {**plan, **dict(for_plan)}
+    if in_file:
+        # what is given besides replaces or completes what the file says; the whole is checked once
+        path = Path(cast("str | Path", model))
+        for name, spec in names.items():
+            if isinstance(spec, (Cluster, Profile)):
+                text = f"{path} is a job file, so its {name} can be replaced only by a name or a file, not by an object"
+                hint = "give the model's name instead of the job file"
+                raise InputError(text, hint=hint, code="contradiction", field=name)
+        given = {name: str(spec) for name, spec in names.items() if spec is not None}
+        loaded = load_job(path, pairs, given=sizes | given | ({"plan": plan} if plan else {}))
+        return Request(
+            job=loaded.spec,
+            sources=loaded.sources | own,
+            assumptions=loaded.assumptions,
+            plan_options={**read_layers(path, anchored=lambda raw, _: raw).get("plan", {}), **options},
+        )
+    assert cluster is not None
+    parts: dict[str, Loaded[Any]] = {
+        "model": named_model(model, for_model),
+        "cluster": named_cluster(cluster, for_cluster),
+        "profile": named_profile(profile, for_profile),
+    }
+    job, notes = _make_job(**{kind: part.spec for kind, part in parts.items()}, **sizes, plan_options=options)
+    sources = {f"{kind}.{path}": source for kind, part in parts.items() for path, source in part.sources.items()}
+    defaulted = [default_profile_note()] if profile is None else []
+    return Request(
+        job=job,
+        sources=sources | own,
+        assumptions=(*defaulted, *(note for part in parts.values() for note in part.assumptions), *notes),
+        plan_options=options,
+    )
 
 
 def make_job(
@@ -114,14 +147,6 @@ def pairs_of(overrides: Overrides) -> list[tuple[str, str]]:
     """Values as text, as they stand in a file or behind ``--set``."""
     items = overrides.items() if isinstance(overrides, Mapping) else overrides
     return [(key, str(value)) for key, value in items]
-
-
-def _from_job(job: Job, others: Sequence[object]) -> Request:
-    if any(other is not None for other in others):
-        text = "a Job is complete, so it cannot be combined with other arguments"
-        hint = "change the Job with dataclasses.replace, or give names instead of a Job"
-        raise InputError(text, hint=hint, code="contradiction", field="model")
-    return Request(job=job, sources={}, assumptions=(), plan_options=asdict(job.plan))
 
 
 def _refuse_sizes_in_overrides(overrides: Pairs) -> None:
@@ -186,72 +211,7 @@ def _model_name(ref: str) -> str:
     return ref
 
 
-def _from_names(
-    model: ModelLike,
-    cluster: ClusterLike | None,
-    profile: ProfileLike | None,
-    sizes: dict[str, Any],
-    plan: dict[str, Any],
-    overrides: Pairs,
-) -> Request:
-    require({"cluster": cluster, **sizes}, ("cluster", "gpus", "local_batch"), _example())
-    assert cluster is not None
-    for_model, for_cluster, for_profile, for_plan = split_overrides(overrides)
-    parts: dict[str, Loaded[Any]] = {
-        "model": named_model(model, for_model),
-        "cluster": named_cluster(cluster, for_cluster),
-        "profile": named_profile(profile, for_profile),
-    }
-    options = _join(plan, for_plan)
-    job, notes = _make_job(**{kind: part.spec for kind, part in parts.items()}, **sizes, plan_options=options)
-    sources = {f"{kind}.{path}": source for kind, part in parts.items() for path, source in part.sources.items()}
-    defaulted = [default_profile_note()] if profile is None else []
-    return Request(
-        job=job,
-        sources=sources | _given_sources(sizes, plan, for_plan),
-        assumptions=(*defaulted, *(note for part in parts.values() for note in part.assumptions), *notes),
-        plan_options=options,
-    )
-
-
-def _from_file(
-    path: Path,
-    cluster: ClusterLike | None,
-    profile: ProfileLike | None,
-    sizes: dict[str, Any],
-    plan: dict[str, Any],
-    overrides: Pairs,
-) -> Request:
-    """What is given besides replaces or completes what the file says; the whole is checked once."""
-    require(sizes, (), _example())
-    for_plan = split_overrides(overrides)[3]
-    changes = _join(plan, for_plan)
-    names = {"cluster": cluster, "profile": profile}
-    for name, spec in names.items():
-        if isinstance(spec, (Cluster, Profile)):
-            text = f"{path} is a job file, so its {name} can be replaced only by a name or a file, not by an object"
-            hint = "give the model's name instead of the job file"
-            raise InputError(text, hint=hint, code="contradiction", field=name)
-    given = {name: str(spec) for name, spec in names.items() if spec is not None}
-    loaded = load_job(path, overrides, given=sizes | given | ({"plan": plan} if plan else {}))
-    return Request(
-        job=loaded.spec,
-        sources=loaded.sources | _given_sources(sizes, plan, for_plan),
-        assumptions=loaded.assumptions,
-        plan_options={**read_layers(path, anchored=lambda raw, _: raw).get("plan", {}), **changes},
-    )
-
-
-def _join(plan: dict[str, Any], changes: Pairs) -> dict[str, Any]:
-    for key, value in changes:
-        if key in plan:
-            text = f"{key} is given twice: {argument(key)} {plan[key]} and {argument('overrides')} {key}={value}"
-            raise InputError(text, hint="give it once", code="contradiction", field=key)
-    return {**plan, **dict(changes)}
-
-
 def _given_sources(sizes: Mapping[str, Any], plan: Mapping[str, Any], overrides: Pairs) -> dict[str, Source]:
-    """Sources of what was given with the request itself."""
     given = {name: Source(value=value, kind="user", text=argument(name)) for name, value in sizes.items()}
     given |= {f"plan.{name}": Source(value=value, kind="user", text=argument(name)) for name, value in plan.items()}
     changed = argument("overrides")

@@ -145,8 +145,6 @@ def see_help(ctx: click.Context | None) -> str:
 
 
 def _of_click(error: click.ClickException) -> KneeError:
-    """click's own complaints."""
-
     message = error.format_message().rstrip(".")
     ctx = error.ctx if isinstance(error, click.UsageError) else None
     hint = see_help(ctx)
@@ -163,7 +161,6 @@ def _of_click(error: click.ClickException) -> KneeError:
 
 
 def _kind_of_click(error: click.ClickException) -> tuple[str, str | None]:
-    """The code and the argument of a complaint of click's."""
     if isinstance(error, click.NoSuchOption):
         return "unknown-option", error.option_name
     param = error.param if isinstance(error, click.BadParameter) else None

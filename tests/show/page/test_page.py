@@ -36,7 +36,7 @@ NASTY = '<script>alert("1 & 2")</script>'
 
 def _page(word: str = "plain") -> str:
     records = [{"plan": word, "gpus": 8, "step_s": 0.12345678901234, "idle_s": None}]
-    chart = Chart(id="c", title=word, caption=word, svg=SVG, tables=(record_table(word, tuple(records[0]), records),))
+    chart = Chart(id="c", title=word, caption=word, svg=SVG, tables=(record_table(word, records),))
     named = kind_table(word, {word: "name"}, [(word,)])
     blocks = (Fold(summary=word, about=word, blocks=(named,)), Bullets(title=word, sentences=(word,)))
     return render_page(

@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-from knee.commands.trace.exposed_timeline import sentence, timeline_of
-from knee.commands.trace.page import trace_page
-from knee.commands.trace.sections import most_exposed
+from knee.commands.trace.page import most_exposed, sentence, timeline_of, trace_page
 from knee.measure.traces import Analysis, analyse
 from knee.measure.traces.device_time import exposed_intervals
 

@@ -38,8 +38,8 @@ def _sizes(data: Data) -> Figure:
         for series, loss in ((BEST, "loss"), (COUNTED, "counted_loss"))
         for run in runs
     ]
-    columns = ("params", "tokens", "loss", "counted_loss", "mfu_frac", "exposed_frac", "plan")
-    rows = tuple({name: run[name] for name in columns[:-1]} | {"plan": run["plan_words"]} for run in runs)
+    columns = ("params", "tokens", "loss", "counted_loss", "mfu_frac", "exposed_frac")
+    rows = tuple({name: run[name] for name in columns} | {"plan": run["plan_words"]} for run in runs)
     caption = (
         f"Sizes on {counted(data['best']['gpus'], 'GPU')}, and the same sizes at {100 * flop['mfu_frac']:.3g}% "
         "of the peak by 6 N D. "
@@ -51,14 +51,13 @@ def _sizes(data: Data) -> Figure:
         caption=caption,
         rows=rows,
         spec=lines(points, x="params", y="loss", zero=False),
-        columns=columns,
     )
 
 
 def _counts(data: Data) -> Figure:
     runs = data["by_gpus"]
-    columns = ("gpus", "params", "tokens", "loss", "days", "mfu_frac", "plan")
-    rows = tuple({name: run[name] for name in columns[:-1]} | {"plan": run["plan_words"]} for run in runs)
+    columns = ("gpus", "params", "tokens", "loss", "days", "mfu_frac")
+    rows = tuple({name: run[name] for name in columns} | {"plan": run["plan_words"]} for run in runs)
     points = [ChartPoint(series=BEST, x=run["gpus"], y=run["loss"], kind="simulated") for run in runs]
     return Figure(
         id="counts",
@@ -66,7 +65,6 @@ def _counts(data: Data) -> Figure:
         rows=rows,
         caption="The limits as given, on fewer GPUs.",
         spec=lines(points, x="gpus", y="loss", zero=False),
-        columns=columns,
     )
 
 
@@ -135,12 +133,10 @@ def _grid(data: Data) -> Figure:
         HeatCell(x=cell["gpus"], y=cell["params"], value=cell["loss"], why="no plan fits, or no batch is allowed")
         for cell in data["grid"]
     ]
-    rows = tuple(dict(cell) for cell in data["grid"])
     return Figure(
         id="grid",
         title="Loss over GPUs and sizes",
-        rows=rows,
-        columns=("gpus", "params", "loss"),
+        rows=tuple(map(dict, data["grid"])),
         caption="The least has a frame; hatched where nothing can be trained.",
         spec=heat_map(cells, x="gpus", y="params", shows="loss"),
     )
@@ -159,7 +155,6 @@ def _iso(data: Data) -> Figure:
         rows=tuple(map(dict, iso)),
         caption="Between a loss's two curves sizes lose less; where it has none, no size of those "
         "tried reaches it, and where it is level it runs along the last of them.",
-        columns=("loss", "gpus", "low_params", "high_params"),
         spec=lines(points, x="gpus", y="params", log=True),
     )
 

@@ -115,17 +115,13 @@ def _sides(data: Data) -> Table:
     ):
         values = (best[key], flop["all_params" if key == "params" else key], really[key] if really else None)
         rows.append(dict(zip(SIDES, (name, *(_cell(key, value) for value in values)), strict=True)))
-    return record_table("The best run, and what counting FLOP would have chosen", SIDES, rows)
+    return record_table("The best run, and what counting FLOP would have chosen", rows)
 
 
 def _shape(best: Data) -> Table:
-    columns = ("model", "layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "batch", "plan")
-    row = {name: best[name] for name in columns[:7]}
-    row |= {
-        "batch": f"{short(best['batch_tokens'])} tokens; critical: {short(best['critical_batch_tokens'])}",
-        "plan": best["plan_words"],
-    }
-    return record_table("The shape and its plan", columns, [row])
+    row = {name: best[name] for name in ("model", "layers", "hidden", "ffn", "heads", "kv_heads", "vocab")}
+    batch = f"{short(best['batch_tokens'])} tokens; critical: {short(best['critical_batch_tokens'])}"
+    return record_table("The shape and its plan", [row | {"batch": batch, "plan": best["plan_words"]}])
 
 
 def _bands(data: Data) -> Table:
@@ -139,7 +135,7 @@ def _bands(data: Data) -> Table:
         ends = bands[name]
         low, high = (f"{end:.4f}" for end in ends) if ends else (None, None)
         rows.append({"loss by": words, "from": low, "to": high, "holds": holds if ends else None})
-    return record_table("Bands of the loss", ("loss by", "from", "to", "holds"), rows)
+    return record_table("Bands of the loss", rows)
 
 
 def _marginal(data: Data) -> Table:
@@ -147,7 +143,7 @@ def _marginal(data: Data) -> Table:
         {"one more": one["what"], "loss": f"{one['loss']:+.2e}", "ends this run": one["binds"], "how": one["how"]}
         for one in data["marginal"]
     ]
-    return record_table("What one more unit buys", ("one more", "loss", "ends this run", "how"), rows)
+    return record_table("What one more unit buys", rows)
 
 
 def _cell(key: str, value: float | None) -> str | None:

@@ -508,11 +508,7 @@ def as_data(answer: Budget) -> dict[str, Any]:
         "seq_len": problem.rates.seq_len,
         "limits": asdict(answer.limits) | {"batch_max_tokens": problem.batch_max_tokens},
         "law": {
-            "name": law.name,
-            "source": law.source,
-            "counts": law.counts,
-            "loss_of": law.loss_of,
-            "values": law.values,
+            **{name: getattr(law, name) for name in ("name", "source", "counts", "loss_of", "values")},
             "standard_errors": law.errors,
             "fitted_params": law.params,
             "fitted_tokens": law.tokens,
@@ -520,9 +516,7 @@ def as_data(answer: Budget) -> dict[str, Any]:
             "extrapolated": answer.extrapolated,
         },
         "batch_law": {
-            "name": problem.batch_law.name,
-            "source": problem.batch_law.source,
-            "formula": problem.batch_law.formula,
+            **{name: getattr(problem.batch_law, name) for name in ("name", "source", "formula")},
             "extrapolated": answer.batch_extrapolated,
             "tokens_over_small_batches": answer.batch_factor,
         },

@@ -69,32 +69,26 @@ class BudgetRun:
 
     @property
     def gpus(self) -> int:
-        """That train it."""
         return self.rate.gpus
 
     @property
     def step_s(self) -> float:
-        """Of one step."""
         return self.batch_tokens / self.rate.tokens_per_s
 
     @property
     def days(self) -> float:
-        """How long it takes."""
         return self.time_s / DAY_S
 
     @property
     def mwh(self) -> float:
-        """As people pay for it."""
         return self.energy_j / J_PER_MWH
 
     @property
     def tokens_per_param(self) -> float:
-        """20 is Chinchilla's."""
         return self.tokens / self.params
 
     @property
     def gpu_hours(self) -> float:
-        """As model cards have it."""
         return self.time_s * self.gpus / HOUR_S
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from knee.base.errors import InputError, either
 from knee.commands.compare.side_by_side import (
-    ComparedRow,
+    ComparedValue,
     checked_record,
     compared,
     differences,
@@ -23,17 +23,6 @@ from knee.trust.validation.user_records import FORM
 
 HEAD = ("kind", "model", "cluster", "profile", "gpus", "global_batch", "seq_len", "flop_convention", "status")
 """What is said of each record before its values."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedValue:
-    """One quantity in every record."""
-
-    quantity: ComparedRow
-    values: tuple[float | None, ...]
-    """One for each record; None where it does not say."""
-    difference_frac: tuple[float | None, ...]
-    """How far each is from the first record's, as a share of that; None where one of them is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -133,10 +122,7 @@ def compare(*records: RecordLike) -> Comparison:
     return Comparison(
         names=names,
         records=found,
-        values=tuple(
-            ComparedValue(quantity=row, values=tuple(values), difference_frac=tuple(apart))
-            for row, values, apart in compared(found)
-        ),
+        values=tuple(compared(found)),
         notes=tuple(differences(found)),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ class ComparedRow:
 
     @property
     def title(self) -> str:
-        """Its label."""
         return self.metric.label
 
     @property
@@ -94,17 +93,25 @@ def refuse_mixed(names: Sequence[str], records: Sequence[Record]) -> None:
         )
 
 
-def compared(records: Sequence[Record]) -> list[tuple[ComparedRow, list[float | None], list[float | None]]]:
-    """Each quantity that some record knows, its values, and how far each is from the first record's (a share)."""
-    table = []
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedValue:
+    """One quantity in every record."""
+
+    quantity: ComparedRow
+    values: tuple[float | None, ...]
+    """One for each record; None where it does not say."""
+    difference_frac: tuple[float | None, ...]
+    """How far each is from the first record's, as a share of that; None where one of them is not known."""
+
+
+def compared(records: Sequence[Record]) -> Iterator[ComparedValue]:
+    """Each quantity that some record knows."""
     for row in ROWS:
-        values = [row.value(record) for record in records]
+        values = tuple(row.value(record) for record in records)
         if any(value is not None for value in values):
-            first = values[0]
-            table.append(
-                (row, values, [None if (ratio := _ratio(value, first)) is None else ratio - 1 for value in values])
-            )
-    return table
+            ratios = (_ratio(value, values[0]) for value in values)
+            apart = tuple(None if ratio is None else ratio - 1 for ratio in ratios)
+            yield ComparedValue(quantity=row, values=values, difference_frac=apart)
 
 
 def _ratio(value: float | None, whole: float | None) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from knee.base.errors import KneeError
+from knee.base.processes import core_count
 from knee.show.result import Result
 from knee.specs.argument_types import checked_arguments
 from knee.specs.defaults import MAX_BAD_FRAC, SHARD_TOKENS
@@ -98,9 +98,7 @@ def prepare_shards(
         field=field,
         split=split,
         eos=eos,
-        jobs=(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-        if jobs is None
-        else jobs,
+        jobs=core_count() if jobs is None else jobs,
         shard_tokens=shard_tokens,
         max_bad_frac=max_bad_frac,
         fresh=fresh,

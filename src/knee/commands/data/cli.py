@@ -76,7 +76,6 @@ class PreparationProgress:
             say("stopped: finished shards are kept, and the same command continues")
 
     def __call__(self, block: ShardProgress) -> None:
-        """A block is done."""
         done, total = block.done_bytes, max(1, block.total_bytes)
         label = f"{Path(block.path).name[:40]}: {block.tokens:,} tokens"
         self.bar.show(

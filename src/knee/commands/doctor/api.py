@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -20,25 +20,16 @@ CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-sta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """Something that a part of knee needs."""
+    """Something that a part of knee needs, and whether it is here."""
 
     name: str
     module: str | None = None
     """What is imported, for a Python package."""
+    found: str | None = None
+    """Version or place; None where it is missing, or was not looked for."""
     why: str
     get: str
     """How to get it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckResult:
-    """Whether it is there."""
-
-    name: str
-    found: str | None
-    """Version or place; None where it is missing."""
-    why: str
-    get: str
 
 
 BASE, REPORT, TRAIN = "pip install knee", "pip install 'knee[report]'", "pip install 'knee[train]'"
@@ -98,7 +89,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 """Command, with its subcommand where it has some -> what it cannot do without."""
 
 
-def find(need: Need, software: Software) -> CheckResult:
+def find(need: Need, software: Software) -> Need:
     """Look for what a part of knee needs."""
     get = need.get
     match need.name:
@@ -111,14 +102,9 @@ def find(need: Need, software: Software) -> CheckResult:
         case "chromium":
             found = next(filter(None, map(shutil.which, CHROMIUMS)), None)
         case _:
-            found = _package(need)
-    return CheckResult(name=need.name, found=found, why=need.why, get=get)
-
-
-def _package(need: Need) -> str | None:
-    if need.module is None or find_spec(need.module) is None:
-        return None
-    return installed_version(need.name) or "version unknown"
+            here = need.module is not None and find_spec(need.module) is not None
+            found = (installed_version(need.name) or "version unknown") if here else None
+    return replace(need, found=found, get=get)
 
 
 def _nvml(driver: NvidiaDriver) -> str | None:
@@ -136,7 +122,7 @@ class MachineCheck(Result):
     python: str
     platform: str
     inventory: Inventory
-    needs: tuple[CheckResult, ...]
+    needs: tuple[Need, ...]
     missing: dict[str, tuple[str, ...]]
     """Command -> what it lacks here; empty where it is ready."""
 
@@ -154,7 +140,7 @@ class MachineCheck(Result):
 
     def rows(self) -> list[dict[str, Any]]:
         """The software and tools that knee needs, one per row."""
-        return [asdict(need) for need in self.needs]
+        return [{key: getattr(need, key) for key in ("name", "found", "why", "get")} for need in self.needs]
 
 
 def doctor() -> MachineCheck:

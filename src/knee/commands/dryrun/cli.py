@@ -9,7 +9,7 @@ import click
 from knee.base.units import show
 from knee.commands.options.job_options import job_options
 from knee.commands.options.output import print_result, say
-from knee.commands.options.plan_options import plan_of, plan_options
+from knee.commands.options.plan_options import plan_options
 from knee.commands.options.sections import Sectioned, as_json
 from knee.show.terminal.table import print_heading, print_rows
 
@@ -85,10 +85,7 @@ def _print_stages(answer: DryRun, stages: list[int]) -> None:
 @click.command("dryrun", cls=Sectioned)
 @click.argument("model")
 @job_options(
-    "gpus",
-    "local_batch",
-    "global_batch",
-    "seq_len",
+    "gpus local_batch global_batch seq_len",
     gpus="Total number of ranks; default: as many as the plan needs.",
     local_batch="Sequences per step divided by the number of GPUs; default: 2.",
     profile="Software profile for the simulation that is compared with the trace; default: `eager`.",
@@ -96,7 +93,7 @@ def _print_stages(answer: DryRun, stages: list[int]) -> None:
 )
 @plan_options
 @as_json()
-def command(model: str, profile: str | None, overrides: list[tuple[str, str]], as_json: bool, **options: Any) -> None:
+def command(model: str, as_json: bool, **options: Any) -> None:
     """Trace one step of `knee train MODEL` without any GPU.
 
     knee runs the trainer's own code under the plan on PyTorch fake tensors, which hold no data. It traces one rank of
@@ -112,9 +109,6 @@ def command(model: str, profile: str | None, overrides: list[tuple[str, str]], a
     """
     from knee.commands.dryrun.api import dryrun
 
-    sizes = {name: options[name] for name in ("gpus", "global_batch", "local_batch", "seq_len")}
-    answer = dryrun(
-        model, profile=profile, overrides=overrides, say=say, progress=say_traced, **sizes, **plan_of(options)
-    )
+    answer = dryrun(model, say=say, progress=say_traced, **options)
     print_result(answer, as_json, print_dryrun, indent=1, allow_nan=True)
     answer.check_equal()

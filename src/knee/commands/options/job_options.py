@@ -30,9 +30,9 @@ USUAL: dict[str, tuple[str, Any, str]] = {
 """Flags, type and usual text of each option."""
 
 
-def job_options(*names: str, **texts: str) -> Decorator:
+def job_options(names: str = "", **texts: str) -> Decorator:
     """Options of a job by the names of their parameters, in this order; ``texts`` replace the usual ones."""
-    known = {name: USUAL[name][2] for name in names} | texts
+    known = {name: USUAL[name][2] for name in names.split()} | texts
     return options("Job", {USUAL[name][:2]: text for name, text in known.items()})
 
 

@@ -84,11 +84,6 @@ def _split(ctx: click.Context, param: click.Parameter, text: str | None) -> tupl
     return None if text is None else split_words(text)
 
 
-def plan_of(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The plan's part of a command's options."""
-    return {name: options[name] for name in KNOBS}
-
-
 def _limits() -> Iterable[tuple[tuple[Any, ...], str]]:
     for name, knob in KNOBS.items():
         if knob.search == "limited":

@@ -39,6 +39,20 @@ class Sectioned(click.Command):
                 formatter.write_dl(records)
 
 
+class RunsByDefault(click.Group):
+    """A group whose first word may be what ``run`` takes: then that is run."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """``knee sweep fig6 ...`` is ``knee sweep run fig6 ...``."""
+        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+            self.check_first(args[0])
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+    def check_first(self, word: str) -> None:
+        """Refuse a word that is more likely a misspelt subcommand."""
+
+
 class Word(click.Choice[str]):
     """One of a few words; a misspelt one is answered with the nearest."""
 

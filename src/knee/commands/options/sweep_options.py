@@ -13,39 +13,33 @@ from knee.specs.defaults import TIMEOUT_S, TRACE_STEPS
 if TYPE_CHECKING:
     from knee.training.launch.site import Site
 
-SITE_OPTIONS = (
-    *("partition", "account", "qos", "time", "exclusive", "exclude", "gpus_per_node", "cpus_per_node"),
-    *("max_queued", "max_running", "via", "container", "container_runtime", "setup", "python"),
-)
-site_options = options(
-    "Site",
-    {
-        ("--site site_file FILE.toml", FILE): "TOML file with the options of this section: partition, account, time, "
-        "setup, env, ... Options on the command line override the file.",
-        ("--partition NAME", str): "Slurm partition.",
-        ("--account NAME", str): "Slurm account.",
-        ("--qos NAME", str): "Slurm QOS.",
-        ("--time TIME", str): "Time limit of a Slurm job, in Slurm's format; without Slurm, time limit of a run.",
-        ("--exclusive", bool): "Request whole nodes from Slurm.",
-        ("--exclude NODES", str): "Nodes that Slurm must not use.",
-        ("--gpus-per-node N", int): "Number of processes per node; default: the GPUs per node of the cluster.",
-        ("--cpus-per-node N", int): "CPU cores per node to request from Slurm.",
-        ("--max-queued N", int): "Maximum number of jobs in the queue at once. The other jobs are submitted by the "
-        "next `knee sweep run`, or by --wait.",
-        ("--max-running N", int): "Maximum number of jobs of this sweep that run at once.",
-        ("--hosts A,B,...", str): "Hosts for torchrun, as names or addresses; the first one hosts the rendezvous.",
-        ("--via COMMAND", str): 'Command prefix that runs a program on a host; default: "ssh {host}".',
-        ("--container IMAGE", str): "Container image that all ranks run in.",
-        ("--container-runtime", Word(("apptainer", "singularity", "pyxis"))): "Container runtime; default: apptainer. "
-        "pyxis works with Slurm only.",
-        ("--setup FILE", FILE): "File of shell commands to run before each run (modules, limits, a virtual "
-        "environment). Variables from --env are set afterwards. If the commands fail, the run does not start.",
-        ("--env NAME=VALUE", (str,)): "Environment variable for all ranks. Values are stored only in DIR/env.sh, "
-        "which only its owner can read. May be repeated.",
-        ("--python PATH", str): "Python interpreter on the nodes, with knee's requirements installed; default: the "
-        "python3 that --setup puts on the PATH, else the current interpreter. In a container: the container's python3.",
-    },
-)
+SITE: dict[tuple[Any, ...], str] = {
+    ("--site site_file FILE.toml", FILE): "TOML file with the options of this section: partition, account, time, "
+    "setup, env, ... Options on the command line override the file.",
+    ("--partition NAME", str): "Slurm partition.",
+    ("--account NAME", str): "Slurm account.",
+    ("--qos NAME", str): "Slurm QOS.",
+    ("--time TIME", str): "Time limit of a Slurm job, in Slurm's format; without Slurm, time limit of a run.",
+    ("--exclusive", bool): "Request whole nodes from Slurm.",
+    ("--exclude NODES", str): "Nodes that Slurm must not use.",
+    ("--gpus-per-node N", int): "Number of processes per node; default: the GPUs per node of the cluster.",
+    ("--cpus-per-node N", int): "CPU cores per node to request from Slurm.",
+    ("--max-queued N", int): "Maximum number of jobs in the queue at once. The other jobs are submitted by the "
+    "next `knee sweep run`, or by --wait.",
+    ("--max-running N", int): "Maximum number of jobs of this sweep that run at once.",
+    ("--hosts A,B,...", str): "Hosts for torchrun, as names or addresses; the first one hosts the rendezvous.",
+    ("--via COMMAND", str): 'Command prefix that runs a program on a host; default: "ssh {host}".',
+    ("--container IMAGE", str): "Container image that all ranks run in.",
+    ("--container-runtime", Word(("apptainer", "singularity", "pyxis"))): "Container runtime; default: apptainer. "
+    "pyxis works with Slurm only.",
+    ("--setup FILE", FILE): "File of shell commands to run before each run (modules, limits, a virtual "
+    "environment). Variables from --env are set afterwards. If the commands fail, the run does not start.",
+    ("--env NAME=VALUE", (str,)): "Environment variable for all ranks. Values are stored only in DIR/env.sh, "
+    "which only its owner can read. May be repeated.",
+    ("--python PATH", str): "Python interpreter on the nodes, with knee's requirements installed; default: the "
+    "python3 that --setup puts on the PATH, else the current interpreter. In a container: the container's python3.",
+}
+site_options = options("Site", SITE)
 run_options = options(
     "Runs",
     {
@@ -72,22 +66,20 @@ def take_site(options: dict[str, Any]) -> Site:
             raise InputError(f"--env {text!r} is not NAME=VALUE", code="not-key-value", field="env")
         env[key] = value
     hosts = tuple(host.strip() for host in (options.pop("hosts") or "").split(",") if host.strip())
-    given = {name: options.pop(name) for name in SITE_OPTIONS}
-    return load_site(options.pop("site_file"), given | {"env": env, "hosts": hosts})
+    site_file = options.pop("site_file")
+    names = [flags.split()[0].removeprefix("--").replace("-", "_") for flags, *_ in SITE]
+    given = {name: options.pop(name) for name in names if name in options}
+    return load_site(site_file, given | {"env": env, "hosts": hosts})
 
 
 def program_words(program: str | None) -> list[str]:
-    """The words of --program."""
     if program is None:
         return []
     try:
         words = shlex.split(program)
     except ValueError as error:
-        text, hint = (
-            f"--program {program!r} is not a valid shell command: {str(error).lower()}",
-            "quote the command as in a shell",
-        )
-        raise InputError(text, hint=hint, code="invalid-value", field="program") from None
+        text = f"--program {program!r} is not a valid shell command: {str(error).lower()}"
+        raise InputError(text, hint="quote the command as in a shell", code="invalid-value", field="program") from None
     if not words:
         raise InputError(
             "--program is empty", hint="name a command, or leave it out", code="missing-argument", field="program"

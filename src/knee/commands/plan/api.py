@@ -130,7 +130,6 @@ def _none_fits(found: SearchResult, space: Space, only: str | None) -> DoesNotFi
 
 
 def _values(table: PlanTable, only: str | None) -> str:
-    """What the columns of a condition can be."""
     given = set(re.findall(r"[a-z_]+", only or ""))
     named = [name for name in (*NUMBERS, *WORDS) if name in given]
     lines = []

@@ -20,12 +20,7 @@ from knee.training.export.formats import TARGETS
 @click.command("plan", cls=Sectioned)
 @click.argument("model")
 @job_options(
-    "cluster",
-    "gpus",
-    "global_batch",
-    "local_batch",
-    "seq_len",
-    "profile",
+    "cluster gpus global_batch local_batch seq_len profile",
     overrides="Override one value of the model, cluster or profile. May be repeated.",
 )
 @knob_options(

@@ -48,7 +48,7 @@ def training_section(run: Mapping[str, Any]) -> Section:
         title="The whole run",
         says="GPUs, hosts, network and the site's cooling and power supply; without checkpoints and failures, except "
         "where they are named.",
-        blocks=(record_table("Training", ("what", "value"), rows),),
+        blocks=(record_table("Training", rows),),
     )
 
 
@@ -111,10 +111,10 @@ def _ranking(plans: Sequence[Data], words: Mapping[int, str]) -> Table:
         values = values_of(plan, "ranking of plans")
         cells = (None if value is None else METRICS[name].cell(value) for name, value in values.items())
         rows.append(dict(zip(heads, (plan["rank"], *cells, words[plan["rank"]]), strict=True)))
-    return record_table("Plans", heads, rows)
+    return record_table("Plans", rows, heads)
 
 
 def _sensitivity(bars: Sequence[Data]) -> Table:
     rows = [{key: f"{value:.4g}" if isinstance(value, float) else value for key, value in bar.items()} for bar in bars]
     flat = [{key: value for key, value in row.items() if not isinstance(value, (dict, list))} for row in rows]
-    return record_table("Sensitivity", tuple(flat[0]) if flat else (), flat)
+    return record_table("Sensitivity", flat)

@@ -40,6 +40,18 @@ def command(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
+def _measure(name: str, as_json: bool, given: dict[str, Any]) -> None:
+    """Run the function of a probe and print what it found; ranks but the first of a job find nothing."""
+    from knee.commands.probe import api, text
+
+    with text.listening() as listener:
+        answer = getattr(api, f"probe_{name}")(**given, listener=listener)
+    if name in text.WARNINGS:
+        text.WARNINGS[name](answer)
+    if answer is not None:
+        print_result(answer, as_json, getattr(text, f"print_{name}"), allow_nan=True)
+
+
 DEVICE = option("--device", Word(DEVICES), "Device to measure; default: the GPU if there is one.")
 ANYWAY = option("--anyway", bool, "Measure even if another process uses the GPU.")
 
@@ -79,13 +91,7 @@ def kernels(as_json: bool, **given: Any) -> None:
     The output shows the error of the fit, also on shapes that were held out. The result is written to the cluster
     file. The full grid takes about eight minutes on an H200; --quick takes one or two.
     """
-    from knee.commands.probe.api import probe_kernels
-    from knee.commands.probe.text import listening, print_kernels, warn_of_fit
-
-    with listening() as listener:
-        answer = probe_kernels(**given, listener=listener)
-    warn_of_fit(answer)
-    print_result(answer, as_json, print_kernels, allow_nan=True)
+    _measure("kernels", as_json, given)
 
 
 @_probe(
@@ -115,20 +121,14 @@ def collectives(as_json: bool, collectives: str, **given: Any) -> None:
     matrix products shows how much the two slow each other down. Each time is the 10th percentile over the repetitions
     of the slowest rank. The probe takes one or two minutes. --replay needs neither torchrun nor torch.
     """
-    from knee.commands.probe.api import probe_collectives
-    from knee.commands.probe.text import listening, print_collectives
-
     names = [name.strip().replace("-", "_") for name in collectives.split(",") if name.strip()]
     try:
-        with listening() as listener:
-            answer = probe_collectives(collectives=names, **given, listener=listener)
+        _measure("collectives", as_json, given | {"collectives": names})
     except KneeError as error:
         # every rank finds the same mistake, and one says it; that the others are gone is each rank's own to say
         if os.environ.get("RANK", "0") == "0" or isinstance(error, RunFailed):
             raise
         raise SystemExit(error.exit_code) from None
-    if answer is not None:
-        print_result(answer, as_json, print_collectives, allow_nan=True)
 
 
 @_probe("power", "Measure the power of one GPU under several loads, and fit its power model.", ANYWAY)
@@ -140,13 +140,7 @@ def power(as_json: bool, **given: Any) -> None:
     with --quick. The output shows the error of the power model near the power limit and on loads that were held out.
     The result is written to the cluster file.
     """
-    from knee.commands.probe.api import probe_power
-    from knee.commands.probe.text import listening, print_power, warn_of_heat
-
-    with listening() as listener:
-        answer = probe_power(**given, listener=listener)
-    warn_of_heat(answer)
-    print_result(answer, as_json, print_power, allow_nan=True)
+    _measure("power", as_json, given)
 
 
 @_probe("steps", "Measure whole training steps on one device, and compare them with the simulator.", DEVICE, ANYWAY)
@@ -156,9 +150,4 @@ def steps(as_json: bool, **given: Any) -> None:
     The simulator uses the cluster file (--out) if a probe has written one, else the catalogue's entry. Steps are never
     used for fitting; they show how accurate the cluster file is. The probe takes about five minutes on an H200.
     """
-    from knee.commands.probe.api import probe_steps
-    from knee.commands.probe.text import listening, print_steps
-
-    with listening() as listener:
-        answer = probe_steps(**given, listener=listener)
-    print_result(answer, as_json, print_steps, allow_nan=True)
+    _measure("steps", as_json, given)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
@@ -108,6 +108,10 @@ def warn_of_heat(answer: PowerProbe) -> None:
     """Say on stderr if heat lowered the clocks."""
     if answer.hot_windows:
         say(f"heat lowered the clocks in {answer.hot_windows} readings, so the fit describes a GPU that is too hot")
+
+
+WARNINGS: dict[str, Callable[[Any], None]] = {"kernels": warn_of_fit, "power": warn_of_heat}
+"""Probe -> what says on stderr how far its answer can be trusted."""
 
 
 def print_power(answer: PowerProbe) -> None:

@@ -166,7 +166,7 @@ def _pair_table(pairs: Sequence[Pair]) -> Table:
         }
         for pair in pairs
     ]
-    return record_table("Measured beside simulated; off by: simulated over measured, less one", tuple(rows[0]), rows)
+    return record_table("Measured beside simulated; off by: simulated over measured, less one", rows)
 
 
 def _mixed(rows: Sequence[Row]) -> str | None:
@@ -213,7 +213,7 @@ def _draw(metric: str, title: str, caption: str, *, several: bool) -> Draw:
 
 def _section(name: str, rows: Sequence[Row], *, with_mfu: bool) -> Section:
     charts = tuple(
-        chart_of(f, [record_table(f.title, (*(c for c in f.columns if c != "trust"), "record"), f.rows)])
+        chart_of(f, [record_table(f.title, f.rows, (*(c for c in f.columns if c != "trust"), "record"))])
         for f in charts_of(name, rows, with_mfu=with_mfu)
         if f.spec is not None
     )
@@ -230,5 +230,5 @@ def _all(rows: Sequence[Row], notes: Sequence[str]) -> Section:
         id="records",
         title="All records",
         says="Every record as it was read.",
-        blocks=(record_table("All records", tuple(kept), rows), *left),
+        blocks=(record_table("All records", rows, tuple(kept)), *left),
     )

@@ -122,7 +122,6 @@ def scale(
 
 
 def _several(value: Any) -> list[Any]:
-    """One name or a list of them, each once."""
     if value is None:
         return []
     if isinstance(value, str) or not isinstance(value, Sequence):

@@ -10,12 +10,11 @@ import click
 from knee.base.errors import InputError
 from knee.commands.options.job_options import flop_convention, job_options, training, wide
 from knee.commands.options.output import print_result
-from knee.commands.options.plan_options import plan_of, plan_options
+from knee.commands.options.plan_options import plan_options
 from knee.commands.options.sections import Sectioned, Word, as_json, option, options
 from knee.show.terminal.progress_bar import Patience
 from knee.specs.choices import OBJECTIVES
 from knee.specs.defaults import KEEP_FRAC, THRESHOLD
-from knee.specs.plan import KNOBS
 
 if TYPE_CHECKING:
     from knee.commands.scale.result import Scaling
@@ -32,11 +31,7 @@ if TYPE_CHECKING:
     },
 )
 @job_options(
-    "local_batch",
-    "global_batch",
-    "seq_len",
-    "profile",
-    "overrides",
+    "local_batch global_batch seq_len profile overrides",
     local_batch="Weak scaling: sequences per step divided by the number of GPUs; may be a fraction.",
     global_batch="Strong scaling: sequences per step over all GPUs, the same at every GPU count.",
 )
@@ -95,10 +90,7 @@ def command(
 
     if plot is not None:
         _check_plot(plot, as_json)
-    sizes = {name: value for name, value in options.items() if name not in KNOBS}
-    answer = scale(
-        _split_names(models), cluster=_split_names(clusters) or None, progress=Patience(), **sizes, **plan_of(options)
-    )
+    answer = scale(_split_names(models), cluster=_split_names(clusters) or None, progress=Patience(), **options)
     print_result(answer, as_json, print_answer)
     if plot is not None:
         _draw(answer, plot)

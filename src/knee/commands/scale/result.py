@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,32 +67,19 @@ class ScaleQuestion:
             text = f"{argument('overrides')} {key} is also an option of the plan"
             raise InputError(text, hint="give it once, as that option", code="contradiction", field=key)
         # a job that every model has, to load and check the specs once
-        base = request(
-            model,
-            cluster=cluster,
-            profile=self.profile,
-            sizes={"gpus": 1, "global_batch": 1, "seq_len": self.sizes["seq_len"]},
-            plan={},
-            overrides=[pair for pair in self.overrides if pair not in for_plan],
-        )
+        sizes = {"gpus": 1, "global_batch": 1, "seq_len": self.sizes["seq_len"]}
+        others = [pair for pair in self.overrides if pair not in for_plan]
+        base = request(model, cluster=cluster, profile=self.profile, sizes=sizes, plan={}, overrides=others)
         spec, options = base.job, self.plan | dict(for_plan)
 
         def of_names(gpus: int) -> Job:
-            return make_job(
-                spec.model,
-                spec.cluster,
-                spec.profile,
-                gpus=gpus,
-                **(self.sizes | {"seq_len": spec.seq_len}),
-                plan_options=options,
-            )[0]
+            sizes = self.sizes | {"gpus": gpus, "seq_len": spec.seq_len}
+            return make_job(spec.model, spec.cluster, spec.profile, **sizes, plan_options=options)[0]
 
-        cut = "micro_batch" not in options
-        curve = (
-            self._best_curve(base)
-            if self.best
-            else curve_of(self.counts, of_names, cut=cut, convention=self.convention)
-        )
+        if self.best:
+            curve = self._best_curve(base)
+        else:
+            curve = curve_of(self.counts, of_names, cut="micro_batch" not in options, convention=self.convention)
         return ScalingCurve(request=base, curve=curve, best=self.best, names=(spec.model.name, spec.cluster.name))
 
     def _of_file(self, model: ModelLike, cluster: ClusterLike | None) -> ScalingCurve:
@@ -100,16 +88,10 @@ class ScaleQuestion:
             hint = "give the names of its model and cluster instead"
             raise InputError(text, hint=hint, code="contradiction", field="best")
         asked: dict[int, Request] = {}
+        ask = partial(request, model, cluster=cluster, profile=self.profile)
 
         def of_file(gpus: int) -> Job:
-            asked[gpus] = request(
-                model,
-                cluster=cluster,
-                profile=self.profile,
-                sizes=self.sizes | {"gpus": gpus},
-                plan=self.plan,
-                overrides=self.overrides,
-            )
+            asked[gpus] = ask(sizes=self.sizes | {"gpus": gpus}, plan=self.plan, overrides=self.overrides)
             return asked[gpus].job
 
         curve = curve_of(self.counts, of_file, convention=self.convention)
@@ -186,7 +168,6 @@ def space_within(job: Job, gpus: int, batch: int, plan: Mapping[str, Any]) -> tu
 
 
 def _condition(knob: Knob, value: Any) -> str:
-    """The condition of a search that a given value of a searched field makes."""
     means_nothing = f"{knob.needs} == 1 or " if knob.needs in ("tp", "cp") else ""
     return f"({means_nothing}{knob.name} == {value!r})"
 
@@ -241,14 +222,12 @@ def nothing_fits(answer: Scaling) -> DoesNotFit:
 
 
 def _whole_batch(local_batch: float) -> str:
-    """A batch and counts of whole sequences."""
     fewest = next((n for n in range(1, 1025) if n * local_batch >= 1 and (n * local_batch).is_integer()), None)
     count = f", or a multiple of {fewest:,} GPUs" if fewest else ""
     return f"use {argument('local_batch')} {max(1, round(local_batch))}{count}"
 
 
 def _plan_arguments(plan: Plan) -> str:
-    """The arguments that ask for a plan."""
     plain = Plan()
     names = [name for name in KNOBS if name not in ("dp_shard", "micro_batch", "placement")]
     changed = [name for name in names if getattr(plan, name) != getattr(plain, name)]

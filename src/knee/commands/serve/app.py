@@ -182,7 +182,6 @@ class Explorer:
 
 
 async def _left(request: Request) -> None:
-    """Return when the client has gone."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
-import os
 import re
 import socket
 import time
@@ -24,6 +23,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from knee.base.processes import core_count
 
 KIB, MIB = 1 << 10, 1 << 20
 COOKIE = "knee_token"
@@ -50,11 +51,6 @@ FILES = "/api/read"
 """The route whose body is a file and not JSON."""
 
 
-def cores() -> int:
-    """Return the number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeLimits:
     """How much a client may ask of the server. The values are judged, not measured, unless a comment says so."""
@@ -77,9 +73,9 @@ class ServeLimits:
     """For one answer; 1 s of CPU is a lot for any of them, and processors may be busy."""
     search_s: float = 300.0
     """For one search."""
-    answering: int = max(2, min(4, cores()))
+    answering: int = max(2, min(4, core_count()))
     """Processes that answer."""
-    searching: int = max(1, cores() - 1)
+    searching: int = max(1, core_count() - 1)
     """Searches at a time."""
     waiting: int = 400
     """Questions that wait for a process."""

@@ -83,7 +83,6 @@ def _finite(asked: Request, convention: str) -> tuple[Measurement, EvaluatedStep
 
 
 def _is_finite(data: Any) -> bool:
-    """Whether all numbers of plain data are."""
     if isinstance(data, dict):
         return all(map(_is_finite, data.values()))
     if isinstance(data, (list, tuple)):

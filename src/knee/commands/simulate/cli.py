@@ -8,19 +8,14 @@ from typing import Any
 import click
 
 from knee.commands.options.job_options import flop_convention, job_options, training, wide
-from knee.commands.options.plan_options import plan_of, plan_options
+from knee.commands.options.plan_options import plan_options
 from knee.commands.options.sections import Sectioned, as_json, options
 
 
 @click.command("simulate", cls=Sectioned)
 @click.argument("model")
 @job_options(
-    "cluster",
-    "gpus",
-    "local_batch",
-    "global_batch",
-    "seq_len",
-    "profile",
+    "cluster gpus local_batch global_batch seq_len profile",
     local_batch="Sequences per step divided by the number of GPUs (not by data-parallel ranks); may be a fraction.",
     overrides="Override one value of the model, cluster, profile or plan, for example --set "
     "fabric.nic_bytes_per_s=200Gbit/s. `knee catalog NAME` lists the keys. May be repeated.",
@@ -38,17 +33,7 @@ from knee.commands.options.sections import Sectioned, as_json, options
         ("--why", bool): "Also print the formulas, constants and sources behind each number.",
     },
 )
-def command(
-    model: str,
-    cluster: str | None,
-    profile: str | None,
-    overrides: list[tuple[str, str]],
-    flop_convention: str,
-    as_json: bool,
-    trace: str | None,
-    why: bool,
-    **options: Any,
-) -> None:
+def command(model: str, as_json: bool, trace: str | None, why: bool, **options: Any) -> None:
     """Simulate one training step of MODEL under a parallel plan.
 
     MODEL is a name from `knee catalog`, a model's TOML file, a Hugging Face config.json (or the folder that contains
@@ -73,18 +58,7 @@ def command(
     from knee.commands.simulate.api import simulate
     from knee.commands.simulate.text import print_answer
 
-    sizes = {
-        name: options[name] for name in ("gpus", "global_batch", "local_batch", "seq_len", "tokens", "grid", "pue")
-    }
-    answer = simulate(
-        model,
-        cluster=cluster,
-        profile=profile,
-        overrides=overrides,
-        flop_convention=flop_convention,
-        **sizes,
-        **plan_of(options),
-    )
+    answer = simulate(model, **options)
     if trace is not None:
         for written in answer.write_trace(trace):
             click.echo(f"wrote {written}", err=True)

@@ -31,17 +31,23 @@ PRICE = "the price is unknown; give it with --set cluster.usd_per_gpu_h='2.5 USD
 
 def print_answer(answer: Simulation, why: Sequence[WhyLine] = ()) -> None:
     """The answer as tables, its explanation if asked for, and its assumptions last."""
-    job, trust, measurement = answer.job, answer.trust, answer
-    _print_question(job, trust)
-    _print_throughput(measurement)
-    _print_time(measurement)
-    _print_communication(measurement)
-    _print_memory(job, measurement, trust)
-    _print_power(measurement)
+    _print_question(answer.job, answer.trust)
+    print_heading("throughput")
+    rows = [_row(answer, name) for name in ("step_s", "tokens_per_s", "tokens_per_s_per_gpu")]
+    print_rows([*rows, _row(answer, "mfu_frac", f" ({answer.flop_convention} FLOP convention)")])
+    _print_time(answer)
+    _print_communication(answer)
+    _print_memory(answer.job, answer, answer.trust)
+    print_heading("power and cost")
+    print_rows([_row(answer, name) for name in ("power_w_per_gpu", "tokens_per_j", "usd_per_mtoken")])
     print_training(answer.training)
-    _print_why(why)
+    if why:
+        print_heading("why (formulas, constants and sources)")
+        said = ["; ".join(filter(None, (line.formula, line.source))) for line in why]
+        rows = [["  " * line.depth + line.name, line.value, text] for line, text in zip(why, said, strict=True)]
+        print_rows(rows, right=(1,), dim=(2,))
     print_heading("assumptions:")
-    for sentence in measurement.assumptions or ("none",):
+    for sentence in answer.assumptions or ("none",):
         sys.stdout.write(f"  - {sentence}\n")
 
 
@@ -78,16 +84,6 @@ def trust_words(trust: Trust) -> str:
 def between(low_frac: float, high_frac: float, digits: int = 0) -> str:
     """A range around a prediction: ``20% below and 4% above``."""
     return " and ".join(f"{abs(end):.{digits}%} {'below' if end < 0 else 'above'}" for end in (low_frac, high_frac))
-
-
-def _print_throughput(m: Measurement) -> None:
-    print_heading("throughput")
-    print_rows(
-        [
-            *(_row(m, name) for name in ("step_s", "tokens_per_s", "tokens_per_s_per_gpu")),
-            _row(m, "mfu_frac", f" ({m.flop_convention} FLOP convention)"),
-        ]
-    )
 
 
 def _print_time(m: Measurement) -> None:
@@ -158,11 +154,6 @@ def _print_memory(job: Job, m: Measurement, trust: Trust) -> None:
     print_rows(rows, right=(1,))
 
 
-def _print_power(m: Measurement) -> None:
-    print_heading("power and cost")
-    print_rows([_row(m, name) for name in ("power_w_per_gpu", "tokens_per_j", "usd_per_mtoken")])
-
-
 def _row(m: Measurement, name: str, more: str = "") -> list[str]:
     metric = METRICS[name]
     return [metric.label, metric.text(metric.of(m)) + more]
@@ -216,19 +207,6 @@ def failure_words(run: Mapping[str, Any]) -> str:
         f"with failures {units.amount(run['days'])} days (p10 {low}, p50 {middle}, p90 {high}){cost}; "
         f"{units.amount(run['interruptions'])} interruptions by {rate_words(run['defaults'])}{often}"
     )
-
-
-def _print_why(lines: Sequence[WhyLine]) -> None:
-    if lines:
-        print_heading("why (formulas, constants and sources)")
-        print_rows(
-            [
-                ["  " * line.depth + line.name, line.value, "; ".join(filter(None, (line.formula, line.source)))]
-                for line in lines
-            ],
-            right=(1,),
-            dim=(2,),
-        )
 
 
 def _time(time_s: float) -> str:

@@ -142,10 +142,7 @@ def list_studies() -> tuple[StudySummary, ...]:
     """
     return tuple(
         StudySummary(
-            name=study.name,
-            kind=study.kind,
-            place=study.place,
-            title=study.title,
+            **{name: getattr(study, name) for name in ("name", "kind", "place", "title")},
             points=len(points_of(study)),
             claims=tuple(claim.id for claim in study.claim),
         )
@@ -329,7 +326,10 @@ def study(
                 budgets = [grid for one in with_needs(wanted) for grid in one.budget]
                 ahead = [pool.submit(keep_budget, grid, folder / KEPT) for grid in budgets]
                 ahead.insert(0, pool.submit(cached_fidelity, folder / KEPT))
-        found = list(_recorded(points, store, progress))
+        found: list[Row] = []
+        for name, group in groupby(points, key=lambda point: point.study):
+            some = list(group)
+            found += watched(recorded(some, store.record), name, len(some), progress)
         if launcher == "local" and folder is not None:
             measured += _trained(points, folder / "runs", steps, progress, tell, warn)
         for record in strangers(found, [record for point, record in measured if point is None]):
@@ -361,12 +361,6 @@ def _check_launcher(launcher: str, steps: int | None, out: str | Path | None) ->
     if launcher == "local" and out is None:
         text = f"{argument('launcher')} local needs {argument('out')}, a folder for the runs"
         raise InputError(text, code="missing-argument", field="out")
-
-
-def _recorded(points: Sequence[StudyPoint], store: Store, progress: Progress | None) -> Iterator[Row]:
-    for name, group in groupby(points, key=lambda point: point.study):
-        some = list(group)
-        yield from watched(recorded(some, store.record), name, len(some), progress)
 
 
 def _trained(

@@ -35,13 +35,32 @@ from knee.show.figures.labels import name_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trend:
-    """How a metric goes along an axis."""
+class AlongAxis:
+    """A test of a metric along an axis."""
 
-    test: Literal["trend"]
     metric: str
     over: str
     at: Where = field(default_factory=dict)
+
+    def points(self, rows: Rows, study: str) -> list[tuple[float, float]]:
+        """(axis, metric) in the axis's order; an axis of words, such as models, stays in the rows' order."""
+        found, over = chosen(rows, study, self.at), self.over
+        if len(found) < 2:
+            raise NotTestable(f"a curve over {over} needs two runs", code=TOO_FEW_RUNS, field=over)
+        if any(row.get(over) is None for row in found):
+            raise NotTestable(f"{over} is not known of every run", code=NOT_KNOWN, field=over)
+        if len({row[over] for row in found}) != len(found):
+            raise NotTestable(f"several runs have the same {over}", code=SEVERAL_RUNS, field=over)
+        if isinstance(found[0][over], str):
+            return [(float(number), metric_of(row, self.metric)) for number, row in enumerate(found, start=1)]
+        return sorted((metric_of(row, over), metric_of(row, self.metric)) for row in found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trend(AlongAxis):
+    """How a metric goes along an axis."""
+
+    test: Literal["trend"]
     goes: Literal["rises", "falls", "constant", "does not rise", "does not fall"]
     noise_frac: float = NOISE
     ends: bool = False
@@ -59,7 +78,7 @@ class Trend:
         return f"{self.goes} at every step" + (f" by more than {share}" if self.noise_frac else "")
 
     def check(self, rows: Rows, study: str) -> Finding:
-        values = [v for _, v in curve(rows, study, self.at, self.metric, self.over)]
+        values = [v for _, v in self.points(rows, study)]
         text = listed(values, self.metric)
         if self.goes == "constant":
             spread = change(max(values), min(values))
@@ -75,13 +94,10 @@ class Trend:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Diminishing:
+class Diminishing(AlongAxis):
     """A metric whose changes shrink along an axis."""
 
     test: Literal["diminishes"]
-    metric: str
-    over: str
-    at: Where = field(default_factory=dict)
     goes: Literal["rises", "falls"]
 
     @property
@@ -93,7 +109,7 @@ class Diminishing:
         return "every step falls by less than the step before"
 
     def check(self, rows: Rows, study: str) -> Finding:
-        points = curve(rows, study, self.at, self.metric, self.over)
+        points = self.points(rows, study)
         if self.goes == "rises":
             growth = [(1.0 + change(v2, v1), 1.0 + change(n2, n1)) for (n1, v1), (n2, v2) in pairwise(points)]
             holds = all(1.0 < got <= ideal * (1 + 1e-9) for got, ideal in growth) and growth[-1][0] < growth[0][0]
@@ -104,13 +120,10 @@ class Diminishing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peak:
+class Peak(AlongAxis):
     """A metric that rises and then falls along an axis."""
 
     test: Literal["peaks"]
-    metric: str
-    over: str
-    at: Where = field(default_factory=dict)
     noise_frac: float = NOISE
 
     @property
@@ -118,21 +131,18 @@ class Peak:
         return f"the maximum is not at an end, and the last value is {self.noise_frac:.0%} below it"
 
     def check(self, rows: Rows, study: str) -> Finding:
-        values = [v for _, v in curve(rows, study, self.at, self.metric, self.over)]
+        values = [v for _, v in self.points(rows, study)]
         most = values.index(max(values))
         holds = 0 < most < len(values) - 1 and values[-1] < max(values) * (1 - self.noise_frac)
         return Finding(holds=holds, value=listed(values, self.metric))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Steeper:
+class Steeper(AlongAxis):
     """A metric falls faster beyond a point than up to it."""
 
     test: Literal["steeper"]
-    metric: str
-    over: str
     beyond: float
-    at: Where = field(default_factory=dict)
     noise_frac: float = NOISE
 
     @property
@@ -141,7 +151,7 @@ class Steeper:
         return f"every step after that loses more than any step before, by more than {points}"
 
     def check(self, rows: Rows, study: str) -> Finding:
-        points = curve(rows, study, self.at, self.metric, self.over)
+        points = self.points(rows, study)
         losses = [(n2, -change(v2, v1)) for (_, v1), (n2, v2) in pairwise(points)]
         before = [loss for n, loss in losses if n <= self.beyond]
         after = [loss for n, loss in losses if n > self.beyond]
@@ -152,20 +162,6 @@ class Steeper:
             holds=min(after) > max(before) + self.noise_frac,
             value="a step loses " + ", ".join(f"{loss:.1%}" for loss in (*before, *after)),
         )
-
-
-def curve(rows: Rows, study: str, where: Where, metric: str, over: str) -> list[tuple[float, float]]:
-    """(axis, metric) in the axis's order; an axis of words, such as models, stays in the rows' order."""
-    found = chosen(rows, study, where)
-    if len(found) < 2:
-        raise NotTestable(f"a curve over {over} needs two runs", code=TOO_FEW_RUNS, field=over)
-    if any(row.get(over) is None for row in found):
-        raise NotTestable(f"{over} is not known of every run", code=NOT_KNOWN, field=over)
-    if len({row[over] for row in found}) != len(found):
-        raise NotTestable(f"several runs have the same {over}", code=SEVERAL_RUNS, field=over)
-    if isinstance(found[0][over], str):
-        return [(float(number), metric_of(row, metric)) for number, row in enumerate(found, start=1)]
-    return sorted((metric_of(row, over), metric_of(row, metric)) for row in found)
 
 
 def listed(values: Sequence[float], metric: str) -> str:

@@ -77,24 +77,10 @@ GEMMS = 4
 GOOD_FRAC = 0.8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LargestRun:
-    """The best way to do so many FLOP in the time; none if there is no way."""
-
-    flop: float
-    params: float
-    batch_tokens: float
-    utilisation_frac: float | None
-    gpus: float | None
-    tp: float | None
-    pp: float | None
-    dp: float | None
-
-
 def largest_run(
     cluster: Cluster, flop: float, *, days: float = DAYS, batch_tokens: float = BATCH_TOKENS, latency_frac: float = 1.0
-) -> LargestRun:
-    """The plan with the highest utilisation that ends in time.
+) -> dict[str, float | None]:
+    """The plan with the highest utilisation that ends in time, as columns of a row; None where no plan does.
 
     Formula: step = max((m + (p - 1) / chunks) stage, gradients); utilisation = 6 N B / (GPUs peak step)
              stage = max(compute, tp exchange, pp exchange) + latencies of a microbatch, forward and backward
@@ -133,13 +119,9 @@ def largest_run(
     step_s, gpus = np.minimum(*steps), tp * pp * dp
     used = 6.0 * params * batch / (gpus * cluster.gpu.half_flop_per_s * step_s)
     in_time = TOKENS_PER_PARAM * params / batch * step_s <= days * DAY_S
-    if not in_time.any():
-        empty = dict.fromkeys(("utilisation_frac", "gpus", "tp", "pp", "dp"))
-        return LargestRun(flop=flop, params=params, batch_tokens=batch, **empty)
-    best = int(np.argmax(np.where(in_time, used, 0.0)))
-    chosen = {"gpus": gpus, "tp": tp, "pp": pp, "dp": dp, "utilisation_frac": used}
-    values = {name: float(column[best]) for name, column in chosen.items()}
-    return LargestRun(flop=flop, params=params, batch_tokens=batch, **values)
+    best = int(np.argmax(np.where(in_time, used, 0.0))) if in_time.any() else None
+    chosen = {"utilisation_frac": used, "gpus": gpus, "tp": tp, "pp": pp, "dp": dp}
+    return {"params": params} | {name: None if best is None else float(chosen[name][best]) for name in chosen}
 
 
 def largest_flop(cluster: Cluster, utilisation_frac: float, **given: float) -> float:
@@ -148,8 +130,8 @@ def largest_flop(cluster: Cluster, utilisation_frac: float, **given: float) -> f
     low, high = 20.0, 36.0
     for _ in range(12):
         middle = 0.5 * (low + high)
-        run = largest_run(cluster, 10.0**middle, **given)
-        good = run.utilisation_frac is not None and run.utilisation_frac >= utilisation_frac
+        used = largest_run(cluster, 10.0**middle, **given)["utilisation_frac"]
+        good = used is not None and used >= utilisation_frac
         low, high = (middle, high) if good else (low, middle)
     return float(10.0**low)
 
@@ -309,8 +291,7 @@ def wall_rows(study: str, grid: Wall) -> Iterator[dict[str, Any]]:
     common = {"study": study, "series": grid.series, **ABSTRACT, "cluster": grid.cluster}
     for flop in grid.flop:
         run = largest_run(cluster, float(flop), **given)
-        degrees = {name: getattr(run, name) for name in ("gpus", "tp", "pp", "dp")}
-        degrees = {name: None if value is None else int(value) for name, value in degrees.items()}
-        yield common | {"run_flop": flop, "params": run.params, "utilisation_frac": run.utilisation_frac} | degrees
+        degrees = {name: int(value) for name, value in run.items() if name in ("gpus", "tp", "pp", "dp") and value}
+        yield common | {"run_flop": flop} | run | degrees
     knee, wall = (largest_flop(cluster, share, **given) for share in (GOOD_FRAC, 0.0))
     yield common | {"series": f"{grid.series}: limits", "knee_flop": knee, "wall_flop": wall}

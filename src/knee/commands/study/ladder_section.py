@@ -153,7 +153,6 @@ def ladder_section(ran: Sequence[Ran], draw: Callable[[Spec], str]) -> Section |
         "published: by the paper (Llama-2-7B), and by MLPerf (GPT-3 175B and Llama 3.1 405B). "
         "Sequences per GPU fall along MLPerf's ladders, as the table says, and are constant in the paper's.",
         spec=lines(_points(rungs), x="gpus", y="of_first_frac", zero=True),
-        columns=tuple(rows[0]),
         rows=tuple(rows),
     )
     loads = equal_loads(published)
@@ -161,7 +160,7 @@ def ladder_section(ran: Sequence[Ran], draw: Callable[[Spec], str]) -> Section |
         id="since",
         title="What followed: does the fall go on?",
         says=_says(published, loads),
-        charts=(chart_of(figure, [record_table("Every rung of the ladders", figure.columns, rows)], draw),),
+        charts=(chart_of(figure, [record_table("Every rung of the ladders", rows)], draw),),
         blocks=(_load_table(loads),),
     )
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from knee.base.files import digest, make_folder, write_bytes, write_text
 from knee.base.processes import core_count, process_pool
@@ -18,7 +19,7 @@ from knee.commands.study.charts import figure_files, figures
 from knee.commands.study.claims import Tally, Verdict
 from knee.commands.study.ladder_section import ladder_section
 from knee.commands.study.paper_conflict import STUDY as CONFLICT
-from knee.commands.study.paper_conflict import Conflict, conflict_of
+from knee.commands.study.paper_conflict import conflict_of
 from knee.commands.study.run_study import Ran
 from knee.commands.study.step_timeline import StepTimeline, step_timelines
 from knee.commands.study.study_file import uncounted
@@ -128,7 +129,7 @@ class DrawnStudy:
     ran: Ran
     charts: tuple[Chart, ...]
     steps: tuple[StepTimeline, ...] = ()
-    conflict: Conflict | None = None
+    conflict: Mapping[str, Any] | None = None
 
     @property
     def place(self) -> str:
@@ -167,7 +168,7 @@ class DrawnStudy:
             dict(zip(names, spec, strict=True)) | {"runs": runs, "values and sources": f"knee catalog {spec[1]}"}
             for spec, runs in counts.items()
         ]
-        return record_table("Models, clusters and profiles", tuple(rows[0]), rows) if rows else None
+        return record_table("Models, clusters and profiles", rows) if rows else None
 
 
 def drawn_of(ran: Ran, *, steps: bool = True, pictures: SvgCache | None = None) -> DrawnStudy:
@@ -182,10 +183,10 @@ def drawn_of(ran: Ran, *, steps: bool = True, pictures: SvgCache | None = None) 
 
 def _tables(figure: Figure) -> list[Table]:
     made = " and ".join(sorted({str(row["kind"]) for row in figure.rows} - {"impossible"})) or "no runs"
-    tables = [record_table(f"{figure.title}: {made}", figure.columns, figure.rows)] if figure.rows else []
+    tables = [record_table(f"{figure.title}: {made}", figure.rows, figure.columns)] if figure.rows else []
     if figure.published:
         columns = [name for name in figure.published[0] if name != "kind"]
-        tables.append(record_table(f"{figure.title}: published", columns, figure.published))
+        tables.append(record_table(f"{figure.title}: published", figure.published, columns))
     return tables
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from knee.commands.study.run_study import Ran
 from knee.show.figures.palette import GRID, INK, PARTS, SERIES
 from knee.show.figures.vega import CONFIG, SCHEMA, Figure, Spec
-from knee.show.page.page import Chart, chart_of
-from knee.show.page.tables import Table, kind_table, record_table
+from knee.show.page.page import chart_of
+from knee.show.page.tables import kind_table, record_table
 
 # Statements of the paper that cannot all be true of one machine: T10 against T09, T12, T17 and T29. Formula: MFU = u
 # (1 - e) Where: e is the exposed share of a step and u the MFU of the rest of it, on 16 and on 256 H100s, both with
@@ -142,18 +142,8 @@ STUDY = "fig7"
 """The article that it stands in."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conflict:
-    """What the article shows of it."""
-
-    says: str
-    steps: tuple[str, ...]
-    table: Table
-    chart: Chart
-
-
-def conflict_of(ran: Sequence[Ran], draw: Callable[[Spec], str]) -> Conflict:
-    """The derivation, with knee's own point where its runs are there."""
+def conflict_of(ran: Sequence[Ran], draw: Callable[[Spec], str]) -> dict[str, Any]:
+    """What the article shows of it: the derivation, with knee's own point where its runs are there."""
     point = _simulated(ran)
     rows = [{"exposed on 16 GPUs": f"{e:.0%}", "exposed on 256 GPUs": _ends(e)} for e in (0.0, 0.05, 0.10, 0.15, 0.20)]
     figure = Figure(
@@ -162,13 +152,12 @@ def conflict_of(ran: Sequence[Ran], draw: Callable[[Spec], str]) -> Conflict:
         caption="Statements can be true together where their areas meet. T09 and T12 are a band, because T12 is "
         "rounded; no point of it lies in both of the others." + (" The cross is knee's own run." if point else ""),
         spec=conflict_chart(point),
-        columns=tuple(rows[0]),
         rows=tuple(rows),
     )
     kinds = dict.fromkeys(("given up", "kept", "then", "stated", "apart"), "words")
     table = kind_table("Which statements can be true together", kinds, subsets())
-    charted = chart_of(figure, [record_table("Exposed shares by T09 and T12", figure.columns, rows)], draw)
-    return Conflict(says=_says(), steps=_steps(), table=table, chart=charted)
+    charted = chart_of(figure, [record_table("Exposed shares by T09 and T12", rows)], draw)
+    return {"says": _says(), "steps": _steps(), "table": table, "chart": charted}
 
 
 def _says() -> str:

@@ -72,16 +72,14 @@ def check_count(studies: Iterable[Study], changes: Mapping[str, Any] | None = No
     """Refuse grids with more plans than ``most`` in all, by the lengths of their lists."""
     most = MOST_POINTS if most is None else most
     studies = list(studies)
-    count = sum(_count(grid, changes or {}) for study in studies for grid in study.grid)
+    count = 0
+    for grid in (grid for study in studies for grid in study.grid):
+        axes, plan = _axes(grid, changes or {})
+        count += prod(map(len, axes.values())) * (1 if grid.pick == "each" else prod(map(len, plan.values())))
     if count > most:
         names = ", ".join(f"study {study.name}" for study in studies if study.grid)
         hint = f"at most {most:,} can run at once; leave some out"
         raise InputError(f"{names}: {count:,} plans in all", hint=hint, code="too-many")
-
-
-def _count(grid: StudyGrid, changes: Mapping[str, Any]) -> int:
-    axes, plan = _axes(grid, changes)
-    return prod(map(len, axes.values())) * (1 if grid.pick == "each" else prod(map(len, plan.values())))
 
 
 def points_of(study: Study, changes: Mapping[str, Any] | None = None) -> list[StudyPoint]:
@@ -287,30 +285,18 @@ def _given(question: Question) -> list[str]:
 
 def jobs_of(question: Question) -> list[Job]:
     """Every plan that is meant and can be; SpecError where none can."""
-    return list(_jobs(question))
-
-
-def _jobs(question: Question) -> Iterator[Job]:
     model, cluster, profile = (part.spec for part in loaded(question))
+    sizes = {name: getattr(question, name) for name in ("gpus", "global_batch", "seq_len")}
+    jobs: list[Job] = []
     reason: SpecError | None = None
-    found = False
-    for options in question.plans:
-        for tuned in _tuned(question, dict(options), model.layers):
-            try:
-                yield make_job(
-                    model,
-                    cluster,
-                    profile,
-                    gpus=question.gpus,
-                    global_batch=question.global_batch,
-                    seq_len=question.seq_len,
-                    plan_options=tuned,
-                )[0]
-                found = True
-            except SpecError as error:
-                reason = reason or error
-    if not found:
+    for tuned in (one for options in question.plans for one in _tuned(question, dict(options), model.layers)):
+        try:
+            jobs.append(make_job(model, cluster, profile, **sizes, plan_options=tuned)[0])
+        except SpecError as error:
+            reason = reason or error
+    if not jobs:
         raise reason or SpecError("no plan was named", code="missing-field", field="plan")
+    return jobs
 
 
 def _tuned(question: Question, options: dict[str, Any], layers: int) -> Iterator[dict[str, Any]]:

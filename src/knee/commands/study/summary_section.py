@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import pairwise
 from statistics import median
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -210,7 +211,6 @@ class ClaimEvidence:
 
     @property
     def command(self) -> str:
-        """What finds it again."""
         return f"{MADE_BY} --draws {self.baseline.draws} --seed {self.baseline.seed}"
 
 
@@ -329,62 +329,35 @@ SCALED = ("fig3", "fig1")
 """Studies with a curve that the knee is read off."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KneeSummary:
-    """The knee of a curve, in words and as bars."""
-
-    gpus: int
-    says: str
-    chart: Chart
-
-
-def knee_summary(ran: Sequence[Ran]) -> KneeSummary | None:
-    """Of the first study that has a curve with a doubling."""
-    curve = _curve(ran)
+def knee_summary(ran: Sequence[Ran]) -> dict[str, Any] | None:
+    """The knee of the first study that has a curve with a doubling: its GPUs, what it says, and a chart."""
+    named = {one.study.name: one.rows for one in ran}
+    every = next((named[name] for name in SCALED if name in named), ())
+    rows = [row for row in every if row["kind"] == "simulated" and row.get("tokens_per_s") is not None]
+    curve = [row for row in rows if row["series"] == rows[0]["series"]]
     found = doublings_of(curve)
     if not found:
         return None
-    knee = int(knee_of(curve, "tokens_per_s", "gpus"))
-    return KneeSummary(gpus=knee, says=_knee_sentence(curve, knee, found), chart=_doubling_chart(found))
-
-
-def _curve(ran: Sequence[Ran]) -> list[Row]:
-    for name in SCALED:
-        for one in ran:
-            if one.study.name == name:
-                rows = [r for r in one.rows if r["kind"] == "simulated" and r.get("tokens_per_s") is not None]
-                return [row for row in rows if row["series"] == rows[0]["series"]] if rows else []
-    return []
-
-
-def _knee_sentence(curve: Sequence[Row], knee: int, found: Sequence[Doubling]) -> str:
-    first = curve[0]
+    first, knee = curve[0], int(knee_of(curve, "tokens_per_s", "gpus"))
     beyond = next((d for d in found if d.from_gpus == knee), None)
     then = "None of these counts is beyond it."
     if beyond is not None:
         then = f"The next, to {beyond.to_gpus:,}, buys {beyond.speedup:.2f}x."
-    kinds = sorted({str(row["kind"]) for row in curve})
-    return (
+    says = (
         f"The knee of {first['model']} on {first['cluster']} under {first['series']}, "
         f"{first['local_batch']:g} sequences of {first['seq_len']:,} tokens a GPU: up to here a doubling of the GPUs "
-        f"buys at least {THRESHOLD:g} times the tokens/s. {then} {' and '.join(kinds).capitalize()}."
+        f"buys at least {THRESHOLD:g} times the tokens/s. {then} Simulated."
     )
-
-
-def _doubling_chart(found: Sequence[Doubling]) -> Chart:
-    rows = tuple(
-        {"from_gpus": d.from_gpus, "to_gpus": d.to_gpus, "speedup": d.speedup, "of_ideal_frac": d.speedup / 2}
-        for d in found
-    )
+    values = tuple(asdict(d) | {"of_ideal_frac": d.speedup / 2} for d in found)
     figure = Figure(
         id="doublings",
         title="What each doubling buys",
         caption=f"2x is ideal; a doubling that buys less than {THRESHOLD:g}x is orange.",
         spec=doublings(found),
-        columns=tuple(rows[0]),
-        rows=rows,
+        rows=values,
     )
-    return chart_of(figure, [record_table("What each doubling of the GPUs buys; 2 is ideal", figure.columns, rows)])
+    chart = chart_of(figure, [record_table("What each doubling of the GPUs buys; 2 is ideal", values)])
+    return {"gpus": knee, "says": says, "chart": chart}
 
 
 def headlines(verdicts: Sequence[Verdict]) -> list[Verdict]:
@@ -468,7 +441,7 @@ def fidelity_tables(found: CarriedFidelity, experts: CarriedFidelity) -> list[Ta
     ]
     tables = [fidelity_table(found), fidelity_table(experts, what=OF_EXPERTS)]
     if links:
-        tables.append(record_table("Bus bandwidth on idle links, messages of 16 MiB and up", tuple(links[0]), links))
+        tables.append(record_table("Bus bandwidth on idle links, messages of 16 MiB and up", links))
     kinds = dict.fromkeys(("source", "software", "published in", "form chosen by looking at it"), "words")
     references = [(s.source, s.stacks, s.reference, s.form_from or "") for one in (found, experts) for s in one.sources]
     return [*tables, kind_table("Where the runs were published", kinds, references)]
@@ -477,7 +450,6 @@ def fidelity_tables(found: CarriedFidelity, experts: CarriedFidelity) -> list[Ta
 def scale_chart(draw: Callable[[Spec], str]) -> Chart:
     """The unseen error against the number of GPUs, by source, with the promised band beside it."""
     points = errors_by_gpus()
-    columns = tuple(f.name for f in fields(GpuCountError))
     figure = Figure(
         id="error-by-gpus",
         title="Error against the number of GPUs",
@@ -485,7 +457,6 @@ def scale_chart(draw: Callable[[Spec], str]) -> Chart:
         "many GPUs, drawn at the edge where it is beyond. The area is the band that nine of ten runs are promised to "
         "lie in, from the errors of the other sources.",
         spec=error_chart(points),
-        columns=columns,
         rows=tuple(asdict(point) for point in points),
     )
     return chart_of(figure, None, draw)

@@ -75,7 +75,11 @@ def prepare_sweep(
     """
     site, folder = site or Site(), checks.checked_folder(out)
     checks.check_run_numbers(steps, warmup, trace_steps, timeout_s)
-    _check_numbers(pack, max_gpu_hours)
+    if pack < 1:
+        raise not_in_range("pack", str(pack), "it must be at least 1")
+    if max_gpu_hours is not None and not max_gpu_hours >= 0:
+        rule = "it cannot be negative" if max_gpu_hours < 0 else "it must be a number"
+        raise not_in_range("max_gpu_hours", f"{max_gpu_hours:g}", rule)
     checks.check_container(site, launcher)
     program = checks.program_paths(program)
     forget_files()
@@ -238,14 +242,6 @@ def _requested_run(point: StudyPoint, *, weak: bool) -> RequestedRun:
         return replace(one, job=job_of(question))
     except SpecError as error:
         return replace(one, why=error.message)
-
-
-def _check_numbers(pack: int, max_gpu_hours: float | None) -> None:
-    if pack < 1:
-        raise not_in_range("pack", str(pack), "it must be at least 1")
-    if max_gpu_hours is not None and not max_gpu_hours >= 0:
-        rule = "it cannot be negative" if max_gpu_hours < 0 else "it must be a number"
-        raise not_in_range("max_gpu_hours", f"{max_gpu_hours:g}", rule)
 
 
 def _check_states(states: Sequence[str]) -> None:

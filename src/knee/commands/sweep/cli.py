@@ -13,7 +13,7 @@ from knee.base.errors import InputError
 from knee.base.signals import BY_SIGNAL
 from knee.commands.main import unknown_command
 from knee.commands.options.output import print_result, say
-from knee.commands.options.sections import KEY_VALUE, PATH, Sectioned, Word, as_json, option, options
+from knee.commands.options.sections import KEY_VALUE, PATH, RunsByDefault, Sectioned, Word, as_json, option, options
 from knee.commands.options.sweep_options import program_words, run_options, site_options, take_site
 from knee.specs.catalog import nearest
 from knee.specs.choices import LAUNCHERS
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 MANY = 500
 """Runs above which a bar is shown while they are checked and written."""
-RUN = "run"
 DIR = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 JSON = option("--json as_json", bool, "Print JSON; the name of each key ends in its unit.")
 
 
-class Sweeps(click.Group):
-    """A group whose first word may be a grid: then it is run."""
+class Sweeps(RunsByDefault):
+    """A group whose first word may be a grid."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """``knee sweep fig6 ...`` is ``knee sweep run fig6 ...``."""
-        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
-            _refuse_misspelt_command(args[0])
-            args = [RUN, *args]
-        return super().parse_args(ctx, args)
+    def check_first(self, word: str) -> None:
+        """Refuse a word that is neither a study nor a file, and is close to a subcommand."""
+        from knee.commands.study.study_file import study_names
+
+        names = list(self.commands)
+        if not word.endswith(".toml") and (close := nearest(word, names)) and word not in study_names():
+            raise unknown_command(word, names, close)
 
 
 @click.group("sweep", cls=Sweeps, invoke_without_command=True)
@@ -61,7 +61,7 @@ def command(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-@command.command(RUN, cls=Sectioned)
+@command.command("run", cls=Sectioned)
 @click.argument("grid", metavar="STUDY|GRID.toml")
 @options(
     "Sweep",
@@ -206,14 +206,6 @@ def retry(folder: Path, states: str, ids: tuple[str, ...], wait: bool, as_json: 
         _finish(answer, as_json=as_json)
     elif as_json:
         _print_answer(answer, as_json=True)
-
-
-def _refuse_misspelt_command(word: str) -> None:
-    """A first word that is neither a study nor a file may be a misspelt subcommand."""
-    from knee.commands.study.study_file import study_names
-
-    if not word.endswith(".toml") and (close := nearest(word, list(command.commands))) and word not in study_names():
-        raise unknown_command(word, list(command.commands), close)
 
 
 def _print_run(number: int, count: int, entry: SweepRun, status: Status) -> None:

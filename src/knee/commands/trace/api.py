@@ -95,7 +95,7 @@ class TraceAnalysis(Result, Analysis):
 
     def _chart_svg(self) -> str:
         from knee.commands.trace.charts import breakdown
-        from knee.commands.trace.sections import most_exposed
+        from knee.commands.trace.page import most_exposed
         from knee.show.figures.vega import to_svg
 
         try:

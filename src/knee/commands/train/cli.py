@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,12 @@ from knee.base.signals import BY_SIGNAL
 from knee.base.units import counted, show
 from knee.commands.compare.side_by_side import ROWS
 from knee.commands.options.job_options import flop_convention, job_options
-from knee.commands.options.plan_options import plan_of, plan_options
+from knee.commands.options.output import say
+from knee.commands.options.plan_options import plan_options
 from knee.commands.options.sections import FILE, PATH, Sectioned, Word, as_json, options
 from knee.show.terminal.table import print_heading, print_rows
 from knee.specs.choices import DEVICES
 from knee.specs.defaults import LEARNING_RATE, TIMEOUT_S, TRACE_STEPS
-from knee.specs.plan import KNOBS
 
 
 def print_record(record: dict[str, Any]) -> None:
@@ -113,9 +112,7 @@ def print_record(record: dict[str, Any]) -> None:
     },
 )
 @job_options(
-    "local_batch",
-    "global_batch",
-    "seq_len",
+    "local_batch global_batch seq_len",
     local_batch="Sequences per step divided by the number of processes; default: 2.",
     global_batch="Sequences per step over all processes.",
     cluster="Name of the cluster in the record; default: the catalogue's cluster with this GPU.",
@@ -126,15 +123,7 @@ def print_record(record: dict[str, Any]) -> None:
 @plan_options
 @flop_convention
 @as_json("Print the record as JSON.")
-def command(
-    model: str,
-    out: Path | None,
-    force: bool,
-    overrides: list[tuple[str, str]],
-    as_json: bool,
-    job_file: Path | None,
-    **options: Any,
-) -> None:
+def command(model: str, out: Path | None, force: bool, as_json: bool, job_file: Path | None, **options: Any) -> None:
     """Train MODEL on real hardware under a parallel plan, and measure it.
 
     MODEL and the plan are the same as for `knee simulate`. Only Llama-style decoders can be trained, also with experts
@@ -156,9 +145,7 @@ def command(
     """
     from knee.commands.train.api import train, write_train_job
 
-    say = partial(click.echo, err=True)
-    settings = {name: value for name, value in options.items() if name not in KNOBS} | plan_of(options)
-    settings |= {"overrides": overrides, "command": ["knee", *sys.argv[1:]]}
+    settings = options | {"command": ["knee", *sys.argv[1:]]}
     if job_file is not None:
         written = write_train_job(model, job_file, out=out, say=say, **settings)
         if as_json:

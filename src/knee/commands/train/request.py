@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from knee.base.errors import InputError, argument
 from knee.base.files import real_path
-from knee.commands.job_request import ClusterLike, ModelLike, Overrides, ProfileLike, Request, is_job_file, request
+from knee.commands.job_request import ClusterLike, ModelLike, Overrides, Request, is_job_file, request
 from knee.measure.machine.inventory import read_inventory
 from knee.specs import Job
 from knee.specs.argument_types import checked_plan
@@ -167,25 +167,16 @@ def under_torchrun() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def completed_request(
-    model: ModelLike,
-    *,
-    cluster: ClusterLike | None,
-    profile: ProfileLike | None,
-    sizes: Mapping[str, Any],
-    plan: Mapping[str, Any],
-    overrides: Overrides,
-    say: Say,
-) -> Request:
-    """The request, with a batch where neither it nor a job file has one; ``say`` hears of its assumptions."""
-    sizes = dict(sizes)
+def completed_request(model: ModelLike, *, sizes: Mapping[str, Any], say: Say, **asked: Any) -> Request:
+    """The request of ``job_request.request``, with a batch where neither it nor a job file has one; ``say`` hears of
+    its assumptions."""
     if not is_job_file(model) and sizes["global_batch"] is None and sizes["local_batch"] is None:
-        sizes["local_batch"] = LOCAL_BATCH
-    asked = request(model, cluster=cluster, profile=profile, sizes=sizes, plan=plan, overrides=overrides)
-    for sentence in asked.assumptions:
+        sizes = {**sizes, "local_batch": LOCAL_BATCH}
+    found = request(model, sizes=sizes, **asked)
+    for sentence in found.assumptions:
         if code_of(sentence) != "default-profile":  # what runs is the trainer, whatever the profile
             say(sentence)
-    return asked
+    return found
 
 
 def trainer_job(
@@ -329,7 +320,6 @@ def _shards(folder: str | Path | None) -> dict[str, Any]:
 
 
 def _routing(plan: Plan) -> Routing:
-    """How the trainer's tokens choose experts."""
     known: dict[str, Routing] = {"balanced": "balanced", "dropless": "learned"}
     if plan.routing not in known:
         text = f"{argument('routing')} {plan.routing} can be simulated, but not trained"
@@ -339,7 +329,6 @@ def _routing(plan: Plan) -> Routing:
 
 
 def _world(nproc: int | None, plan: Mapping[str, Any], *, torchrun: bool) -> int:
-    """Processes of the run."""
     if not torchrun:
         if nproc is not None and nproc < 1:
             text = f"{argument('nproc')} is {nproc}; it must be at least 1"

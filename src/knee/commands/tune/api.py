@@ -107,7 +107,10 @@ def tune(
     ('fsdp, dp_shard 64, micro-batch 2', 0.031)
     """
     check_within(within)
-    _check_limits(max_gpu_hours, max_runs)
+    if max_gpu_hours is not None and not max_gpu_hours > 0:
+        raise not_in_range("max_gpu_hours", f"{max_gpu_hours:g}", "it must be positive")
+    if max_runs is not None and max_runs < 1:
+        raise not_in_range("max_runs", str(max_runs), "it must be at least 1")
     checks.check_run_numbers(steps, warmup, trace_steps, timeout_s)
     forget_files()
     site, folder, program = site or Site(), checks.checked_folder(out), checks.program_paths(program)
@@ -220,9 +223,7 @@ def _job_words(plans: SearchedPlans, only: str | None, settings: RunSettings, sm
         "layers": job.model.layers,
         "cluster": job.cluster.name,
         "profile": job.profile.name,
-        "gpus": job.gpus,
-        "global_batch": job.global_batch,
-        "seq_len": job.seq_len,
+        **{name: getattr(job, name) for name in ("gpus", "global_batch", "seq_len")},
         "only": only,
         "smaller_gpus": smaller.gpus,
         "smaller_layers": smaller.layers,
@@ -230,15 +231,7 @@ def _job_words(plans: SearchedPlans, only: str | None, settings: RunSettings, sm
     }
 
 
-def _check_limits(max_gpu_hours: float | None, max_runs: int | None) -> None:
-    if max_gpu_hours is not None and not max_gpu_hours > 0:
-        raise not_in_range("max_gpu_hours", f"{max_gpu_hours:g}", "it must be positive")
-    if max_runs is not None and max_runs < 1:
-        raise not_in_range("max_runs", str(max_runs), "it must be at least 1")
-
-
 def _check_budget(jobs: Sequence[Job], settings: RunSettings, max_gpu_hours: float | None) -> None:
-    """Refuse a budget that is smaller than any run."""
     least = float(candidates_for(jobs, settings).gpu_h.min())
     if max_gpu_hours is not None and least > max_gpu_hours:
         raise InputError(

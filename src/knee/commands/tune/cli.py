@@ -15,7 +15,7 @@ from knee.base.signals import BY_SIGNAL
 from knee.commands.options.job_options import job_options
 from knee.commands.options.output import check_targets, print_result, say, write_page
 from knee.commands.options.plan_options import knob_options, space_limits
-from knee.commands.options.sections import Sectioned, Word, as_json, option, options
+from knee.commands.options.sections import RunsByDefault, Sectioned, Word, as_json, option, options
 from knee.commands.options.sweep_options import program_words, run_options, site_options, take_site
 from knee.show.terminal.progress_bar import Patience
 from knee.specs.choices import LAUNCHERS
@@ -25,24 +25,13 @@ if TYPE_CHECKING:
     from knee.training.launch.run_status import Status
     from knee.training.launch.sweep_folder import SweepRun
 
-RUN = "run"
 USUAL_KNOBS = ("micro_batch", "recompute", "prefetch", "compile")
 ALL_KNOBS = (*USUAL_KNOBS, "reduce_dtype", "precision", "nccl")
 REPLAY_OPTIONS = ("replay", "within", "least_plans", "as_json")
 """Options that --replay reads; the others belong to runs."""
 
 
-class Tunings(click.Group):
-    """A group whose first word may be a job: then it is tuned."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """``knee tune JOB ...`` is ``knee tune run JOB ...``."""
-        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
-            args = [RUN, *args]
-        return super().parse_args(ctx, args)
-
-
-@click.group("tune", cls=Tunings, invoke_without_command=True)
+@click.group("tune", cls=RunsByDefault, invoke_without_command=True)
 @click.pass_context
 def command(ctx: click.Context) -> None:
     """Find the fastest plan of a job on the real cluster with a few short runs.
@@ -59,14 +48,10 @@ def command(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-@command.command(RUN, cls=Sectioned)
+@command.command("run", cls=Sectioned)
 @click.argument("model", required=False, metavar="JOB")
 @job_options(
-    "cluster",
-    "gpus",
-    "global_batch",
-    "local_batch",
-    "seq_len",
+    "cluster gpus global_batch local_batch seq_len",
     profile="Software profile: a name from `knee catalog`, or the path of a TOML file; default: `knee` if knee's "
     "trainer runs on GPUs, else `eager`.",
     overrides="Override one value of the model, cluster or profile. May be repeated.",
@@ -177,7 +162,6 @@ def show_status(folder: Path, html: str | None, as_json: bool) -> None:
 
 
 def _refuse_unplayed(ctx: click.Context, file: str) -> None:
-    """Refuse what a replay would not read."""
     for one in ctx.command.params:
         if one.name in REPLAY_OPTIONS or ctx.get_parameter_source(one.name or "") != ParameterSource.COMMANDLINE:
             continue
@@ -209,7 +193,6 @@ def _share_of(text: str) -> float:
 
 
 def _knobs(text: str) -> list[Any]:
-    """Names by commas."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if names == ["none"]:
         return []

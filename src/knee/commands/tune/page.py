@@ -54,7 +54,6 @@ def _progress(steps: Sequence[Data]) -> Figure:
         "above the shaded area.",
         rows=rows,
         spec=_spec(rows, layers),
-        columns=("runs", "gpu_h", "best", "bound"),
     )
 
 
@@ -78,7 +77,6 @@ def _predicted(measured: Sequence[Data]) -> Figure:
         caption="The prediction is that of the simulator before any run. On the grey line both are equal.",
         rows=rows,
         spec=_spec(rows, layers),
-        columns=("plan", "predicted", "measured"),
     )
 
 
@@ -127,7 +125,6 @@ def _bands(candidates: Sequence[Data]) -> Figure:
         "out of memory.",
         rows=rows,
         spec=_spec(rows, layers, height=ROW * len(rows)),
-        columns=columns,
     )
 
 
@@ -180,7 +177,7 @@ def _runs(data: Data) -> Table:
         rate = None if run["tokens_per_s_per_gpu"] is None else precise(run["tokens_per_s_per_gpu"])
         told = [run[name] for name in ("id", "stage", "plan", "state", "cause")]
         rows.append(dict(zip(RUNS, (*told, rate, f"{run['gpu_h']:.4g}", run["words"]), strict=True)))
-    return record_table("Runs", RUNS, rows)
+    return record_table("Runs", rows, RUNS)
 
 
 def _share(value: float | None) -> str:

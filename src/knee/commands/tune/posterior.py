@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib.resources import files
 from math import erf, exp, log, pi, sqrt
@@ -148,7 +148,6 @@ def _same(codes: Ints) -> Any:
 
 
 def _codes(*columns: Any) -> Ints:
-    """One number for each combination."""
     _, code = np.unique(np.column_stack(columns), axis=0, return_inverse=True)
     return np.asarray(code, dtype=np.int64).ravel()
 
@@ -183,18 +182,21 @@ class Candidates:
 
     def rows(self, index: Ints) -> Candidates:
         """Some of the plans."""
-        m = self.mechanisms
-        return Candidates(
-            mechanisms=Mechanisms(**{name: getattr(m, name)[index] for name in Mechanisms.__dataclass_fields__}),
-            tokens_per_s_per_gpu=self.tokens_per_s_per_gpu[index],
-            memory_bytes=self.memory_bytes[index],
-            log_rate_draws=self.log_rate_draws[:, index],
-            log_memory_draws=self.log_memory_draws[:, index],
-            hbm_bytes=self.hbm_bytes,
-            gpu_h=self.gpu_h[index],
-            parameters=self.parameters,
-            positions=self.positions,
-        )
+        m = Mechanisms(**{f.name: getattr(self.mechanisms, f.name)[index] for f in fields(Mechanisms)})
+        return replace(self, mechanisms=m, **{name: getattr(self, name)[..., index] for name in OVER_PLANS})
+
+    def followed_by(self, full: Candidates) -> Candidates:
+        """The plans as they are run, and after them the same plans at full size."""
+        # a plan with fewer replicas or layers is the same plan: its mechanisms are those at full size
+        m = Mechanisms(**{f.name: np.concatenate([getattr(full.mechanisms, f.name)] * 2) for f in fields(Mechanisms)})
+        both: dict[str, Any] = {
+            name: np.concatenate([getattr(self, name), getattr(full, name)], axis=-1) for name in OVER_PLANS
+        }
+        return replace(full, mechanisms=m, **both)
+
+
+OVER_PLANS = ("tokens_per_s_per_gpu", "memory_bytes", "log_rate_draws", "log_memory_draws", "gpu_h")
+"""Columns of candidates, whose last axis are the plans."""
 
 
 def candidates_of(

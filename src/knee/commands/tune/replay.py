@@ -179,7 +179,6 @@ class TransferPair:
 
     @property
     def doublings(self) -> float:
-        """Between the two."""
         return log2(self.large / self.small)
 
 
@@ -494,20 +493,14 @@ class TuneReplay(Result):
 
     def _data(self) -> dict[str, Any]:
         stops = [job.trials_to_stop for job in self.jobs]
+        names = ("file", "within_frac", "jobs", "small_jobs", "methods")
+        shares = ("few_trials_frac", "bound_holds_frac", "gpu_h_frac", "transfers", "skipped")
         return {
-            "file": self.file,
-            "within_frac": self.within_frac,
-            "jobs": self.jobs,
-            "small_jobs": self.small_jobs,
-            "methods": self.methods,
+            **{name: getattr(self, name) for name in names},
             "median_trials_to_stop": float(np.median(stops)),
             "p90_trials_to_stop": float(np.quantile(stops, 0.9)),
             "few_trials": FEW_TRIALS,
-            "few_trials_frac": self.few_trials_frac,
-            "bound_holds_frac": self.bound_holds_frac,
-            "gpu_h_frac": self.gpu_h_frac,
-            "transfers": self.transfers,
-            "skipped": self.skipped,
+            **{name: getattr(self, name) for name in shares},
         }
 
     def rows(self) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from math import log2
 from typing import Any, Literal, get_args
@@ -16,7 +16,6 @@ from knee.commands.tune.loop import Stage
 from knee.commands.tune.posterior import (
     Beliefs,
     Candidates,
-    Mechanisms,
     SimulatedShares,
     candidates_of,
     carried_spreads,
@@ -85,23 +84,6 @@ class Smaller:
         return float(np.sqrt(spreads["gpus"] ** 2 * halvings + spreads["layers"] ** 2 * cuts))
 
 
-def joined(small: Candidates, full: Candidates) -> Candidates:
-    """The plans as they are run, and after them the same plans at full size."""
-    # a plan with fewer replicas or layers is the same plan: its mechanisms are those at full size
-    m = {f.name: np.concatenate([getattr(full.mechanisms, f.name)] * 2) for f in fields(Mechanisms)}
-    return Candidates(
-        mechanisms=Mechanisms(**m),
-        tokens_per_s_per_gpu=np.concatenate([small.tokens_per_s_per_gpu, full.tokens_per_s_per_gpu]),
-        memory_bytes=np.concatenate([small.memory_bytes, full.memory_bytes]),
-        log_rate_draws=np.concatenate([small.log_rate_draws, full.log_rate_draws], axis=1),
-        log_memory_draws=np.concatenate([small.log_memory_draws, full.log_memory_draws], axis=1),
-        hbm_bytes=full.hbm_bytes,
-        gpu_h=np.concatenate([small.gpu_h, full.gpu_h]),
-        parameters=full.parameters,
-        positions=full.positions,
-    )
-
-
 def transfer_variance(jobs: Sequence[Job], smaller: Smaller) -> Floats:
     """Covariance: none of the runs; the error of the transfer of the plans at full size, each for itself."""
     own = smaller.error_frac(jobs[0]) ** 2
@@ -135,7 +117,7 @@ def stage_of_plans(jobs: Sequence[Job], settings: RunSettings, planner: Planner,
     shares = shares_of(made, full)
     if smaller == Smaller():
         return Stage(name="plan", keys=keys, beliefs=Beliefs(full, rate, memory, shares=shares), make=make)
-    both = joined(candidates_for(made, settings), full)
+    both = candidates_for(made, settings).followed_by(full)
     beliefs = Beliefs(both, rate, memory, more=transfer_variance(jobs, smaller), goal=len(jobs), shares=shares)
     return Stage(name="plan", keys=keys, beliefs=beliefs, make=make)
 

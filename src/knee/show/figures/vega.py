@@ -39,16 +39,9 @@ CONFIG: Spec = {
     "aria": False,  # the page labels the picture and has its table; a label on every mark would drown both
     "view": {"stroke": None},
     "axis": {
-        "labelColor": MUTED.light,
-        "titleColor": MUTED.light,
-        "gridColor": GRID.light,
-        "domainColor": GRID.light,
-        "tickColor": GRID.light,
-        "labelFontSize": 12,
-        "titleFontSize": 12,
-        "titleFontWeight": "normal",
-        "titlePadding": 6,
-        "labelPadding": 4,
+        **dict.fromkeys(("labelColor", "titleColor"), MUTED.light),
+        **dict.fromkeys(("gridColor", "domainColor", "tickColor"), GRID.light),
+        **{"labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "titlePadding": 6, "labelPadding": 4},
     },
     "header": {"labelColor": INK.light, "labelFontSize": 12, "labelFontWeight": "bold"},
     "legend": {
@@ -143,8 +136,8 @@ class Figure:
     caption: str
     spec: Spec | None
     """None where there is nothing to draw."""
-    columns: tuple[str, ...]
-    """Of the table behind it."""
+    columns: tuple[str, ...] = ()
+    """Of the table behind it; empty: all columns of the first row."""
     rows: tuple[Mapping[str, Any], ...]
     published: tuple[Mapping[str, Any], ...] = ()
     """What was published, as rows of a table of its own."""

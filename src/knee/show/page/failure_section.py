@@ -26,7 +26,6 @@ def failure_section(run: Mapping[str, Any], month: Sequence[Row]) -> Section:
         title="What each cause costs",
         caption="Shares of the run's time: detection, restart and lost work of each cause.",
         spec=bars(points, x="cause", y="cause_frac"),
-        columns=("cause", "cause_frac"),
         rows=tuple(rows),
     )
     strip = Figure(

@@ -140,7 +140,7 @@ def render_page(page: Page) -> str:
 def chart_of(figure: Figure, tables: Sequence[Table] | None = None, draw: Callable[[Spec], str] = to_svg) -> Chart:
     """A figure as Vega draws it, with its own table behind it where no others are given."""
     if tables is None:
-        tables = [record_table(figure.title, figure.columns, figure.rows)]
+        tables = [record_table(figure.title, figure.rows, figure.columns)]
     svg = draw(figure.spec) if figure.spec is not None else ""
     return Chart(id=figure.id, title=figure.title, caption=figure.caption, svg=svg, tables=tuple(tables))
 

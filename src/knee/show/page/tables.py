@@ -55,8 +55,9 @@ class Table:
     """The row that stands out."""
 
 
-def record_table(caption: str, columns: Sequence[str], records: Sequence[Mapping[str, Any]]) -> Table:
-    """Records in the units of their columns' names."""
+def record_table(caption: str, records: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> Table:
+    """Records in the units of their columns' names; all columns of the first record where none are named."""
+    columns = columns or tuple(records[0] if records else ())
     numbers = {column for column in columns if any(is_number(record.get(column)) for record in records)}
     return Table(
         caption=caption,

@@ -50,17 +50,9 @@ class QueuedJob:
 
     name: str
     submitted_s: float
-    queued: Queued | None
-    """None where it has left the queue."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Queued:
-    """A job's state, reason and nodes, as squeue reports them."""
-
-    state: str
+    state: str = ""
+    """As squeue reports it; empty where the job has left the queue."""
     reason: str = ""
-    nodes: str = ""
 
 
 def jobs_of_runs(sweep: Sweep, *, alive_only: bool = False) -> dict[str, QueuedJob]:
@@ -71,8 +63,9 @@ def jobs_of_runs(sweep: Sweep, *, alive_only: bool = False) -> dict[str, QueuedJ
         for task, ids in enumerate(packs):
             name = f"{job}_{task}"
             for run in ids:
-                found[run] = QueuedJob(name=name, submitted_s=submitted_s, queued=queue.get(name))
-    return {run: job for run, job in found.items() if job.queued is not None} if alive_only else found
+                state, reason = queue.get(name, ("", ""))
+                found[run] = QueuedJob(name=name, submitted_s=submitted_s, state=state, reason=reason)
+    return {run: job for run, job in found.items() if job.state or not alive_only}
 
 
 def submissions(sweep: Sweep) -> Iterator[tuple[list[list[str]], str, float]]:
@@ -96,18 +89,15 @@ def submissions(sweep: Sweep) -> Iterator[tuple[list[list[str]], str, float]]:
         yield packs, job, submitted_s
 
 
-def read_queue(sweep: Sweep) -> dict[str, Queued]:
-    """Jobs of the sweep that wait or run, tasks of arrays each by itself."""
+def read_queue(sweep: Sweep) -> dict[str, tuple[str, str]]:
+    """State and reason of the sweep's jobs that wait or run, tasks of arrays each by itself."""
     names = {path.name.partition(".")[0] for path in (sweep.folder / FOLDER).glob("[0-9]*.sbatch")}
     if not names:
         return {}
     listed = ",".join(job_name(sweep, int(name)) for name in sorted(names))
-    found = {}
-    for line in _queue("--noheader", "--array", f"--name={listed}", "--format=%F_%K|%T|%r|%N").splitlines():
-        parts = line.strip().split("|")
-        if len(parts) == 4:
-            found[parts[0]] = Queued(state=parts[1], reason=parts[2], nodes=parts[3])
-    return found
+    text = _queue("--noheader", "--array", f"--name={listed}", "--format=%F_%K|%T|%r|%N")
+    rows = (line.strip().split("|") for line in text.splitlines())
+    return {row[0]: (row[1], row[2]) for row in rows if len(row) == 4}
 
 
 def _queue(*words: str) -> str:
@@ -127,14 +117,13 @@ def with_queue(sweep: Sweep, statuses: Mapping[str, Status]) -> dict[str, Status
         if status.over and not status.missing:
             continue
         status = found[run] = read_status(sweep.run(run))  # it may have ended, and written that, since
-        queued = job.queued
-        if status.over and (queued is None or not status.missing or is_cancel_requested(sweep.run(run))):
+        if status.over and (not job.state or not status.missing or is_cancel_requested(sweep.run(run))):
             continue
-        if queued is None and (status.put_back_s or 0.0) <= job.submitted_s:
+        if not job.state and (status.put_back_s or 0.0) <= job.submitted_s:
             left[run] = job
-        elif queued is not None and queued.state in WAITS:
-            found[run] = _waiting_status(status, job.name, queued)
-        elif queued is not None:
+        elif job.state in WAITS:
+            found[run] = _waiting_status(status, job)
+        elif job.state:
             found[run] = replace(status, job=job.name)
     states = final_states(job.name for job in left.values())
     entries = {entry.id: entry for entry in sweep.entries}
@@ -143,17 +132,17 @@ def with_queue(sweep: Sweep, statuses: Mapping[str, Status]) -> dict[str, Status
     return found
 
 
-def _waiting_status(status: Status, job: str, queued: Queued) -> Status:
+def _waiting_status(status: Status, job: QueuedJob) -> Status:
     """A run whose job waits: for the first time, or again after Slurm has requeued it."""
-    words = f"waits in Slurm's queue: {queued.reason}"
+    words = f"waits in Slurm's queue: {job.reason}"
     if status.state == "running":  # its supervisor was killed before it could write why
         lost = unreachable_nodes(status.nodes)
         why = f"{' and '.join(lost)} failed" if lost else "it was killed without an error message"
         cause: Cause = "lost_node" if lost else "preempted"
         words += f"; put back into the queue after: {why}"
-        return replace(status, state="pending", job=job, cause=cause, node=next(iter(lost), ""), words=words)
+        return replace(status, state="pending", job=job.name, cause=cause, node=next(iter(lost), ""), words=words)
     words += f"; put back into the queue after: {status.words}" if status.attempts and status.words else ""
-    return replace(status, state="pending", job=job, words=words)
+    return replace(status, state="pending", job=job.name, words=words)
 
 
 def refuse_while_queued(sweep: Sweep) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, Literal
@@ -39,10 +39,7 @@ def presets() -> list[dict[str, Any]]:
             found.append(
                 {
                     "study": name,
-                    "title": study.title,
-                    "place": study.place,
-                    "question": study.question,
-                    "kind": study.kind,
+                    **{key: getattr(study, key) for key in ("title", "place", "question", "kind")},
                     "state": state,
                     "address": address_of(state),
                     "figures": [address_of(_with_metric(state, draw.y)) for draw in study.draw],
@@ -78,7 +75,6 @@ def state_of(study: Study) -> dict[str, Any] | None:
 
 
 def _searched(grid: StudyGrid) -> bool:
-    """Whether the simulator chooses a part of the plan."""
     return grid.tune or grid.pick != "each"
 
 
@@ -177,9 +173,7 @@ def _model(name: str) -> dict[str, Any]:
         "name": name,
         "params": parameter_count(spec),
         "active_params": active_parameter_count(spec),
-        "layers": spec.layers,
-        "hidden": spec.hidden,
-        "max_seq_len": spec.max_seq_len,
+        **{key: getattr(spec, key) for key in ("layers", "hidden", "max_seq_len")},
         "experts": spec.experts is not None,
     }
 
@@ -205,47 +199,29 @@ def _profile(name: str) -> dict[str, Any]:
 def controls() -> tuple[Control, ...]:
     """Every control, in the order in which a page shows them."""
     most_gpus = max(load_cluster(name).spec.max_gpus for name in entry_names("cluster"))
-    return (
-        _choice("model", "job", entry_names("model")),
-        _choice("cluster", "job", entry_names("cluster")),
-        _doubled("gpus", "job", "GPUs", 1, most_gpus),
-        _doubled("local_batch", "job", "sequences", 1 / 64, 1024),
-        _doubled("global_batch", "job", "sequences", 1, MOST),
-        _doubled("seq_len", "job", "tokens", 128, 1 << 20, DEFAULT_SEQ_LEN),
-        _choice("profile", "stack", entry_names("profile"), DEFAULT_PROFILE),
-        _doubled("tokens", "run", "tokens", 1e9, 1e14),
-        _choice("grid", "run", grid_names(), DEFAULT_GRID),
-        Control(name="pue", label=LABELS["pue"], kind="number", group="run", least=1.0, most=3.0, step=0.01),
-        *_plan_controls(),
-    )
-
-
-def _choice(name: str, group: str, names: Iterable[str], default: str | None = None) -> Control:
-    return Control(name=name, label=LABELS[name], kind="choice", group=group, choices=tuple(names), default=default)
-
-
-def _doubled(name: str, group: str, unit: str, least: float, most: float, default: float | None = None) -> Control:
-    """A quantity that is moved by doublings."""
-    return Control(
-        name=name,
-        label=LABELS[name],
-        kind="logarithmic",
-        group=group,
-        unit=unit,
-        least=least,
-        most=most,
-        step=2,
-        default=default,
-    )
-
-
-def _plan_controls() -> list[Control]:
     words = descriptions(Plan)
-    return [_plan_control(knob, words.get(knob.name, "")) for knob in KNOBS.values()]
+    return (
+        _control("model", "choice", "job", choices=tuple(entry_names("model"))),
+        _control("cluster", "choice", "job", choices=tuple(entry_names("cluster"))),
+        _control("gpus", "logarithmic", "job", unit="GPUs", least=1, most=most_gpus),
+        _control("local_batch", "logarithmic", "job", unit="sequences", least=1 / 64, most=1024),
+        _control("global_batch", "logarithmic", "job", unit="sequences", least=1, most=MOST),
+        _control("seq_len", "logarithmic", "job", unit="tokens", least=128, most=1 << 20, default=DEFAULT_SEQ_LEN),
+        _control("profile", "choice", "stack", choices=tuple(entry_names("profile")), default=DEFAULT_PROFILE),
+        _control("tokens", "logarithmic", "run", unit="tokens", least=1e9, most=1e14),
+        _control("grid", "choice", "run", choices=tuple(grid_names()), default=DEFAULT_GRID),
+        _control("pue", "number", "run", least=1.0, most=3.0, step=0.01),
+        *(_plan_control(knob, words.get(knob.name, "")) for knob in KNOBS.values()),
+    )
+
+
+def _control(name: str, kind: ControlKind, group: str, **settings: Any) -> Control:
+    """A control beside the plan; a logarithmic one is moved by doublings."""
+    settings |= {"step": 2} if kind == "logarithmic" else {}
+    return Control(name=name, label=LABELS[name], kind=kind, group=group, **settings)
 
 
 def _plan_control(knob: Knob, text: str) -> Control:
-    """The control of a plan's field."""
     base: dict[str, Any] = {
         "name": knob.name,
         "label": knob.label or knob.name.replace("_", " ").capitalize(),

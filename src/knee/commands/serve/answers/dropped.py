@@ -54,7 +54,6 @@ def _trace(path: Path, name: str) -> dict[str, Any]:
 
 
 def _without_paths(data: Any) -> Any:
-    """The data without paths of the server's files."""
     if isinstance(data, dict):
         return {key: _without_paths(value) for key, value in data.items() if key != "path"}
     return [_without_paths(one) for one in data] if isinstance(data, list) else data
@@ -98,7 +97,6 @@ def _question(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def list_of(value: Any) -> Any:
-    """As JSON has it."""
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -119,7 +117,6 @@ def _beside(row: Mapping[str, Any], question: Mapping[str, Any]) -> dict[str, An
 
 
 def _runs(path: Path, name: str) -> dict[str, Any]:
-    """A table of runs, or of bandwidths."""
     found = knee.validate(path)
     rows = []
     for row in found.rows()[:MOST_ROWS]:
@@ -139,7 +136,6 @@ def _runs(path: Path, name: str) -> dict[str, Any]:
 
 
 def _job(path: Path, name: str) -> dict[str, Any]:
-    """A job file of names."""
     if path.stat().st_size > MOST_TOML_BYTES:
         raise InputError(f"{name} is too large for a job file", code="too-large", field="name")
     try:
