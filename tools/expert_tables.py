@@ -17,7 +17,7 @@ import numpy as np
 from knee.base.arrays import Bools, Floats
 from knee.engine.cost.expert_dispatch import BALANCED, RankLoads, rank_loads
 from knee.engine.cost.kernel_cost import gemm_s, grouped_gemm_s, grouped_weight_gemm_s
-from knee.engine.workload.shapes import BYTES
+from knee.engine.workload.projections import BYTES
 from knee.measure.hardware_fit.residuals import minimum
 from knee.specs.hardware import GemmRate, GemmType, Gpu
 

@@ -263,23 +263,13 @@ def slow_ranks(model: Model, profile: Profile, table: PlanTable) -> list[Pipelin
     """The ranks of which one may be the slowest."""
     cuts = cuts_of(model, profile, table)
     ranks = np.array([_cut(*way) for way in cuts.ways], dtype=np.float64).reshape(-1, 3, 9)[cuts.of_plan]
-    return [
-        PipelineRank(
-            layers=held[0],
-            share=held[1],
-            chunk=held[2],
-            chunk_share=held[3],
-            before=rank,
-            layers_before=held[4],
-            share_before=held[5],
-            first=rank == 0,
-            last=rank == table.pp - 1,
-            chunks=table.virtual_stages,
-            upper=held[6],
-            upper_share=held[7],
-        )
-        for rank, *held in np.moveaxis(ranks, 0, 2)
-    ]
+    names = ("layers", "share", "chunk", "chunk_share", "layers_before", "share_before", "upper", "upper_share")
+    found = []
+    for rank, *held in np.moveaxis(ranks, 0, 2):
+        counts: dict[str, Any] = dict(zip(names, held, strict=True))
+        first, last = rank == 0, rank == table.pp - 1
+        found.append(PipelineRank(**counts, before=rank, first=first, last=last, chunks=table.virtual_stages))
+    return found
 
 
 SLACK = 0.998
@@ -441,7 +431,6 @@ def _backward(work: MicrobatchWork, rank: PipelineRank, layer: LayerWork) -> Str
 
 
 def _microbatch_s(work: UnshardedWork, rank: PipelineRank) -> Floats:
-    """A microbatch through a rank, forward and backward."""
     forward, backward = work.layer_s(rank.share)
     ends = rank.first * (work.embedding_forward + work.embedding_backward)
     return rank.layers * (forward + backward) + ends + rank.last * (work.head_forward + work.head_backward)

@@ -120,7 +120,6 @@ def _faster(part: str, *rates: str) -> Callable[[Cluster, float], Cluster]:
 
 
 def _nearer(cluster: Cluster, factor: float) -> Cluster:
-    """Every hop takes less time."""
     fabric, hop_s = cluster.fabric, cluster.node.hop_s / factor
     tiers = tuple(replace(tier, hop_s=tier.hop_s / factor) for tier in fabric.tiers)
     level_s = fabric.tree_level_s / factor

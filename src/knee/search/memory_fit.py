@@ -52,11 +52,9 @@ class LeastMemory:
         if recomputes_shares(space):
             none = unsharded.recompute == RECOMPUTES.index("none")
             most = with_share(unsharded, max(SHARES))
-            unsharded = replace(
-                unsharded,
-                recompute=np.where(none, most.recompute, unsharded.recompute),
-                recompute_frac=np.where(none, most.recompute_frac, unsharded.recompute_frac),
-            )
+            recompute = np.where(none, most.recompute, unsharded.recompute)
+            recompute_frac = np.where(none, most.recompute_frac, unsharded.recompute_frac)
+            unsharded = replace(unsharded, recompute=recompute, recompute_frac=recompute_frac)
         m = memory_table(space.model, profile, unsharded)
         least = m.activations_bytes + m.logits_bytes + m.optimizer_bytes
         whole = least + m.weights_bytes + m.gradients_bytes

@@ -321,7 +321,6 @@ def _cut_and_shared(space: Space, shapes: PlanTable, rows: Ints, pp: int, dp: in
 
 
 def _cuts_batch(space: Space, pp: int, dp: int, micro: Ints, schedule: Ints) -> Bools:
-    """Whether schedules of a pipeline take so many microbatches."""
     count = space.global_batch // dp // micro
     if pp == 1:
         return np.ones(np.broadcast_shapes(count.shape, schedule.shape), dtype=np.bool_)
@@ -330,7 +329,6 @@ def _cuts_batch(space: Space, pp: int, dp: int, micro: Ints, schedule: Ints) -> 
 
 
 def _sizes(space: Space, dp: int) -> list[int]:
-    """Sequences that a microbatch may have."""
     found = divisors(space.global_batch // dp)
     return [size for size in found if not space.micro_batches or size in space.micro_batches]
 
@@ -363,7 +361,6 @@ def _can_be(mode: Ints, schedule: Ints, pp: Ints | int) -> Bools:
 
 
 def _stage_ranks(mode: Ints, shard: Ints, copies: Ints, tp: Ints | int, cp: Ints | int) -> Ints:
-    """Ranks of a stage over which experts are laid."""
     return np.asarray(expert_ranks(mode == SHARDINGS.index("ddp"), shard, copies, cp, tp), dtype=np.int64)
 
 
@@ -377,7 +374,6 @@ def _synced(space: Space, copies: Ints) -> dict[str, Any]:
 
 
 def _ranks(shared: Shared) -> tuple[Ints, Ints]:
-    """dp_shard and dp_replicate."""
     return _ints([shard for _, shard, _ in shared]), _ints([copies for _, _, copies in shared])
 
 

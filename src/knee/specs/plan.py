@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from knee.base.errors import SpecError, argument, out_of_range
-from knee.specs.hardware import Precision
+from knee.specs.hardware import Precision, Strict
 from knee.specs.knobs import Knob, names_of, read_knobs
 from knee.specs.legality import PlanRule, check, interrupts_backward
 from knee.specs.schedules import INTERLEAVED, ONE_F_ONE_B, Schedule, schedule_of
@@ -141,14 +141,12 @@ RULES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Strict):
     """Degrees, modes and batch cut of one plan.
 
     This is the only list of a plan's knobs: see ``specs.knobs`` for what a field declares. The docstring below a field
     is its help; double backticks name other fields, which the command line shows as options.
     """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     dp_shard: Annotated[
         int,
@@ -307,11 +305,9 @@ class Plan:
             raise SpecError(text, hint=hint, code="contradiction", field="plan.recompute_modules")
         if bool(names) == (self.recompute == "modules"):
             return
-        text = (
-            f"recompute_modules applies only to recompute modules, but recompute is {self.recompute}"
-            if self.recompute_modules
-            else "recompute is modules, but recompute_modules names none"
-        )
+        text = "recompute is modules, but recompute_modules names none"
+        if self.recompute_modules:
+            text = f"recompute_modules applies only to recompute modules, but recompute is {self.recompute}"
         hint = f"use {argument('recompute')} modules and name some of {', '.join(RECOMPUTE_MODULES)}"
         raise SpecError(text, hint=hint, code="contradiction", field="plan.recompute_modules")
 

@@ -63,7 +63,6 @@ def entry_of(kind: Literal["cluster", "profile"], spec: Spec, given: Iterable[st
 
 
 def _changed(mine: Any, entry: Any, path: str = "") -> Iterator[str]:
-    """Paths of leaves that differ."""
     if is_dataclass(mine) and type(mine) is type(entry):
         pairs = {field.name: (getattr(mine, field.name), getattr(entry, field.name)) for field in fields(mine)}
     elif isinstance(mine, dict) and isinstance(entry, dict):
@@ -172,8 +171,6 @@ def likeness_of(job: Job, given: Iterable[str], errors: Errors) -> Similarity:
 
 
 class _Comparison:
-    """One job beside all runs."""
-
     def __init__(self, job: Job, given: list[str], errors: Errors):
         self.job, self.errors = job, errors
         self.cluster: Entry[Cluster] = entry_of("cluster", job.cluster, given)

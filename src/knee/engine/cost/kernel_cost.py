@@ -12,7 +12,7 @@ import numpy as np
 from knee.base.arrays import Columns, Floats, Ints, distinct, equal_rows, expanded, names_of
 from knee.engine.cost.expert_dispatch import RankLoads
 from knee.engine.workload.operations import OPERAND_BYTES, Attention, Gemm, GroupedGemm, MemoryBound, Operation
-from knee.engine.workload.shapes import BYTES
+from knee.engine.workload.projections import BYTES
 from knee.specs.constants import constant
 from knee.specs.hardware import AttentionKernel, GemmType, Gpu
 from knee.specs.profile import Profile
@@ -312,14 +312,8 @@ def _cost(gpu: Gpu, profile: Profile, types: Ints, ops: Sequence[Operation], pro
         elif isinstance(op, MemoryBound):
             time_s = time_s + stream_s(gpu, profile, op)
             moved = moved + op.moved_bytes
-    return Cost(
-        time_s=time_s,
-        flop=flop,
-        moved_bytes=moved,
-        kernels=np.zeros(len(types)) + launches(profile, ops),
-        clocked_s=clocked,
-        narrow_flop=narrow,
-    )
+    kernels = np.zeros(len(types)) + launches(profile, ops)
+    return Cost(time_s=time_s, flop=flop, moved_bytes=moved, kernels=kernels, clocked_s=clocked, narrow_flop=narrow)
 
 
 def launches(profile: Profile, ops: Sequence[Operation]) -> Floats | float:

@@ -325,11 +325,8 @@ def _carry(
     filling = spread(parts, rows, walked["F"], filling_s, gamma)
     filled = carrying(walked["F"], filling.carried_s, none, gamma)
     # what a forward takes over is no reduction
-    sums = replace(
-        filled.sums,
-        gather_load_s=filled.sums.gather_load_s + filled.sums.reduce_load_s,
-        reduce_load_s=0.0 * filled.sums.reduce_load_s,
-    )
+    gather_load_s = filled.sums.gather_load_s + filled.sums.reduce_load_s
+    sums = replace(filled.sums, gather_load_s=gather_load_s, reduce_load_s=0.0 * filled.sums.reduce_load_s)
     late = carrying(walked["B"], reduces.carried_s, none, gamma)
     more = {"B_last": ended, "B_late": late, "F_fill": replace(filled, sums=sums)}
     return walked | more, filling.exposed_s

@@ -14,8 +14,7 @@ from knee.engine.cost.kernel_cost import stream_s
 from knee.engine.cost.placement import GroupPlacements
 from knee.engine.workload import tp_messages
 from knee.engine.workload.operations import MemoryBound, attention_backward_ratio
-from knee.engine.workload.projections import expert_share
-from knee.engine.workload.shapes import BYTES, on_one_gpu
+from knee.engine.workload.projections import BYTES, expert_share, on_one_gpu
 from knee.engine.workload.traffic import PARAMETER_BYTES, Modes, ParameterTraffic, Traffic
 from knee.specs.hardware import Gpu
 from knee.specs.model import Model

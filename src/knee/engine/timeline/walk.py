@@ -376,7 +376,6 @@ def _rest(walk: Walk, left: Ints, deepest: int) -> None:
 
 
 def _prefix_length(descending: Ints, above: int) -> int:
-    """How many leading entries exceed a bound."""
     return int(np.searchsorted(-descending, -above, side="left"))
 
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from knee.base.arrays import Bools, Columns, Floats
-from knee.engine.workload.projections import Projection
-from knee.engine.workload.shapes import BYTES, Fp8Shapes, Shapes, on_one_gpu
+from knee.engine.workload.projections import BYTES, Fp8Shapes, Projection, Shapes, on_one_gpu
 from knee.specs.constants import constant, passes_of
 from knee.specs.plan import FP8_RECIPES, PRECISIONS, RESHARDING, SHARDINGS
 from knee.specs.plan_table import PlanTable

@@ -12,8 +12,7 @@ import numpy as np
 from knee.base.arrays import Bools, Floats
 from knee.engine.workload.fp8_layers import Casts, layer_casts, product_scale, wide_products
 from knee.engine.workload.parameters import causal_keys, kernel_keys
-from knee.engine.workload.projections import Projection, expert_share, projections, routed_rows
-from knee.engine.workload.shapes import BYTES, Shapes
+from knee.engine.workload.projections import BYTES, Projection, Shapes, expert_share, projections, routed_rows
 from knee.specs.constants import constant, passes_of
 from knee.specs.hardware import GemmType
 from knee.specs.model import Experts, Model
@@ -122,7 +121,6 @@ OUTER_STATE_BYTES = 4.0  # an outer optimizer's states are fp32, whatever those 
 
 
 def _streams(model: Model, s: Shapes, kernels: Kernels, backward: bool) -> list[Operation]:
-    """The memory-bound kernels of a layer."""
     norm_bytes = s.norm_tokens * model.hidden * BYTES
     qk_bytes = s.tokens * (model.q_width + model.kv_width) / s.tp * BYTES
     ffn_bytes = (1.0 - expert_share(model)) * s.tokens * model.ffn / s.tp * BYTES
@@ -174,14 +172,8 @@ def _attention(model: Model, s: Shapes, forward: bool) -> Attention:
     if model.window:
         work = work * causal_keys(model, s.seq_len) / (s.seq_len / 2.0)
         keys = kernel_keys(model, s.seq_len, s.kv_block)
-    return Attention(
-        name="attention",
-        flop=work if forward else attention_backward_ratio() * work,
-        seq_len=keys,
-        rows=s.tokens * (model.heads / s.tp),
-        head_dim=model.head_dim,
-        forward=forward,
-    )
+    flop, rows = work if forward else attention_backward_ratio() * work, s.tokens * (model.heads / s.tp)
+    return Attention(name="attention", flop=flop, seq_len=keys, rows=rows, head_dim=model.head_dim, forward=forward)
 
 
 def _casts(model: Model, s: Shapes, kernels: Kernels, *, backward: bool) -> list[Operation]:

@@ -138,7 +138,6 @@ def _matrices(model: Model, ffn: int, experts: int = 0, *, name: str = "") -> tu
 
 
 def _norm_names(model: Model) -> tuple[str, ...]:
-    """Names of the norms of the residual stream."""
     more = tuple(f"post_{i}" for i in range(1, model.layer_norms - 1))
     return ("attention", "mlp", *more)[: model.layer_norms]
 

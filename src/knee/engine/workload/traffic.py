@@ -21,8 +21,7 @@ from knee.engine.workload.parameters import (
     shard_elements,
     stage_elements,
 )
-from knee.engine.workload.projections import expert_share
-from knee.engine.workload.shapes import BYTES, Fp8Shapes
+from knee.engine.workload.projections import BYTES, Fp8Shapes, expert_share
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, REDUCE_DTYPES, SHARDINGS
 from knee.specs.plan_table import PlanTable
@@ -197,11 +196,9 @@ def _fp8_traffic(table: PlanTable, modes: Modes, tensors: Sequence[Tensor], fp8:
         each, there = parameter_traffic(table, modes, (t,)), fp8.eight_bit * ~wide[input_of(t)]
         elements, moved = weights.elements + there * each.elements, weights.moved + there * each.moved
         weights = ParameterTraffic(elements=elements, moved=moved)
+    tp_forward, tp_backward = fp8_gathers(wide, fp8, backward=False), fp8_gathers(wide, fp8, backward=True)
     return Fp8Traffic(
-        weights=weights,
-        saved_bytes=fp8.gathered * weights.moved,
-        tp_forward=fp8_gathers(wide, fp8, backward=False),
-        tp_backward=fp8_gathers(wide, fp8, backward=True),
+        weights=weights, saved_bytes=fp8.gathered * weights.moved, tp_forward=tp_forward, tp_backward=tp_backward
     )
 
 

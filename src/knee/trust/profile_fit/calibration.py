@@ -177,7 +177,6 @@ def _measured_errors(pairs: Sequence[Pair], values: Values) -> Floats:
 
 
 def _ordered(pairs: Sequence[Pair]) -> list[Pair]:
-    """In the order of the cases."""
     return [pair for case in grouped(pairs) for pair in zip(case.runs, case.asked, strict=True)]
 
 

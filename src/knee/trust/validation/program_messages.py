@@ -59,13 +59,8 @@ def _stage(w: EvaluatedStep, stage: int) -> StageWork:
     if gpus > 1:
         found[Collective("all_reduce", "world", gpus, 4, "fp32")] += 1
     products, attention = flop_of(w, layers, head, [n * float(w.table.repeats_frac[0]) for n in layers])
-    return StageWork(
-        stage=stage,
-        rank=stage_rank(w.parts, stage),
-        product_flop=products,
-        attention_flop=attention,
-        collectives={c: n for c, n in found.items() if n},
-    )
+    rank, collectives = stage_rank(w.parts, stage), {c: n for c, n in found.items() if n}
+    return StageWork(stage=stage, rank=rank, product_flop=products, attention_flop=attention, collectives=collectives)
 
 
 def kinds_of_layers(w: EvaluatedStep) -> list[tuple[Model, StepParts]]:
@@ -77,7 +72,6 @@ def kinds_of_layers(w: EvaluatedStep) -> list[tuple[Model, StepParts]]:
 
 
 def _layers_of_kinds(w: EvaluatedStep, row: int) -> list[int]:
-    """Layers of a chunk, by kind."""
     rows = w.actions.rows
     layers, sparse = int(rows.layers[row]), int(rows.expert_layers[row])
     return [layers] if w.parts.kinds is None else [layers - sparse, sparse]
@@ -217,7 +211,6 @@ def as_trained(job: Job, simulated: StageWork) -> tuple[StageWork, list[str]]:
 
 
 def _with(work: StageWork, changes: dict[Collective, int]) -> StageWork:
-    """Some calls more or fewer."""
     calls = Counter(work.collectives)
     calls.update(changes)
     return replace(work, collectives={c: n for c, n in calls.items() if n})
@@ -251,7 +244,6 @@ def _loss_in_two(job: Job, work: StageWork) -> StageWork:
 
 
 def _in_fp8(job: Job) -> list[str]:
-    """Names of a layer's weights with fp8 products."""
     if job.plan.precision != "fp8":
         return []
     tensors = [t for t in layer_tensors(job.model) if t.cols > 1]
@@ -305,7 +297,6 @@ def _router_weights(job: Job, work: StageWork) -> StageWork:
 
 
 def _layers_here(job: Job, stage: int) -> list[range]:
-    """The layers of each chunk of a stage."""
     plan = job.plan
     dealt = chunk_layers(job.model.layers, plan.pp * plan.virtual_stages)
     ends = list(accumulate(dealt))
@@ -313,7 +304,6 @@ def _layers_here(job: Job, stage: int) -> list[range]:
 
 
 def _expert_layers(job: Job, stage: int) -> int:
-    """Layers of a stage that have experts."""
     return sum(_has_experts(job, layer) for chunk in _layers_here(job, stage) for layer in chunk)
 
 

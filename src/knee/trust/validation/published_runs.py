@@ -12,11 +12,12 @@ from typing import Any, Literal, get_args
 from knee.base.errors import InputError
 from knee.trust.validation.csv_cells import (
     Lines,
-    check_columns,
+    RowFile,
+    TableForm,
     check_width,
     count,
     positive,
-    read_table,
+    read_rows,
     reason_of,
     unknown_choice,
 )
@@ -152,21 +153,8 @@ class CsvRow:
     """What is odd about a row that is used all the same."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFile:
-    """A file that was read."""
-
-    rows: tuple[CsvRow, ...]
-    ignored: tuple[str, ...]
-    """Columns that mean nothing to knee."""
-    missing: tuple[str, ...] = ()
-    """Columns that no row has and that stand for something: their names."""
-
-    @property
-    def defaults(self) -> str | None:
-        """One sentence for what is taken in place of columns that are missing altogether."""
-        taken = [DEFAULTS[name] for name in self.missing]
-        return f"defaults for missing columns: {', '.join(taken)}" if taken else None
+class RunFile(RowFile[CsvRow]):
+    """A file of runs that was read."""
 
     @property
     def runs(self) -> tuple[PublishedRun, ...]:
@@ -183,16 +171,7 @@ def read_runs(
 ) -> RunFile:
     """Read a file in the form of ``published_runs.csv``, or its text where that was read already; rows that cannot be
     used keep their reason. ``watch`` sees the lines pass."""
-    header, lines = read_table(path, REQUIRED, text, most=most)
-    check_columns(path, header, REQUIRED, MEASURED)
-    rows = tuple(_row(line, header, cells) for line, cells in watch(lines))
-    if not rows:
-        raise InputError(f"{path} has a header but no rows", hint="give one training run per row", code="empty")
-    return RunFile(
-        rows=rows,
-        ignored=tuple(name for name in header if name and name not in _KNOWN),
-        missing=tuple(name for name in DEFAULTS if name not in header),
-    )
+    return RunFile(**read_rows(FORM, path, _row, text, most=most, watch=watch))
 
 
 def _row(line: int, header: Sequence[str], cells: Sequence[str]) -> CsvRow:
@@ -318,7 +297,13 @@ _COLUMNS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     f.name: (f.name, _parser(f.name, str(f.type))) for f in fields(Setting) if f.name != "node_bytes_per_s"
 } | {"node_gbit_per_s": ("node_bytes_per_s", lambda column, text: positive(column, text) * GBIT)}
 """Column -> field of ``Setting``, and how it is read."""
-_KNOWN = {*_COLUMNS, *MEASURED, "id", "fabric_stated"}
+FORM = TableForm(
+    required=REQUIRED,
+    measured=MEASURED,
+    optional=(*_COLUMNS, "id", "fabric_stated"),
+    defaults=DEFAULTS,
+    each="training run",
+)
 _EXPERTS = ("experts", "top_k", "expert_ffn")
 _OPTIONAL = [name for name in _COLUMNS if name not in REQUIRED]
 DENSE = (*_OPTIONAL[: _OPTIONAL.index("experts")], "note", "node_gbit_per_s")

@@ -290,14 +290,9 @@ def job_of(setting: Setting, *, profile: Profile | None = None, cluster: Cluster
         **_data_parallel(setting, where.node.gpus, notes),
         **(expert_options(setting, notes) if setting.experts else {}),
     }
+    global_batch, seq_len = setting.global_batch, setting.seq_len
     job, filled = make_job(
-        model,
-        where,
-        software,
-        gpus=setting.n_gpus,
-        global_batch=setting.global_batch,
-        seq_len=setting.seq_len,
-        plan_options=options,
+        model, where, software, gpus=setting.n_gpus, global_batch=global_batch, seq_len=seq_len, plan_options=options
     )
     name = stack.name if profile is None else profile.name
     return RunJob(job=job, stack=name, notes=(*notes, *filled), memory_read=stack.memory_read)
