@@ -16,7 +16,8 @@ import numpy as np
 
 from knee.base.arrays import Bools, Floats
 from knee.engine.cost.expert_dispatch import BALANCED, RankLoads, rank_loads
-from knee.engine.cost.kernel_cost import experts_forward_s, gemm_s
+from knee.engine.cost.kernel_cost import gemm_s, grouped_gemm_s, grouped_weight_gemm_s
+from knee.engine.workload.projections import BYTES
 from knee.measure.hardware_fit.residuals import minimum
 from knee.specs.hardware import GemmRate, GemmType, Gpu
 
@@ -212,6 +213,49 @@ def read_layers(path: Path) -> dict[tuple[str, GemmType, str], LayerTable]:
             measured_s=known[:, column] * 1e-6,
         )
     return tables
+
+
+def experts_forward_s(
+    gpu: Gpu,
+    kind: GemmType,
+    loads: RankLoads,
+    hidden: Floats,
+    ffn: Floats,
+    *,
+    up_projections: Floats | float = 2.0,
+    clock_frac: Floats | float | None = None,
+) -> Floats:
+    """Both grouped products of an expert layer: up (and gate, with 2 up projections) and down.
+
+    ``ffn`` is the expert's width on one rank: divided by etp.
+    """
+    up = grouped_gemm_s(gpu, kind, loads, up_projections * ffn, hidden, clock_frac=clock_frac)
+    return up + grouped_gemm_s(gpu, kind, loads, hidden, ffn, clock_frac=clock_frac)
+
+
+def experts_backward_s(
+    gpu: Gpu,
+    kind: GemmType,
+    loads: RankLoads,
+    hidden: Floats,
+    ffn: Floats,
+    *,
+    up_projections: Floats | float = 2.0,
+    gradient_bytes: float = BYTES,
+    clock_frac: Floats | float | None = None,
+) -> Floats:
+    """Input and weight gradients of both grouped products of an expert layer."""
+    wide = up_projections * ffn
+    inputs = grouped_gemm_s(gpu, kind, loads, hidden, wide, clock_frac=clock_frac)
+    inputs = inputs + grouped_gemm_s(gpu, kind, loads, ffn, hidden, clock_frac=clock_frac)
+    weights = grouped_weight_gemm_s(
+        gpu, kind, loads, wide, hidden, gradient_bytes=gradient_bytes, clock_frac=clock_frac
+    )
+    return (
+        inputs
+        + weights
+        + grouped_weight_gemm_s(gpu, kind, loads, hidden, ffn, gradient_bytes=gradient_bytes, clock_frac=clock_frac)
+    )
 
 
 def products_s(gpu: Gpu, table: LayerTable) -> Floats:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from expert_tables import experts_backward_s, experts_forward_s
 
 from knee.base.arrays import Floats
 from knee.engine.cost.collective_cost import Links
 from knee.engine.cost.expert_dispatch import BALANCED, Exchange, combine_s, dispatch_s, permutation_bytes, rank_loads
-from knee.engine.cost.kernel_cost import experts_backward_s, experts_forward_s
-from knee.engine.workload.shapes import BYTES
+from knee.engine.workload.projections import BYTES
 from knee.specs.hardware import GemmType
 from knee.specs.plan import Dispatcher
 

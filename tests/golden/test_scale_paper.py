@@ -7,8 +7,7 @@ from itertools import pairwise
 import pytest
 
 from knee.engine.measurement import Measurement
-from knee.search.knee import knees_of
-from knee.search.scaling_curve import Curve, curve_of
+from knee.search.knee import Curve, curve_of, knees_of
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 
 COUNTS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)

@@ -17,7 +17,7 @@ from knee.base.arrays import extreme_values
 from knee.engine.simulator import Results, simulate_table
 from knee.search import plan_search
 from knee.search.memory_fit import fitting
-from knee.search.plan_search import Merits, pareto, results_rows, score, search
+from knee.search.plan_search import Merits, pareto, score, search
 from knee.search.space import Space, whole_table, without_twins
 from knee.specs.hardware import Cluster
 from knee.specs.load import load_cluster, load_model, load_profile
@@ -68,7 +68,7 @@ def everything(space: Space, cluster: Cluster, profile: Profile) -> Results:
     the same with each kind of collectives."""
     fit = fitting(space, profile, whole_table(space), cluster.gpu.hbm_bytes)
     results = simulate_table(space.model, cluster, profile, fit.table)
-    return results_rows(results, without_twins(fit.table, results))
+    return results.rows(without_twins(fit.table, results))
 
 
 def differences(seed: int) -> list[str]:

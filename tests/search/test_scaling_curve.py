@@ -15,12 +15,22 @@ from knee.engine.one_job import simulate
 from knee.engine.reliability.goodput import goodput_of
 from knee.engine.training_cost import bill_of, checked_pue, parse_tokens
 from knee.engine.workload.parameters import parameter_count
-from knee.search.knee import GOALS, curve_with_failures, goodputs_of, knees_of
-from knee.search.scaling_curve import Curve, ScalePoint, best_point, curve_of, parse_counts, point_of
+from knee.search.knee import (
+    GOALS,
+    Curve,
+    ScalePoint,
+    best_point,
+    curve_of,
+    curve_with_failures,
+    goodputs_of,
+    knees_of,
+    parse_counts,
+    point_of,
+)
 from knee.search.space import Space
 from knee.specs.job import Job
 from knee.specs.load import NOT_WHOLE, global_batch_of, load_cluster, load_model, load_profile, make_job
-from knee.trust.doubling_errors import DoublingBand, doubling_band
+from knee.trust.trust import DoublingBand, doubling_band
 
 TINY, H100, EAGER = (
     load(name).spec for load, name in ((load_model, "llama-1b"), (load_cluster, "dgx-h100"), (load_profile, "eager"))

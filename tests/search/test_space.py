@@ -13,7 +13,7 @@ import knee
 from knee.base.errors import SpecError
 from knee.engine.simulator import simulate_table
 from knee.search.bound import least_step, least_unsharded_step
-from knee.search.plan_filter import matching
+from knee.search.plan_search import matching
 from knee.search.space import (
     Space,
     _sensible,

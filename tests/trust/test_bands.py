@@ -15,9 +15,8 @@ from band_fit import ASSUMED, fit_factors, fit_labels
 from errors_made import ends, job, some, table
 from knee.specs.job import Job
 from knee.trust.bands import LABELS, Constants, Scores, carried_constants, spread_ends
-from knee.trust.doubling_errors import DoublingBand, doubling_band
 from knee.trust.error_table import FULL_LAYER_S, NAMES, SMALLEST_LAYER, Errors, Measured
-from knee.trust.trust import trust_of
+from knee.trust.trust import DoublingBand, doubling_band, trust_of
 
 PLAIN = Constants(
     factors=np.ones(len(NAMES)), labels=dict.fromkeys(LABELS, 1.0), assumed_between=0.1, assumed_within=0.1

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
 from statistics import NormalDist
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,13 +93,48 @@ def normal_deviations(covered_frac: float) -> float:
     return round(NormalDist().inv_cdf((1.0 + covered_frac) / 2.0), 4)
 
 
-def expanded(columns: T, index: Ints) -> T:
-    """A dataclass of columns, or of such dataclasses, with the rows of an index; a number is the same in all rows."""
-    if columns is None or isinstance(columns, int | float):
-        return columns
+def expanded(columns: T, index: Ints | slice) -> T:
+    """A dataclass of columns, or of such dataclasses, with the rows of an index; a number or a word is the same in all
+    rows."""
     if isinstance(columns, np.ndarray):
         return cast(T, columns[index])
-    return type(columns)(**{name: expanded(getattr(columns, name), index) for name in names_of(type(columns))})
+    if columns is None or isinstance(columns, int | float | tuple):
+        return columns
+    cut: dict[str, Any] = {
+        name: x[index] if isinstance(x := getattr(columns, name), np.ndarray) else expanded(x, index)
+        for name in names_of(type(columns))
+    }
+    return type(columns)(**cut)
+
+
+def joined(first: T, *others: T) -> T:
+    """Dataclasses of columns, or columns, one below the other."""
+    if isinstance(first, np.ndarray):
+        return cast(T, np.concatenate((first, *cast(Any, others))))
+    if first is None or isinstance(first, int | float | tuple):
+        return first
+    columns = {name: [getattr(first, name), *(getattr(one, name) for one in others)] for name in names_of(type(first))}
+    return type(first)(
+        **{n: np.concatenate(c) if isinstance(c[0], np.ndarray) else joined(*c) for n, c in columns.items()}
+    )
+
+
+class Columns:
+    """A dataclass whose fields are columns, or dataclasses of columns: what is done to all of them at once."""
+
+    __slots__ = ()
+
+    def rows(self, index: Ints | slice) -> Self:
+        """Some of the rows."""
+        return expanded(self, index)
+
+    def plus(self, other: Self) -> Self:
+        """The sum of both, column by column."""
+        return type(self)(**{name: getattr(self, name) + getattr(other, name) for name in names_of(type(self))})
+
+    def times(self, factor: Floats | Bools | float) -> Self:
+        """Every column times a factor."""
+        return type(self)(**{name: factor * getattr(self, name) for name in names_of(type(self))})
 
 
 def blended(a: T, b: T, share: Floats | float) -> T:

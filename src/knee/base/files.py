@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import errno
+import hashlib
 import io
 import json
 import os
@@ -22,18 +23,8 @@ from knee.base.errors import InputError, KneeError, NotWritten, argument
 from knee.base.limits import MOST_JSON_BYTES, WRITER_S
 from knee.base.signals import before_the_end
 
-# Files that are there whole or not at all.
-
-WRONG_PATHS = {
-    errno.ENOENT,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.ENAMETOOLONG,
-    errno.ELOOP,
-    errno.EINVAL,
-    errno.EEXIST,
-    errno.ENXIO,
-}
+WRONG_PATHS = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
+WRONG_PATHS |= {errno.ELOOP, errno.EINVAL, errno.EEXIST, errno.ENXIO}
 """What the system says of a path that can never be written to; all else may pass (no space, no permission)."""
 _unfinished: set[Path] = set()
 
@@ -318,3 +309,8 @@ def _await_writer(handle: int, path: Path) -> None:
     if any(event & select.POLLHUP and not event & select.POLLIN for _, event in waits.poll(0)):
         hint = "start the program that writes to it first"
         raise InputError(f"{path} is a pipe without a writer", hint=hint, code="unreadable")
+
+
+def digest(value: Any) -> str:
+    """The digest of plain data, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

@@ -64,14 +64,9 @@ class ProcessGroup:
         self, words: Sequence[str], *, output: int | IO[bytes], env: Mapping[str, str], cwd: Path | None = None
     ) -> subprocess.Popen[bytes]:
         """Start a process in a session of its own, with no input; ``OSError`` where that cannot be."""
+        stdin = subprocess.DEVNULL
         child = subprocess.Popen(
-            words,
-            cwd=cwd,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+            words, cwd=cwd, env=env, stdin=stdin, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
         self.children.append(child)
         if (key := process_key(child.pid)) is not None:

@@ -13,20 +13,8 @@ KB, MB, GB, TB = 1e3, 1e6, 1e9, 1e12
 KIB, MIB, GIB = 2.0**10, 2.0**20, 2.0**30
 US, MS = 1e-6, 1e-3
 
-_PREFIX = {
-    "": 1.0,
-    "n": 1e-9,
-    "u": 1e-6,
-    "µ": 1e-6,
-    "m": 1e-3,
-    "k": 1e3,
-    "K": 1e3,
-    "M": 1e6,
-    "G": 1e9,
-    "T": 1e12,
-    "P": 1e15,
-    "p": 1e-12,
-}
+_PREFIX = {"": 1.0, "n": 1e-9, "u": 1e-6, "µ": 1e-6, "m": 1e-3, "k": 1e3, "K": 1e3, "M": 1e6}
+_PREFIX |= {"G": 1e9, "T": 1e12, "P": 1e15, "p": 1e-12}
 _BINARY = {"Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": 2.0**40}
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
@@ -41,9 +29,9 @@ _UNITS: dict[str, dict[str, float]] = {
         "µs": 1e-6,
         "ns": 1e-9,
         "min": 60.0,
-        "h": 3600.0,
-        "d": 86_400.0,
-        "days": 86_400.0,
+        "h": HOUR_S,
+        "d": DAY_S,
+        "days": DAY_S,
     },
     "bytes": {p + "B": f for p, f in _PREFIX.items() if f >= 1} | {p + "B": f for p, f in _BINARY.items()},
     "bytes_per_s": {p + "B/s": f for p, f in _PREFIX.items() if f >= 1}

@@ -70,12 +70,7 @@ def simulate_jobs(jobs: Sequence[Job], *, convention: str = DEFAULT_CONVENTION) 
 
 
 def measurement_of(
-    step: EvaluatedStep,
-    plan: int,
-    job: Job,
-    *,
-    convention: str = DEFAULT_CONVENTION,
-    assumptions: tuple[str, ...] = (),
+    step: EvaluatedStep, plan: int, job: Job, *, convention: str = DEFAULT_CONVENTION, assumptions: tuple[str, ...] = ()
 ) -> Measurement:
     """One of the simulated plans, which is the job's, in full."""
     r = {f.name: getattr(step.results, f.name)[plan].item() for f in fields(Results)}
@@ -94,7 +89,6 @@ def measurement_of(
 
 
 def _about(job: Job) -> tuple[str, ...]:
-    """What this plan's owner might not expect."""
     notes: list[str] = []
     if job.plan.recompute == "attention" and job.profile.attention != "unfused":
         notes.append(
@@ -131,7 +125,6 @@ def _about(job: Job) -> tuple[str, ...]:
 
 
 def _routing_note(plan: Plan) -> str:
-    """What the spread of tokens over experts rests on."""
     if plan.routing == "balanced":
         return (
             "every expert has equally many tokens; with real routing the training of Qwen3-235B was 8 to 20% slower "
@@ -187,11 +180,13 @@ Row = tuple[str, str, int, float, float, float]
 
 def comm_loads(w: EvaluatedStep, plan: int = 0) -> tuple[CommLoad, ...]:
     """Kernel time of each kind of collective in each kind of group, of one plan, mean over its GPUs."""
-    table = w.table
+    table, outer = w.table, w.outer_sync
+    exchange = (float(outer.per_step[plan]), float(outer.message_bytes[plan]), float(outer.comm_s[plan]))
     rows = [
         *_parameter_loads(w, plan),
         *_local_loads(w, plan, float(table.microbatches[plan]) * w.model.walked_layers / float(table.pp[plan])),
-        _exchange_load(w, plan),
+        # replicas that do not meet in every step: a fraction of a call in each
+        ("all_reduce", "dp_replicate", int(w.groups.exchange.ranks[plan]), *exchange),
         ("all_reduce", world_name(table, plan), int(w.groups.world.ranks[plan]), 1.0, 4.0, w.comm.norm[plan]),
         ("straggler_wait", "world", int(table.gpus[plan]), 1.0, 0.0, w.results.straggler_s[plan]),
     ]
@@ -266,19 +261,6 @@ def _parameter_loads(w: EvaluatedStep, plan: int) -> list[Row]:
         *rows("reduce_scatter", "dp_shard", "reduce", width, reduced, passes),
         *rows("all_reduce", copies, "replicate", width / shards, replicated + step.replicate_load_s[plan], once),
     ]
-
-
-def _exchange_load(w: EvaluatedStep, plan: int) -> Row:
-    """Replicas that do not meet in every step: a fraction of a call in each."""
-    e, ranks = w.outer_sync, int(w.groups.exchange.ranks[plan])
-    return (
-        "all_reduce",
-        "dp_replicate",
-        ranks,
-        float(e.per_step[plan]),
-        float(e.message_bytes[plan]),
-        float(e.comm_s[plan]),
-    )
 
 
 def _local_loads(w: EvaluatedStep, plan: int, layer_passes: float) -> list[Row]:
@@ -471,13 +453,8 @@ def _action(events: Events, names: dict[str, int]) -> dict[Key, LaneColumns]:
 
 def _lane(start: Floats, end: Floats, name: Ints, exposed: Floats | None) -> LaneColumns:
     count = len(start)
-    return LaneColumns(
-        start_s=start,
-        end_s=end,
-        name=name,
-        exposed_s=np.zeros(count) if exposed is None else exposed,
-        kernels=np.ones(count, dtype=np.int64),
-    )
+    exposed_s = np.zeros(count) if exposed is None else exposed
+    return LaneColumns(start_s=start, end_s=end, name=name, exposed_s=exposed_s, kernels=np.ones(count, dtype=np.int64))
 
 
 def _at(lane: LaneColumns, action: RepeatedAction) -> LaneColumns:

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from knee.base.arrays import Bools, ByValue, Floats, blended
+from knee.base.arrays import Bools, ByValue, Columns, Floats, blended, joined
 from knee.engine.cost.comm_costs import CommCosts, comm_costs, contention
 from knee.engine.cost.compute_costs import (
     ComputeCosts,
@@ -72,19 +72,10 @@ def run_step(parts: StepParts, a: Actions, *, fold: bool = True) -> StepColumns:
     filling = stage_copies(table) * per_rank(a.rows, a.ranks, a.filling_gather_s * ~a.rows.early) + a.late_gather_s
     span = np.where(table.pp > 1, 0.0, sums["duration_s"])
     fill_spans(parts, a, span, fold)
-    return StepColumns(
-        pipeline_s=span,
-        compute_s=sums["compute_s"],
-        exposed_s=sums["exposed_s"] + p2p + filling,
-        overlapped_s=sums["overlapped_s"],
-        idle_s=sums["idle_s"],
-        bubble_s=span - sums["duration_s"] - p2p - filling,
-        gather_load_s=sums["gather_load_s"] + filling,
-        reduce_load_s=sums["reduce_load_s"],
-        replicate_load_s=sums["replicate_load_s"],
-        local_load_s=sums["local_load_s"],
-        p2p_load_s=p2p,
-    )
+    duration = sums.pop("duration_s")
+    sums["exposed_s"] = sums["exposed_s"] + p2p + filling
+    sums["gather_load_s"] = sums["gather_load_s"] + filling
+    return StepColumns(pipeline_s=span, bubble_s=span - duration - p2p - filling, p2p_load_s=p2p, **sums)
 
 
 STEP_SUMS = tuple(name for name in SUM_NAMES if name not in ("drain_s", "left_reduce_s", "left_replicate_s"))
@@ -113,7 +104,7 @@ CHUNK = 65536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Results(ByValue):
+class Results(ByValue, Columns):
     """A step of every plan of a table; the fields of ``record.Measurement`` as columns."""
 
     step_s: Floats
@@ -187,8 +178,45 @@ def evaluate(
     memory = memory_of(model, profile, table, shapes_of(model, table, profile), modes, traffic)
     flop, moved = step_work(model, parts)
     moved = moved + optimizer.moved_bytes + outer_sync.moved_bytes
-    results, outer_sync = _results(
-        model, cluster, profile, parts, step, optimizer, late, outer_sync, memory, flop, moved, convention
+    # what happens once a step; the mean GPU waits in a collective for the slowest one
+    straggler = profile.straggler_frac * expected_maximum(table.gpus) * step.compute_s
+    compute_s = step.compute_s + optimizer.time_s + outer_sync.compute_s
+    # the host launches the optimizer too: where that takes longer than the device has work, the device waits
+    launches = step_total(model, table, parts.compute, "kernels") + optimizer.kernels
+    host = np.maximum(parts.launch_s * launches - step.pipeline_s - optimizer.time_s, 0.0) + profile.step_overhead_s
+    idle = step.idle_s + host
+    step_s = step.pipeline_s + optimizer.time_s + comm.norm + late + straggler + host
+    # replicas that meet every few steps: the mean of those steps
+    outer_sync = outer_sync.beside(step_s)
+    exposed = step.exposed_s + comm.norm + late + straggler + outer_sync.comm_s
+    step_s = step_s + outer_sync.comm_s + outer_sync.compute_s
+    tokens = table.global_batch * table.seq_len.astype(np.float64)
+    per_gpu = tokens / step_s / table.gpus
+    loads = step.gather_load_s + step.reduce_load_s + step.replicate_load_s + step.local_load_s + step.p2p_load_s
+    loads = loads + comm.norm + late + straggler + outer_sync.comm_s
+    # beside compute, collectives are charged for the time they take from it
+    alone = exposed + step.overlapped_s * parts.kappa / (1.0 + parts.kappa)
+    watts = power_w(cluster.gpu, step_s=step_s, flop=flop, moved_bytes=moved, comm_s=alone)
+    price = np.nan if cluster.usd_per_gpu_h is None else cluster.usd_per_gpu_h
+    total_bytes = memory.total_bytes
+    results = Results(
+        step_s=step_s,
+        tokens_per_s=tokens / step_s,
+        tokens_per_s_per_gpu=per_gpu,
+        mfu_frac=model_flop_per_token(model, table.seq_len, convention) * per_gpu / peak_column(cluster, table),
+        compute_s=compute_s,
+        comm_s=exposed + step.overlapped_s,
+        comm_load_s=loads,
+        exposed_comm_s=exposed,
+        overlapped_comm_s=step.overlapped_s,
+        bubble_s=step.bubble_s,
+        idle_s=idle,
+        straggler_s=straggler,
+        memory_bytes=total_bytes,
+        fits=total_bytes <= cluster.gpu.hbm_bytes,
+        power_w_per_gpu=watts,
+        tokens_per_j=per_gpu / watts,
+        usd_per_mtoken=usd_per_mtoken(price, per_gpu),
     )
     return EvaluatedStep(
         model=model,
@@ -284,7 +312,7 @@ def simulate_table(
         some = slice(start, start + CHUNK)
         own = variant_rows(model, some), variant_rows(cluster, some), variant_rows(profile, some)
         done.append(evaluate(*own, table.rows(some), convention=convention).results)
-    return joined_results(done)
+    return joined(*done)
 
 
 def simulate_variants(model: Model, variants: Sequence[tuple[Cluster, Profile]], table: PlanTable) -> Results:
@@ -292,11 +320,6 @@ def simulate_variants(model: Model, variants: Sequence[tuple[Cluster, Profile]],
     variant, plan = (grid.ravel() for grid in np.indices((len(variants), len(table))))
     cluster, profile = (side_by_side(specs, variant) for specs in zip(*variants, strict=True))
     return evaluate(model, cluster, profile, table.rows(plan)).results
-
-
-def joined_results(parts: Sequence[Results]) -> Results:
-    """The rows of several results in one."""
-    return Results(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Results)})
 
 
 def simulate_tables(
@@ -335,12 +358,9 @@ def step_work(model: Model, parts: StepParts) -> tuple[Floats, Floats]:
     passes = model.walked_layers * table.microbatches / table.pp
     totals = {}
     for field in ("flop", "moved_bytes"):
-        layer = (
-            getattr(c.layer_forward, field) * (1.0 + full)
-            + getattr(c.layer_backward_input, field)
-            + getattr(c.layer_backward_weight, field)
-            + getattr(c.ops_again, field)
-        )
+        costs = (c.layer_forward, c.layer_backward_input, c.layer_backward_weight, c.ops_again)
+        forward, back, weight, again = (getattr(cost, field) for cost in costs)
+        layer = forward * (1.0 + full) + back + weight + again
         ends = sum(
             getattr(x, field) for x in (c.embedding_forward, c.embedding_backward, c.head_forward, c.head_backward)
         )
@@ -349,74 +369,5 @@ def step_work(model: Model, parts: StepParts) -> tuple[Floats, Floats]:
     saved = energy_saved_frac(table) * step_total(model, table, c, "narrow_flop")
     products = totals["flop"][0] - attention - saved
     flop = products + attention + attention_again * passes * c.attention_forward_flop + totals["flop"][1]
-    return flop, totals["moved_bytes"][0] + totals["moved_bytes"][
-        1
-    ] + parts.copied_bytes() * model.walked_layers / table.pp
-
-
-def _results(
-    model: Model,
-    cluster: Cluster,
-    profile: Profile,
-    parts: StepParts,
-    step: StepColumns,
-    optimizer: Cost,
-    late: Floats,
-    outer_sync: OuterSync,
-    memory: MemoryColumns,
-    flop: Floats,
-    moved: Floats,
-    convention: str,
-) -> tuple[Results, OuterSync]:
-    """Add what happens once a step and read the metrics off; with the part of the outer sync that a step hides."""
-    table, comm = parts.table, parts.comm
-    # the mean GPU waits in a collective for the slowest one
-    straggler = profile.straggler_frac * expected_maximum(table.gpus) * step.compute_s
-    compute = step.compute_s + optimizer.time_s + outer_sync.compute_s
-    # the host launches the optimizer too: where that takes longer than the device has work, the device waits
-    launches = step_total(model, table, parts.compute, "kernels") + optimizer.kernels
-    host = np.maximum(parts.launch_s * launches - step.pipeline_s - optimizer.time_s, 0.0) + profile.step_overhead_s
-    idle = step.idle_s + host
-    step_s = step.pipeline_s + optimizer.time_s + comm.norm + late + straggler + host
-    # replicas that meet every few steps: the mean of those steps
-    outer_sync = outer_sync.beside(step_s)
-    exposed = step.exposed_s + comm.norm + late + straggler + outer_sync.comm_s
-    step_s = step_s + outer_sync.comm_s + outer_sync.compute_s
-    tokens = table.global_batch * table.seq_len.astype(np.float64)
-    per_gpu = tokens / step_s / table.gpus
-    loads = (
-        step.gather_load_s
-        + step.reduce_load_s
-        + step.replicate_load_s
-        + step.local_load_s
-        + step.p2p_load_s
-        + comm.norm
-        + late
-        + straggler
-        + outer_sync.comm_s
-    )
-    # beside compute, collectives are charged for the time they take from it
-    alone = exposed + step.overlapped_s * parts.kappa / (1.0 + parts.kappa)
-    watts = power_w(cluster.gpu, step_s=step_s, flop=flop, moved_bytes=moved, comm_s=alone)
-    price = np.nan if cluster.usd_per_gpu_h is None else cluster.usd_per_gpu_h
-    total_bytes = memory.total_bytes
-    results = Results(
-        step_s=step_s,
-        tokens_per_s=tokens / step_s,
-        tokens_per_s_per_gpu=per_gpu,
-        mfu_frac=model_flop_per_token(model, table.seq_len, convention) * per_gpu / peak_column(cluster, table),
-        compute_s=compute,
-        comm_s=exposed + step.overlapped_s,
-        comm_load_s=loads,
-        exposed_comm_s=exposed,
-        overlapped_comm_s=step.overlapped_s,
-        bubble_s=step.bubble_s,
-        idle_s=idle,
-        straggler_s=straggler,
-        memory_bytes=total_bytes,
-        fits=total_bytes <= cluster.gpu.hbm_bytes,
-        power_w_per_gpu=watts,
-        tokens_per_j=per_gpu / watts,
-        usd_per_mtoken=usd_per_mtoken(price, per_gpu),
-    )
-    return results, outer_sync
+    layers_bytes, ends_bytes = totals["moved_bytes"]
+    return flop, layers_bytes + ends_bytes + parts.copied_bytes() * model.walked_layers / table.pp

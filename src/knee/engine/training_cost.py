@@ -125,12 +125,7 @@ class TrainingQuestion:
 
 
 def bill_of(
-    measured: RunRates,
-    tokens: float,
-    *,
-    grid: CarbonGrid,
-    pue: float,
-    band: tuple[float, float] | None = None,
+    measured: RunRates, tokens: float, *, grid: CarbonGrid, pue: float, band: tuple[float, float] | None = None
 ) -> Bill:
     """The bill of a run at this speed, without checkpoints, failures and restarts.
 

@@ -70,11 +70,7 @@ SPELLED = ("no", "one", "two", "three", "four", "five", "six")
 
 
 def explain(
-    job: Job,
-    sources: Mapping[str, Source],
-    *,
-    convention: str = DEFAULT_CONVENTION,
-    step: EvaluatedStep | None = None,
+    job: Job, sources: Mapping[str, Source], *, convention: str = DEFAULT_CONVENTION, step: EvaluatedStep | None = None
 ) -> list[WhyLine]:
     """The whole chain, from tokens per second down to constants, of a step that may have been evaluated already."""
     w = step or evaluate(job.model, job.cluster, job.profile, table_of([job]), convention=convention)
@@ -94,26 +90,17 @@ def explain(
 
 def _throughput(c: Chain, job: Job, w: EvaluatedStep, convention: str) -> None:
     r = w.results
-    c.add(
-        0,
-        "tokens_per_s",
-        f"{r.tokens_per_s[0]:,.0f}",
-        f"global_batch({job.global_batch:,}) * seq_len({job.seq_len:,}) / step_s",
-    )
-    c.add(
-        0, "step_s", show(r.step_s[0], "s", 4), f"{' + '.join(METRICS[name].label for name in PARTS)}, mean over GPUs"
-    )
+    tokens = f"global_batch({job.global_batch:,}) * seq_len({job.seq_len:,})"
+    c.add(0, "tokens_per_s", f"{r.tokens_per_s[0]:,.0f}", f"{tokens} / step_s")
+    parts = " + ".join(METRICS[name].label for name in PARTS)
+    c.add(0, "step_s", show(r.step_s[0], "s", 4), f"{parts}, mean over GPUs")
     for name in PARTS:
         value = float(getattr(r, name)[0])
         c.add(1, name, f"{show(value, 's')} ({value / r.step_s[0]:.1%})")
     flop = float(model_flop_per_token(job.model, np.array([job.seq_len]), convention)[0])
     peak = job.cluster.gpu.peak_flop_per_s(job.plan.precision)
-    c.add(
-        0,
-        "mfu_frac",
-        f"{r.mfu_frac[0]:.2%}",
-        f"{flop / 1e9:.2f} GFLOP/token ({convention}) * tokens/s/GPU / {show(peak, 'flop_per_s')}",
-    )
+    formula = f"{flop / 1e9:.2f} GFLOP/token ({convention}) * tokens/s/GPU / {show(peak, 'flop_per_s')}"
+    c.add(0, "mfu_frac", f"{r.mfu_frac[0]:.2%}", formula)
     c.add(1, "parameters", f"{parameter_count(job.model):,}", "embeddings included")
 
 
@@ -124,28 +111,14 @@ _FP8_KERNELS = ("fp8_cast", "fp8_largest", "fp8_largest_columns", "fp8_weights",
 
 def _compute(c: Chain, job: Job, w: EvaluatedStep) -> None:
     one, gpu = w.table, job.cluster.gpu
-    s, types, kernels = (
-        shapes_of(job.model, one, job.profile),
-        product_column(one),
-        job.profile.kernels,
-    )
-    c.add(
-        0,
-        "compute of one layer",
-        show(float(w.compute.layer_forward.time_s[0]), "s")
-        + " forward, "
-        + show(float(w.compute.layer_backward_input.time_s[0] + w.compute.layer_backward_weight.time_s[0]), "s")
-        + " backward",
-        "sum of its kernels for one microbatch, without overlapping communication",
-    )
+    s, types, kernels = shapes_of(job.model, one, job.profile), product_column(one), job.profile.kernels
+    backward = w.compute.layer_backward_input.time_s[0] + w.compute.layer_backward_weight.time_s[0]
+    both = f"{show(float(w.compute.layer_forward.time_s[0]), 's')} forward, {show(float(backward), 's')} backward"
+    c.add(0, "compute of one layer", both, "sum of its kernels for one microbatch, without overlapping communication")
     clock = float(w.compute.clock_frac[0])
     limit = f"clock of matrix products and attention under the power limit of {show(gpu.tdp_w, 'w')}"
-    c.add(
-        1,
-        "clock",
-        f"{clock:.1%}",
-        limit if clock < 1 else "the highest clock, or the clock at which gemm_frac was measured",
-    )
+    highest = "the highest clock, or the clock at which gemm_frac was measured"
+    c.add(1, "clock", f"{clock:.1%}", limit if clock < 1 else highest)
     for o in op.layer_forward(job.model, s, kernels):
         seconds = float(operation_s(gpu, job.profile, types, o, clock)[0])
         c.add(1, o.name, show(seconds, "s"), _formula(job.model, o, seconds))
@@ -171,13 +144,6 @@ def _compute(c: Chain, job: Job, w: EvaluatedStep) -> None:
             c.add(1, f"{kernels}.{name}", passes, source=f"{kind}: {source}")
 
 
-def _window(model: Model) -> str:
-    """What the mean layer's attention is the mean of, where layers have a sliding window."""
-    if not model.window:
-        return ""
-    return f"; {model.sliding_layers} of {model.layers} layers have a window of {model.window:,}"
-
-
 def _spelled(count: float) -> str:
     """A number of messages in words; with a fraction where only some layers have one."""
     return SPELLED[int(count)] if count == int(count) else f"{count:.2f}"
@@ -192,7 +158,9 @@ def _formula(model: Model, o: op.Operation, seconds: float) -> str:
         rate = float(o.flop[0]) / seconds / 1e12
         return f"{count:,.0f} GEMMs {m:,.0f} x {n:,.0f} x {k:,.0f} in one kernel: {rate:,.0f} TFLOP/s"
     if isinstance(o, op.Attention):
-        return f"{o.flop[0] / 1e9:,.1f} GFLOP at {o.flop[0] / seconds / 1e12:,.0f} TFLOP/s, causal{_window(model)}"
+        window = f"; {model.sliding_layers} of {model.layers} layers have a window of {model.window:,}"
+        work = f"{o.flop[0] / 1e9:,.1f} GFLOP at {o.flop[0] / seconds / 1e12:,.0f} TFLOP/s, causal"
+        return work + (window if model.window else "")
     return f"{show(float(o.moved_bytes[0]), 'bytes')} moved in {int(np.max(o.kernels))} kernels"
 
 
@@ -283,31 +251,24 @@ def _constants(c: Chain, job: Job, keys: str) -> None:
 
 
 def _timeline(c: Chain, job: Job, w: EvaluatedStep) -> None:
-    c.add(
-        0,
-        "overlap",
-        show(float(w.results.overlapped_comm_s[0]), "s"),
-        "compute c while a communication backlog q runs: o = min(c (1 + kappa), q gamma), elapsed o + c - o / "
-        "(1 + kappa)",
-    )
+    formula = "o = min(c (1 + kappa), q gamma), elapsed o + c - o / (1 + kappa)"
+    overlapped = show(float(w.results.overlapped_comm_s[0]), "s")
+    c.add(0, "overlap", overlapped, f"compute c while a communication backlog q runs: {formula}")
     c.constant(1, "compute_slowdown_frac", f"{job.profile.compute_slowdown_frac:g}")
     c.constant(1, "comm_slowdown", f"{job.profile.comm_slowdown:g}")
-    c.add(
-        1, "straggler", show(float(w.results.straggler_s[0]), "s"), "straggler_frac * E[max of N normals] * compute_s"
-    )
+    waits = show(float(w.results.straggler_s[0]), "s")
+    c.add(1, "straggler", waits, "straggler_frac * E[max of N normals] * compute_s")
     c.constant(1, "straggler_frac", f"{job.profile.straggler_frac:g}")
     if job.plan.sync_every > 1:
         e, often = w.outer_sync, f"1 / sync_every({job.plan.sync_every:,})"
         c.add(1, "outer sync, share per step", show(float(e.comm_s[0]), "s"), f"all-reduce over the replicas * {often}")
         c.add(1, "outer optimizer, share per step", show(float(e.compute_s[0]), "s"), f"Nesterov's momentum * {often}")
     if job.plan.pp > 1:
-        c.add(
-            1,
-            "pipeline",
-            show(float(w.step.pipeline_s[0]), "s"),
-            f"{job.plan.schedule}, {job.plan.pp} stages x {job.plan.virtual_stages}, {job.microbatches} microbatches; "
-            "an action starts when its rank is free and its input has arrived",
+        shape = (
+            f"{job.plan.schedule}, {job.plan.pp} stages x {job.plan.virtual_stages}, {job.microbatches} microbatches"
         )
+        rule = "an action starts when its rank is free and its input has arrived"
+        c.add(1, "pipeline", show(float(w.step.pipeline_s[0]), "s"), f"{shape}; {rule}")
 
 
 def _memory(c: Chain, job: Job, w: EvaluatedStep) -> None:
@@ -317,33 +278,20 @@ def _memory(c: Chain, job: Job, w: EvaluatedStep) -> None:
     c.add(0, "memory_bytes", needs, f"of {limit} on the GPU that needs the most: {verdict}")
     notes = {"gradients": "at the memory peak: allocated as activations are freed, unless they are kept"}
     if job.plan.sync_every > 1:
-        notes["optimizer"] = (
-            "includes the outer optimizer's momentum and the parameters of the last outer sync, both in fp32"
-        )
+        outer = "the outer optimizer's momentum and the parameters of the last outer sync"
+        notes["optimizer"] = f"includes {outer}, both in fp32"
     for part in ("weights", "gradients", "optimizer", "activations", "logits", "comm_buffers", "context"):
         c.add(1, part, show(float(getattr(w.memory, part + "_bytes")[0]), "bytes"), notes.get(part, ""))
     _constants(c, job, "context_bytes allocator_frac reduces_in_flight")
 
 
 def _power(c: Chain, job: Job, w: EvaluatedStep) -> None:
-    gpu = job.cluster.gpu
-    c.add(
-        0,
-        "power_w_per_gpu",
-        show(float(w.results.power_w_per_gpu[0]), "w"),
-        "idle + (flop J/FLOP + bytes J/B + comm_s W) / step_s, smoothly limited by the power limit",
-    )
+    formula = "idle + (flop J/FLOP + bytes J/B + comm_s W) / step_s, smoothly limited by the power limit"
+    c.add(0, "power_w_per_gpu", show(float(w.results.power_w_per_gpu[0]), "w"), formula)
     c.add(1, "tensor-core work", f"{w.flop[0] / 1e12:,.1f} TFLOP per GPU and step")
     c.add(1, "HBM traffic", show(float(w.moved_bytes[0]), "bytes") + " per GPU and step")
-    for key, value in (
-        ("gpu.idle_w", show(gpu.idle_w, "w")),
-        ("gpu.gemm_j_per_flop", show(gpu.gemm_j_per_flop, "j_per_flop")),
-        ("gpu.hbm_j_per_byte", show(gpu.hbm_j_per_byte, "j_per_byte")),
-        ("gpu.comm_w", show(gpu.comm_w, "w")),
-        ("gpu.tdp_w", show(gpu.tdp_w, "w")),
-        ("gpu.cap_sharpness", f"{gpu.cap_sharpness:g}"),
-    ):
-        c.constant(1, key, value)
+    energies = "gpu.idle_w gpu.gemm_j_per_flop gpu.hbm_j_per_byte gpu.comm_w"
+    _constants(c, job, f"{energies} gpu.tdp_w gpu.cap_sharpness")
 
 
 def _price(c: Chain, job: Job, w: EvaluatedStep) -> None:
@@ -390,12 +338,8 @@ def _constant(c: Chain, depth: int, given: Conditions, name: str, value: str) ->
 
 
 def _goodput(c: Chain, g: Goodput) -> None:
-    c.add(
-        0,
-        "goodput_frac",
-        f"{g.goodput_frac:.2%}",
-        "1 / ((1 + evaluation + slow nodes) * stretch * (1 + planned stops)): seconds of steps per second of the run",
-    )
+    formula = "1 / ((1 + evaluation + slow nodes) * stretch * (1 + planned stops))"
+    c.add(0, "goodput_frac", f"{g.goodput_frac:.2%}", f"{formula}: seconds of steps per second of the run")
     for name, share in g.parts.items():
         if share > 0:
             c.add(1, name, f"{share:.2%}", "of the run's time")
@@ -419,10 +363,9 @@ def _checkpoint(c: Chain, g: Goodput, params: float) -> None:
     per_param, source = default_of("run", "checkpoint_bytes_per_param")
     if g.interval_s is not None:
         how = "given" if given.checkpoint_interval_s is not None else "the root of 1 - t/M = exp(-(t + C) / M)"
-        near = (
-            "" if g.young_s is None or g.daly_s is None else f"; Young {_seconds(g.young_s)}, Daly {_seconds(g.daly_s)}"
-        )
-        c.add(0, "t, training between checkpoints", duration(g.interval_s), how + near)
+        if g.young_s is not None and g.daly_s is not None:
+            how += f"; Young {_seconds(g.young_s)}, Daly {_seconds(g.daly_s)}"
+        c.add(0, "t, training between checkpoints", duration(g.interval_s), how)
     rate = "storage_bytes_per_s" if given.checkpoint == "blocking" else "host_copy_bytes_per_s"
     c.add(0, "C, training waits for a checkpoint", _seconds(saved.wait_s), f"bytes / (GPUs({g.gpus:,}) * {rate})")
     size = f"{per_param:g} bytes * {params:,.0f} parameters"
@@ -481,9 +424,8 @@ def _days(c: Chain, g: Goodput, training: Mapping[str, Any], failed: Mapping[str
         low, high = (default_of("run", name) for name in RATE_ENDS)
         text = "failure rates of the drawn runs differ as those of published clusters do"
         c.add(2, "spread of failure rates", f"{low[0]:g} to {high[0]:g} times", text, f"published: {low[1].text}")
-    c.add(
-        1, "interruptions", amount(failed["interruptions"]), "failures and planned stops per day * days with failures"
-    )
+    stops = "failures and planned stops per day * days with failures"
+    c.add(1, "interruptions", amount(failed["interruptions"]), stops)
     for cause, share in sorted(g.causes.items(), key=lambda one: -one[1]):
         each = g.interruptions_per_day[cause]
         c.add(2, cause, f"{each:.3g} per day", f"takes {share:.2%} of the run's time")
@@ -496,12 +438,8 @@ def _dollars(c: Chain, job: Job, g: Goodput, training: Mapping[str, Any], failed
     price = job.cluster.usd_per_gpu_h
     if price is None or failed["cost_usd"] is None:
         return
-    c.add(
-        0,
-        "USD with failures",
-        amount(failed["cost_usd"]),
-        f"GPU-hours * price; without failures {amount(training['cost_usd'])}",
-    )
+    without = amount(training["cost_usd"])
+    c.add(0, "USD with failures", amount(failed["cost_usd"]), f"GPU-hours * price; without failures {without}")
     c.constant(1, "cluster.usd_per_gpu_h", f"{price:g} USD/h")
 
 

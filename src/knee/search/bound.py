@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from knee.base.arrays import Bools, Floats, Ints, blended, equal_rows, expanded
+from knee.base.arrays import Bools, Columns, Floats, Ints, blended, equal_rows, expanded
 from knee.engine.cost.kernel_cost import Cost
 from knee.engine.cost.outer_sync import optimizer_cost, outer_sync_cost
 from knee.engine.cost.placement import expected_maximum
@@ -21,7 +21,7 @@ from knee.engine.energy import power_w
 from knee.engine.simulator import CHUNK, late_gather_s, priced, step_work
 from knee.engine.timeline.passes import Segment
 from knee.engine.timeline.pipelines.spans import transfers
-from knee.engine.timeline.plan_passes import recomputed
+from knee.engine.timeline.plan_passes import recomputed, segment_of
 from knee.engine.timeline.step_parts import LayerParts, LocalComm, StepParts
 from knee.engine.workload.layers_per_stage import ModelLayers, cuts_of
 from knee.specs.hardware import Cluster
@@ -37,7 +37,7 @@ from knee.specs.variants import columns_of, variant_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class Stretch(Columns):
     """A layer or an end of the model, without the sharded group's messages beside it."""
 
     time_s: Floats
@@ -47,17 +47,6 @@ class Stretch:
     """Compute that would run beside its messages without making it longer."""
     idle_s: Floats
     """Of it, when the device waits for the host."""
-
-    def times(self, count: Floats | Bools) -> Stretch:
-        """``count`` of these stretches, one after the other."""
-        return Stretch(**{name: count * getattr(self, name) for name in _TIMES})
-
-    def plus(self, other: Stretch) -> Stretch:
-        """This stretch and then the other."""
-        return Stretch(**{name: getattr(self, name) + getattr(other, name) for name in _TIMES})
-
-
-_TIMES = tuple(f.name for f in fields(Stretch))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,19 +98,14 @@ class LayerWork:
         backward_s = backward_s + np.where(modes.reshards, out, 0.0) + np.where(modes.reduces_often, back, 0.0)
         kernels = c.layer_backward_input.kernels + c.layer_backward_weight.kernels + again_kernels
         return cls(
-            forward=_segment(parts, forward_s, c.layer_forward.kernels, local.layer_forward),
-            backward=_segment(parts, backward_s, kernels, local.layer_backward),
+            forward=segment_of(parts, forward_s, c.layer_forward.kernels, local.layer_forward),
+            backward=segment_of(parts, backward_s, kernels, local.layer_backward),
             copy_out_s=np.where(modes.reshards, 0.0, out),
             copy_in_s=np.where(modes.reduces_often, 0.0, back),
             gather_s=parts.comm.gather_layer,
             reduce_s=parts.comm.reduce_layer,
             replicate_s=parts.comm.replicate_layer,
         )
-
-
-def _segment(parts: StepParts, compute_s: Floats, kernels: Floats, local: LocalComm) -> Segment:
-    host = parts.launch_s * kernels + local.host_s
-    return Segment(compute_s=compute_s, hidden_s=local.hidden_s, blocking_s=local.blocking_s, host_s=host)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +141,7 @@ class MicrobatchWork:
         compute = model.walked_layers * (layer.forward.compute_s + layer.backward.compute_s)
 
         def end(cost: Cost, comm: LocalComm) -> Stretch:
-            return pace.stretch(_segment(parts, cost.time_s, cost.kernels, comm))
+            return pace.stretch(segment_of(parts, cost.time_s, cost.kernels, comm))
 
         return cls(
             layer=layer,
@@ -279,23 +263,13 @@ def slow_ranks(model: Model, profile: Profile, table: PlanTable) -> list[Pipelin
     """The ranks of which one may be the slowest."""
     cuts = cuts_of(model, profile, table)
     ranks = np.array([_cut(*way) for way in cuts.ways], dtype=np.float64).reshape(-1, 3, 9)[cuts.of_plan]
-    return [
-        PipelineRank(
-            layers=held[0],
-            share=held[1],
-            chunk=held[2],
-            chunk_share=held[3],
-            before=rank,
-            layers_before=held[4],
-            share_before=held[5],
-            first=rank == 0,
-            last=rank == table.pp - 1,
-            chunks=table.virtual_stages,
-            upper=held[6],
-            upper_share=held[7],
-        )
-        for rank, *held in np.moveaxis(ranks, 0, 2)
-    ]
+    names = ("layers", "share", "chunk", "chunk_share", "layers_before", "share_before", "upper", "upper_share")
+    found = []
+    for rank, *held in np.moveaxis(ranks, 0, 2):
+        counts: dict[str, Any] = dict(zip(names, held, strict=True))
+        first, last = rank == 0, rank == table.pp - 1
+        found.append(PipelineRank(**counts, before=rank, first=first, last=last, chunks=table.virtual_stages))
+    return found
 
 
 SLACK = 0.998
@@ -304,22 +278,12 @@ them, and is then off by up to half of ``spans.FOLD_ERROR`` (0.15%); without sla
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeastStep:
+class LeastStep(Columns):
     """No simulated step of the plan takes less."""
 
     step_s: Floats
     energy_j: Floats
     """Of one GPU."""
-
-    def rows(self, index: Ints) -> LeastStep:
-        """The bounds of the plans at these places."""
-        return LeastStep(step_s=self.step_s[index], energy_j=self.energy_j[index])
-
-    def plus(self, other: LeastStep) -> LeastStep:
-        """The bounds of these plans, then of the others."""
-        both = ((self.step_s, other.step_s), (self.energy_j, other.energy_j))
-        step_s, energy_j = (np.concatenate(pair) for pair in both)
-        return LeastStep(step_s=step_s, energy_j=energy_j)
 
 
 def least_step(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> LeastStep:
@@ -467,7 +431,6 @@ def _backward(work: MicrobatchWork, rank: PipelineRank, layer: LayerWork) -> Str
 
 
 def _microbatch_s(work: UnshardedWork, rank: PipelineRank) -> Floats:
-    """A microbatch through a rank, forward and backward."""
     forward, backward = work.layer_s(rank.share)
     ends = rank.first * (work.embedding_forward + work.embedding_backward)
     return rank.layers * (forward + backward) + ends + rank.last * (work.head_forward + work.head_backward)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import exp, log
+from typing import Any
 
 import numpy as np
 
@@ -19,14 +20,14 @@ from knee.search.bound import least_step
 from knee.search.memory_fit import memory_table
 from knee.search.plan_search import SearchResult, score, search
 from knee.search.space import FLAT, Space, degrees, whole_table
-from knee.specs.hardware import Cluster, Gpu
+from knee.specs.hardware import Cluster
 from knee.specs.job import Job
 from knee.specs.metrics import METRICS, VIEWS
 from knee.specs.notes import Note
-from knee.specs.plan import SHARDINGS, Plan
+from knee.specs.plan import SHARDINGS
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
-from knee.specs.profile_parameters import PARAMETERS, Parameter, applied, value_of
+from knee.specs.profile_parameters import OF_MEMORY, PARAMETERS, Parameter, applied, value_of
 from knee.specs.schedules import ONE_F_ONE_B
 from knee.specs.variants import side_by_side
 
@@ -105,40 +106,34 @@ class Bar:
     """Where it is a quarter worse."""
 
 
-def _compute(gpu: Gpu, factor: float) -> Gpu:
-    rates = {f"{word}_flop_per_s": getattr(gpu, f"{word}_flop_per_s") for word in ("fp16", "bf16", "fp8", "fp4")}
-    return replace(gpu, **{name: rate * factor for name, rate in rates.items() if rate is not None})
+def _faster(part: str, *rates: str) -> Callable[[Cluster, float], Cluster]:
+    """A change of a part of the cluster: these rates, where it has them, times a factor."""
+
+    def change(cluster: Cluster, factor: float) -> Cluster:
+        old = getattr(cluster, part)
+        known = {name: getattr(old, name) for name in rates}
+        scaled = {name: rate * factor for name, rate in known.items() if rate is not None}
+        changed: dict[str, Any] = {part: replace(old, **scaled)}
+        return replace(cluster, **changed)
+
+    return change
 
 
+def _nearer(cluster: Cluster, factor: float) -> Cluster:
+    fabric, hop_s = cluster.fabric, cluster.node.hop_s / factor
+    tiers = tuple(replace(tier, hop_s=tier.hop_s / factor) for tier in fabric.tiers)
+    level_s = fabric.tree_level_s / factor
+    fabric = replace(fabric, hop_s=fabric.hop_s / factor, tree_level_s=level_s, tiers=tiers)
+    return replace(cluster, node=replace(cluster.node, hop_s=hop_s), fabric=fabric)
+
+
+_PEAKS = ("fp16_flop_per_s", "bf16_flop_per_s", "fp8_flop_per_s", "fp4_flop_per_s")
 PARTS: dict[str, tuple[str, Callable[[Cluster, float], Cluster]]] = {
-    "compute": ("tensor cores", lambda c, f: replace(c, gpu=_compute(c.gpu, f))),
-    "hbm": ("memory bandwidth", lambda c, f: replace(c, gpu=replace(c.gpu, hbm_bytes_per_s=c.gpu.hbm_bytes_per_s * f))),
-    "nvlink": (
-        "links within a node",
-        lambda c, f: replace(
-            c,
-            node=replace(
-                c.node, link_bytes_per_s=c.node.link_bytes_per_s * f, pair_bytes_per_s=c.node.pair_bytes_per_s * f
-            ),
-        ),
-    ),
-    "nic": (
-        "network rate",
-        lambda c, f: replace(c, fabric=replace(c.fabric, nic_bytes_per_s=c.fabric.nic_bytes_per_s * f)),
-    ),
-    "latency": (
-        "1 / latency per hop",
-        lambda c, f: replace(
-            c,
-            node=replace(c.node, hop_s=c.node.hop_s / f),
-            fabric=replace(
-                c.fabric,
-                hop_s=c.fabric.hop_s / f,
-                tree_level_s=c.fabric.tree_level_s / f,
-                tiers=tuple(replace(tier, hop_s=tier.hop_s / f) for tier in c.fabric.tiers),
-            ),
-        ),
-    ),
+    "compute": ("tensor cores", _faster("gpu", *_PEAKS)),
+    "hbm": ("memory bandwidth", _faster("gpu", "hbm_bytes_per_s")),
+    "nvlink": ("links within a node", _faster("node", "link_bytes_per_s", "pair_bytes_per_s")),
+    "nic": ("network rate", _faster("fabric", "nic_bytes_per_s")),
+    "latency": ("1 / latency per hop", _nearer),
 }
 """What is changed, its name for people, and how; more is always better, so that latency is divided."""
 
@@ -195,7 +190,6 @@ CLEARLY = 0.05
 """The plan that is first by the fitted values gives way only to one that is good in so many more draws."""
 UNSURE = 0.2
 """A plan that is ahead of the recommended one in at least so many draws cannot be told from it."""
-OF_MEMORY = ("profile.context_bytes", "profile.allocator_frac")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -314,15 +308,11 @@ def baseline(found: SearchResult) -> Baseline | Note:
     alone = search(plain, found.cluster, found.profile, objective=found.objective, only="dp_replicate == 1", keep=1)
     if not len(alone):
         return Note("does-not-fit", "plain FSDP does not fit in memory")
-    job = alone.job(0)
-    same = [row for row in _rows_like(found.table, job.plan) if found.table.plan(row) == job.plan]
-    return Baseline(job=job, result=simulate(job), row=same[0] if same else None)
-
-
-def _rows_like(table: PlanTable, plan: Plan) -> list[int]:
+    job, table = alone.job(0), found.table
     alike = (table.tp * table.pp * table.cp == 1) & (table.dp_replicate == 1)
-    alike &= (table.sharding == SHARDINGS.index(plan.sharding)) & (table.micro_batch == plan.micro_batch)
-    return [int(row) for row in np.flatnonzero(alike)]
+    alike &= (table.sharding == SHARDINGS.index(job.plan.sharding)) & (table.micro_batch == job.plan.micro_batch)
+    row = next((row for row in np.flatnonzero(alike).tolist() if table.plan(row) == job.plan), None)
+    return Baseline(job=job, result=simulate(job), row=row)
 
 
 def why(job: Job, base: Baseline) -> str:

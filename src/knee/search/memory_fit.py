@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from knee.base.arrays import Floats, Ints
+from knee.base.arrays import Columns, Floats, Ints, joined
 from knee.engine.cost.compute_costs import is_narrow, shapes_of
 from knee.engine.simulator import CHUNK
 from knee.engine.workload.memory import MemoryColumns, memory_of
 from knee.engine.workload.traffic import Modes, traffic_of
-from knee.search.space import Space, joined, sharded_table, shardings
+from knee.search.space import Space, sharded_table, shardings
 from knee.specs.model import Model
 from knee.specs.plan import RECOMPUTES, REDUCING, SHARDINGS, Sharding
 from knee.specs.plan_table import PlanTable
@@ -52,11 +52,9 @@ class LeastMemory:
         if recomputes_shares(space):
             none = unsharded.recompute == RECOMPUTES.index("none")
             most = with_share(unsharded, max(SHARES))
-            unsharded = replace(
-                unsharded,
-                recompute=np.where(none, most.recompute, unsharded.recompute),
-                recompute_frac=np.where(none, most.recompute_frac, unsharded.recompute_frac),
-            )
+            recompute = np.where(none, most.recompute, unsharded.recompute)
+            recompute_frac = np.where(none, most.recompute_frac, unsharded.recompute_frac)
+            unsharded = replace(unsharded, recompute=recompute, recompute_frac=recompute_frac)
         m = memory_table(space.model, profile, unsharded)
         least = m.activations_bytes + m.logits_bytes + m.optimizer_bytes
         whole = least + m.weights_bytes + m.gradients_bytes
@@ -99,25 +97,13 @@ def with_share(table: PlanTable, share: float) -> PlanTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FittingPlans:
+class FittingPlans(Columns):
     """Plans that fit."""
 
     table: PlanTable
     memory_bytes: Floats
     row: Ints
     """Of each: its row among the plans in question."""
-
-    def rows(self, index: Ints) -> FittingPlans:
-        """The plans at these places."""
-        return FittingPlans(table=self.table.rows(index), memory_bytes=self.memory_bytes[index], row=self.row[index])
-
-    def plus(self, other: FittingPlans) -> FittingPlans:
-        """These plans and the others."""
-        return FittingPlans(
-            table=joined(self.table, other.table),
-            memory_bytes=np.concatenate((self.memory_bytes, other.memory_bytes)),
-            row=np.concatenate((self.row, other.row)),
-        )
 
 
 def fitting(space: Space, profile: Profile, table: PlanTable, hbm_bytes: float) -> FittingPlans:
@@ -140,7 +126,7 @@ def fitting(space: Space, profile: Profile, table: PlanTable, hbm_bytes: float) 
     left = of(with_share(table.rows(open_), most), open_)
     for share in less:
         some = of(with_share(left.table, share), left.row)
-        found = found.plus(some)
+        found = joined(found, some)
         fits[some.row] = True
         left = left.rows(np.flatnonzero(~fits[left.row]))
-    return found.plus(left)
+    return joined(found, left)

@@ -8,43 +8,146 @@ certain to be worse, so that the first plans are those of simulating everything.
 
 from __future__ import annotations
 
+import ast
+import operator
 from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from knee.base.arrays import Bools, ByValue, Floats, Ints
+from knee.base.arrays import Bools, ByValue, Columns, Floats, Ints, joined
 from knee.base.errors import InputError, argument
 from knee.base.progress import Progress, silent
-from knee.engine.simulator import Results, joined_results, simulate_table
+from knee.engine.simulator import Results, simulate_table
 from knee.search.bound import LeastStep, by_chunk, least_shape_step, least_step, least_unsharded_step
 from knee.search.memory_fit import fitting, memory_bytes, shardings_that_may_fit
-from knee.search.plan_filter import matching
-from knee.search.space import (
-    Space,
-    count_plans,
-    joined,
-    kernel_shapes,
-    unsharded_table,
-    whole_tables,
-    without_twins,
-)
+from knee.search.space import Space, count_plans, kernel_shapes, unsharded_table, whole_tables, without_twins
 from knee.specs.choices import Objective
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
-from knee.specs.plan import AXES, Plan
-from knee.specs.plan_table import PlanTable
+from knee.specs.plan import AXES, KNOBS, Plan
+from knee.specs.plan_table import SIZES, PlanTable
 from knee.specs.profile import Profile
 from knee.specs.schedules import schedule_of
+
+# ``--only "tp <= 8 and sharding == 'fsdp'"``: a condition on plans, evaluated on columns. Only names of columns,
+# numbers, words, comparisons, arithmetic and and/or/not are read; nothing is run.
+
+WORDS = {name: knob.choices for name, knob in KNOBS.items() if knob.choices and not (knob.optional or knob.many)}
+"""Column -> its words."""
+NUMBERS = (*SIZES, *(name for name, knob in KNOBS.items() if not (knob.choices or knob.optional)), "dp", "microbatches")
+BINARY: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+HINT = f'for example "pp == 1 and tp <= 8"; the columns are {", ".join((*NUMBERS, *WORDS))}'
+
+
+def matching(table: PlanTable, condition: str) -> Bools:
+    """Whether each plan meets the condition."""
+    try:
+        tree = ast.parse(condition.strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise _refused(condition, " is not a condition") from None
+    try:
+        with np.errstate(all="raise"):
+            found = np.asarray(_value(tree.body, table, condition))
+    except (TypeError, ValueError, ArithmeticError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise _refused(condition, " cannot be evaluated") from None
+    if found.dtype != np.bool_:
+        raise _refused(condition, " is a number, not a condition")
+    return np.broadcast_to(found, len(table))
+
+
+def _value(node: ast.expr, table: PlanTable, condition: str) -> Any:
+    def of(inner: ast.expr) -> Any:
+        return _value(inner, table, condition)
+
+    match node:
+        case ast.BoolOp(op=ast.And(), values=values):
+            return np.logical_and.reduce([np.broadcast_to(_truth(of(v), condition), len(table)) for v in values])
+        case ast.BoolOp(op=ast.Or(), values=values):
+            return np.logical_or.reduce([np.broadcast_to(_truth(of(v), condition), len(table)) for v in values])
+        case ast.UnaryOp(op=ast.Not(), operand=inner):
+            return np.logical_not(_truth(of(inner), condition))
+        case ast.UnaryOp(op=ast.USub(), operand=inner):
+            return -of(inner)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in BINARY:
+            return BINARY[type(op)](_number(of(left), condition), _number(of(right), condition))
+        case ast.Compare(left=left, ops=ops, comparators=others):
+            found, before = np.ones(len(table), dtype=np.bool_), left
+            for how, after in zip(ops, others, strict=True):
+                if type(how) not in BINARY:
+                    raise _unread(how, condition)
+                found &= _compared(BINARY[type(how)], before, after, of, condition)
+                before = after
+            return found
+        case ast.Name(id=name) if name in NUMBERS:
+            return getattr(table, name)
+        case ast.Name(id=name) if name in WORDS:
+            return np.array(WORDS[name])[getattr(table, name)]
+        case ast.Name(id=name):
+            raise _refused(condition, f": plans have no {name!r}", "unknown-field")
+        case ast.Constant(value=int() | float() | str() | bool() as value):
+            return value
+    raise _unread(node, condition)
+
+
+def _compared(
+    how: Callable[[Any, Any], Any], before: ast.expr, after: ast.expr, of: Callable[[ast.expr], Any], condition: str
+) -> Any:
+    a, b = of(before), of(after)
+    words = [isinstance(x, str) or (isinstance(x, np.ndarray) and x.dtype.kind == "U") for x in (a, b)]
+    if words[0] != words[1] or (words[0] and how not in (operator.eq, operator.ne)):
+        raise _refused(condition, " compares a word with a number, or orders words by size")
+    for one, other in ((before, b), (after, a)):
+        if isinstance(one, ast.Name) and one.id in WORDS and isinstance(other, str) and other not in WORDS[one.id]:
+            text = f"--only {condition!r}: {one.id} has no value {other!r}"
+            hint = f"{one.id} is one of {', '.join(WORDS[one.id])}"
+            raise InputError(text, hint=hint, code="unknown-choice", field="only")
+    return how(a, b)
+
+
+def _truth(value: Any, condition: str) -> Any:
+    if np.asarray(value).dtype != np.bool_:
+        raise _refused(condition, " has a number instead of a condition")
+    return value
+
+
+def _number(value: Any, condition: str) -> Any:
+    if np.asarray(value).dtype.kind not in "biuf":
+        raise _refused(condition, " does arithmetic with a word")
+    return value
+
+
+def _unread(node: ast.AST, condition: str) -> InputError:
+    return _refused(condition, f": {type(node).__name__} is not supported")
+
+
+def _refused(condition: str, why: str, code: str = "not-a-condition") -> InputError:
+    return InputError(f"--only {condition!r}{why}", hint=HINT, code=code, field="only")
+
 
 FRONT_STEP = 1.15
 """Over the fastest step: a plan that is slower than that is no choice, whatever memory it leaves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Merits:
+class Merits(Columns):
     """What plans are compared by, rounded: those within a thousandth, or a hundredth of the memory, count as equal,
     because a front of hundreds that differ by nothing helps nobody. More is better."""
 
@@ -64,10 +167,6 @@ class Merits:
         """Merits of simulated plans."""
         energy = results.power_w_per_gpu * results.step_s
         return cls.of(step_s=results.step_s, energy_j=energy, memory_bytes=results.memory_bytes, hbm_bytes=hbm_bytes)
-
-    def rows(self, index: Ints) -> Merits:
-        """The merits of the plans at these places."""
-        return Merits(speed=self.speed[index], thrift=self.thrift[index], room=self.room[index])
 
     def matched_by(self, others: Merits) -> Bools:
         """Whether one of the others is at least as good in all three."""
@@ -168,7 +267,7 @@ def hides_most(space: Space, shapes: PlanTable) -> PlanTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Waiting:
+class _Waiting(Columns):
     """Plans that fit and are not simulated yet."""
 
     table: PlanTable
@@ -176,21 +275,6 @@ class _Waiting:
     """Bounds."""
     energy_j: Floats
     memory_bytes: Floats
-
-    def rows(self, index: Ints) -> _Waiting:
-        """The plans at these places."""
-        columns = (self.step_s, self.energy_j, self.memory_bytes)
-        step, energy, memory = (column[index] for column in columns)
-        return _Waiting(table=self.table.rows(index), step_s=step, energy_j=energy, memory_bytes=memory)
-
-    def plus(self, other: _Waiting) -> _Waiting:
-        """These plans and the others."""
-        return _Waiting(
-            table=joined(self.table, other.table),
-            step_s=np.concatenate((self.step_s, other.step_s)),
-            energy_j=np.concatenate((self.energy_j, other.energy_j)),
-            memory_bytes=np.concatenate((self.memory_bytes, other.memory_bytes)),
-        )
 
 
 class BestFirst:
@@ -295,7 +379,7 @@ class BestFirst:
         table = fit.table
         bounds = by_chunk(least_step, start.space.model, start.cluster, start.profile, table)
         more = _Waiting(table=table, step_s=bounds.step_s, energy_j=bounds.energy_j, memory_bytes=fit.memory_bytes)
-        self._waiting = self._waiting.plus(more)
+        self._waiting = joined(self._waiting, more)
 
     def _simulate(self, left: Ints) -> None:
         """Of what is left, the plans with the least bounds."""
@@ -305,7 +389,7 @@ class BestFirst:
         now = self._waiting.rows(first)
         results = simulate_table(start.space.model, start.cluster, start.profile, now.table)
         self.table = joined(self.table, now.table)
-        self.results = joined_results([self.results, results])
+        self.results = joined(self.results, results)
         self._waiting = self._waiting.rows(np.delete(np.arange(len(self._waiting.step_s)), first))
         if self.watch is not None:
             self.watch(self.table, self.results)
@@ -427,7 +511,7 @@ def search(
     if front:
         found.find_front()
     order = _order(found.table, score(found.results, objective))
-    order = order[without_twins(found.table.rows(order), results_rows(found.results, order))]
+    order = order[without_twins(found.table.rows(order), found.results.rows(order))]
     return SearchResult(
         space=space,
         cluster=cluster,
@@ -437,7 +521,7 @@ def search(
         plans=max(plans, len(order)),
         ranked=min(keep, len(order)),
         table=found.table.rows(order),
-        results=results_rows(found.results, order),
+        results=found.results.rows(order),
         start=start,
     )
 
@@ -465,11 +549,6 @@ def _order(table: PlanTable, scores: Floats) -> Ints:
     """Best first; plans of the same score always in the same order."""
     columns = [getattr(table, name) for name in TIES]
     return np.lexsort((~table.sequence_parallel, *reversed(columns), -scores))
-
-
-def results_rows(results: Results, index: Ints) -> Results:
-    """The results of the rows at these places."""
-    return Results(**{f.name: getattr(results, f.name)[index] for f in fields(Results)})
 
 
 def _check_modelled(space: Space, cluster: Cluster, profile: Profile) -> None:
@@ -517,5 +596,5 @@ def cell_bests(found: SearchResult) -> Iterator[CellBest]:
             yield CellBest(tp=tp, pp=pp, plans=len(rows))
             continue
         row = int(np.argmax(score(best.results, found.objective)))
-        results = results_rows(best.results, np.array([row]))
+        results = best.results.rows(np.array([row]))
         yield CellBest(tp=tp, pp=pp, plans=len(rows), plan=best.table.plan(row), results=results)

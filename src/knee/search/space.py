@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from knee.base.arrays import Bools, Ints, distinct
+from knee.base.arrays import Bools, Ints, distinct, joined
 from knee.base.errors import InputError
 from knee.engine.cost.placement import gpus_used
 from knee.engine.simulator import Results
@@ -205,23 +205,13 @@ def sharded_table(space: Space, unsharded: PlanTable) -> PlanTable:
     for dp in distinct(unsharded.dp_shard).tolist():
         plans, shared = np.flatnonzero(unsharded.dp_shard == dp), shardings(space, dp)
         plan, share = (grid.ravel() for grid in np.indices((len(plans), len(shared))))
-        some, copies = unsharded.rows(plans[plan]), _ints([one[2] for one in shared])[share]
+        some, (shard, copies) = unsharded.rows(plans[plan]), (ranks[share] for ranks in _ranks(shared))
         mode = _codes(SHARDINGS, [one[0] for one in shared])[share]
-        some = replace(
-            some,
-            sharding=mode,
-            dp_shard=_ints([one[1] for one in shared])[share],
-            dp_replicate=copies,
-            **_synced(space, copies),
-        )
-        parts.append(some.rows(np.flatnonzero(_can_be(mode, some.schedule, some.pp) & _folds(some))))
+        some = replace(some, sharding=mode, dp_shard=shard, dp_replicate=copies, **_synced(space, copies))
+        # experts fill the ranks of a stage evenly
+        folds_evenly = fills_ranks(_stage_ranks(mode, shard, copies, some.tp, some.cp), some.ep, some.etp)
+        parts.append(some.rows(np.flatnonzero(_can_be(mode, some.schedule, some.pp) & folds_evenly)))
     return with_each(joined(unsharded.rows(slice(0, 0)), *parts), space.every_collectives)
-
-
-def joined(*tables: PlanTable) -> PlanTable:
-    """The rows of several tables in one."""
-    columns = {name: np.concatenate([getattr(t, name) for t in tables]) for name in COLUMNS}
-    return PlanTable(placement=tables[0].placement, **columns)
 
 
 def count_plans(space: Space) -> int:
@@ -230,10 +220,7 @@ def count_plans(space: Space) -> int:
     for tp, pp, cp, dp in degrees(space):
         orders, folded, shared = schedules(space, pp), folds(space, tp, cp, dp), shardings(space, dp)
         sizes, others = _ints(_sizes(space, dp)), prod(len(option) for option in _options(space, tp, cp))
-        modes, codes = (
-            _codes(SHARDINGS, [one[0] for one in shared]),
-            _codes(SCHEDULES, [one[0] for one in orders]),
-        )
+        modes, codes = (_codes(SHARDINGS, [one[0] for one in shared]), _codes(SCHEDULES, [one[0] for one in orders]))
         shard, copies = (ranks[:, None] for ranks in _ranks(shared))
         ranks = _stage_ranks(modes[:, None], shard, copies, tp, cp)
         laid = (ranks % _ints([ep * etp for ep, etp in folded])[None] == 0).sum(axis=1)
@@ -334,7 +321,6 @@ def _cut_and_shared(space: Space, shapes: PlanTable, rows: Ints, pp: int, dp: in
 
 
 def _cuts_batch(space: Space, pp: int, dp: int, micro: Ints, schedule: Ints) -> Bools:
-    """Whether schedules of a pipeline take so many microbatches."""
     count = space.global_batch // dp // micro
     if pp == 1:
         return np.ones(np.broadcast_shapes(count.shape, schedule.shape), dtype=np.bool_)
@@ -343,7 +329,6 @@ def _cuts_batch(space: Space, pp: int, dp: int, micro: Ints, schedule: Ints) -> 
 
 
 def _sizes(space: Space, dp: int) -> list[int]:
-    """Sequences that a microbatch may have."""
     found = divisors(space.global_batch // dp)
     return [size for size in found if not space.micro_batches or size in space.micro_batches]
 
@@ -376,14 +361,7 @@ def _can_be(mode: Ints, schedule: Ints, pp: Ints | int) -> Bools:
 
 
 def _stage_ranks(mode: Ints, shard: Ints, copies: Ints, tp: Ints | int, cp: Ints | int) -> Ints:
-    """Ranks of a stage over which experts are laid."""
     return np.asarray(expert_ranks(mode == SHARDINGS.index("ddp"), shard, copies, cp, tp), dtype=np.int64)
-
-
-def _folds(table: PlanTable) -> Bools:
-    """Plans whose experts fill the ranks of a stage evenly."""
-    ranks = _stage_ranks(table.sharding, table.dp_shard, table.dp_replicate, table.tp, table.cp)
-    return np.asarray(fills_ranks(ranks, table.ep, table.etp), dtype=np.bool_)
 
 
 def _synced(space: Space, copies: Ints) -> dict[str, Any]:
@@ -396,7 +374,6 @@ def _synced(space: Space, copies: Ints) -> dict[str, Any]:
 
 
 def _ranks(shared: Shared) -> tuple[Ints, Ints]:
-    """dp_shard and dp_replicate."""
     return _ints([shard for _, shard, _ in shared]), _ints([copies for _, _, copies in shared])
 
 

@@ -42,6 +42,10 @@ class Passes:
     forward_kernels: int
     backward_kernels: int
 
+    def each(self, *, backward: bool) -> tuple[float, int]:
+        """Passes and kernels of one direction."""
+        return (self.backward, self.backward_kernels) if backward else (self.forward, self.forward_kernels)
+
 
 @cache
 def _entry(kernels: str, name: str) -> dict[str, Any]:

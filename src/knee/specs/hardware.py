@@ -8,6 +8,14 @@ from typing import ClassVar, Literal
 
 from knee.base.errors import FieldError, SpecError, argument, out_of_range
 
+
+class Strict:
+    """A spec whose table in a file may have no other keys than its fields."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+
 CheckpointMethod = Literal["blocking", "async", "memory"]
 Startup = Literal["nccl", "ncclx"]
 Cause = Literal["gpu", "gpu_memory", "network", "host", "software"]
@@ -29,10 +37,8 @@ MOST = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reliability:
+class Reliability(Strict):
     """Failures, restarts and checkpoints. A value that is left out has the default of catalog/reliability.toml."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     gpu_failures_per_gpu_h: float | None = None
     """Interruptions by faulty GPUs, per GPU and hour; memory errors not included."""
@@ -126,10 +132,8 @@ def check_range(where: str, spec: object, kind: str, *names: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GemmRate:
+class GemmRate(Strict):
     """What matrix products of one type reach on one GPU with one generation of libraries."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     peak_frac: float
     """Fraction of the type's peak that a large matrix product reaches while the power limit does not reduce the
@@ -157,14 +161,12 @@ class GemmRate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionRate:
+class AttentionRate(Strict):
     """What one attention kernel reaches on one GPU, as fractions of the dense bf16/fp16 peak.
 
     Rates count the work that is done (half of the square for a causal mask), at head size 128, long sequences and
     many of them; short sequences, few rows and narrow heads are slower.
     """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     forward_frac: float
     """Fraction of the peak in the forward pass."""
@@ -197,10 +199,8 @@ class AttentionRate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class Gpu(Strict):
     """One GPU. Rates are dense and per direction."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     name: str
     """Name of the GPU. In a file of its own it defaults to the file's name."""
@@ -293,10 +293,8 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class Node(Strict):
     """GPUs that reach each other without the network: a server, or a rack on GB200 NVL72."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     gpus: int
     """GPUs per node."""
@@ -323,10 +321,8 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tier:
+class Tier(Strict):
     """One level of switches above the leaf: what crossing it costs."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     name: str
     """Name of the tier, such as spine."""
@@ -346,10 +342,8 @@ class Tier:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fabric:
+class Fabric(Strict):
     """The network between nodes."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     kind: Literal["infiniband", "roce", "efa", "slingshot", "ethernet"]
     """Network technology."""
@@ -388,10 +382,8 @@ class NodeNics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class Cluster(Strict):
     """A kind of cluster; how many GPUs are used is the job's business."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     name: str
     """Name of the cluster. It defaults to the file's name."""

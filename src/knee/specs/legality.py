@@ -36,8 +36,6 @@ class PlanRule(NamedTuple):
 
 
 class _Names(dict[str, Any]):
-    """Names in a rule's words."""
-
     def __init__(self, case: Any) -> None:
         super().__init__()
         self.case = case

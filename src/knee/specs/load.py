@@ -218,15 +218,8 @@ def make_job(
     if options.get("recompute") == "blocks" and "recompute_frac" not in options:
         options["recompute_frac"] = 0.5
         notes.append(Note("default-recompute-frac", "recompute_frac defaulted to 0.5: every second block"))
-    job = Job(
-        model=model,
-        cluster=cluster,
-        profile=profile,
-        plan=_plan(options),
-        gpus=gpus,
-        global_batch=batch,
-        seq_len=seq_len,
-    )
+    plan = _plan(options)
+    job = Job(model=model, cluster=cluster, profile=profile, plan=plan, gpus=gpus, global_batch=batch, seq_len=seq_len)
     return job, tuple(notes)
 
 

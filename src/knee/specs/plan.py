@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from knee.base.errors import SpecError, argument, out_of_range
-from knee.specs.hardware import Precision
+from knee.specs.hardware import Precision, Strict
 from knee.specs.knobs import Knob, names_of, read_knobs
 from knee.specs.legality import PlanRule, check, interrupts_backward
 from knee.specs.schedules import INTERLEAVED, ONE_F_ONE_B, Schedule, schedule_of
@@ -141,14 +141,12 @@ RULES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Strict):
     """Degrees, modes and batch cut of one plan.
 
     This is the only list of a plan's knobs: see ``specs.knobs`` for what a field declares. The docstring below a field
     is its help; double backticks name other fields, which the command line shows as options.
     """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     dp_shard: Annotated[
         int,
@@ -188,8 +186,7 @@ class Plan:
     ] = None
     """Tokens of the busiest expert-parallel rank, relative to the mean."""
     capacity_factor: Annotated[
-        float | None,
-        Knob(search="kept", needs="ep", most=MOST_IMBALANCE, metavar="FACTOR", default_words="no limit"),
+        float | None, Knob(search="kept", needs="ep", most=MOST_IMBALANCE, metavar="FACTOR", default_words="no limit")
     ] = None
     """Maximum number of tokens per expert, relative to the mean; further tokens are dropped."""
     sharding: Annotated[Sharding, Knob(search="listed", words="{}", always=True)] = "fsdp_no_reshard"
@@ -233,13 +230,7 @@ class Plan:
     ``recompute_frac``. full: every block."""
     recompute_frac: Annotated[
         float,
-        Knob(
-            words=" ({:.0%})",
-            least=0,
-            most=1,
-            metavar="FRAC",
-            default_words="0.5, which is every second block",
-        ),
+        Knob(words=" ({:.0%})", least=0, most=1, metavar="FRAC", default_words="0.5, which is every second block"),
     ] = 1.0
     """Share of the blocks that ``recompute`` blocks recomputes."""
     recompute_modules: Annotated[tuple[RecomputeModule, ...], Knob(search="kept", words=" ({})", metavar="NAMES")] = ()
@@ -261,8 +252,7 @@ class Plan:
     ] = None
     """Data type of the optimizer's two moments, where it is not that of the parameters."""
     sync_every: Annotated[
-        int,
-        Knob(search="kept", simulated_only=True, words="synchronize replicas every {:,} steps", metavar="H"),
+        int, Knob(search="kept", simulated_only=True, words="synchronize replicas every {:,} steps", metavar="H")
     ] = 1
     """Number of steps between synchronizations of the replicas (local SGD, DiLoCo); the answer is the mean over these
     steps. From 2 on, replicas reduce no gradients together; an outer optimizer takes the mean of how far their
@@ -315,11 +305,9 @@ class Plan:
             raise SpecError(text, hint=hint, code="contradiction", field="plan.recompute_modules")
         if bool(names) == (self.recompute == "modules"):
             return
-        text = (
-            f"recompute_modules applies only to recompute modules, but recompute is {self.recompute}"
-            if self.recompute_modules
-            else "recompute is modules, but recompute_modules names none"
-        )
+        text = "recompute is modules, but recompute_modules names none"
+        if self.recompute_modules:
+            text = f"recompute_modules applies only to recompute modules, but recompute is {self.recompute}"
         hint = f"use {argument('recompute')} modules and name some of {', '.join(RECOMPUTE_MODULES)}"
         raise SpecError(text, hint=hint, code="contradiction", field="plan.recompute_modules")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from knee.base.arrays import Bools, ByValue, Floats, Ints
+from knee.base.arrays import Bools, ByValue, Columns, Floats, Ints
 from knee.base.errors import SpecError
 from knee.specs.job import Job
 from knee.specs.knobs import Knob
@@ -31,7 +31,7 @@ _TWO_WAY = np.array([schedule.directions > 1 for schedule in PIPELINE_SCHEDULES]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PlanTable(ByValue):
+class PlanTable(ByValue, Columns):
     """Plans of one model on one cluster under one profile; words are codes into the tuples of ``specs.plan``.
 
     Rows are taken to be valid: whoever makes a table generates valid plans or goes through ``Job``, which
@@ -128,11 +128,6 @@ class PlanTable(ByValue):
     def recomputes_module(self, module: RecomputeModule) -> Floats:
         """1 for plans that recompute this part of a block."""
         return ((self.recompute_modules >> RECOMPUTE_MODULES.index(module)) & 1).astype(np.float64)
-
-    def rows(self, index: slice | Ints) -> PlanTable:
-        """Some of the rows."""
-        columns = {name: getattr(self, name)[index] for name in COLUMNS}
-        return PlanTable(placement=self.placement, **columns)
 
     def plan(self, row: int) -> Plan:
         """One row as a plan."""

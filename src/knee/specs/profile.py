@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal, get_args
 
 from knee.base.errors import out_of_range
-from knee.specs.hardware import AttentionKernel, check_range
+from knee.specs.hardware import AttentionKernel, Strict, check_range
 
-Kernels = Literal[
-    "eager",
-    "native",
-    "fused_norm",
-    "flash_attn",
-    "compiled",
-    "native_compiled",
-    "fused",
-    "fused_eager_router",
-    "fused_eager_latent",
-]
-MEGATRON_KERNELS: tuple[Kernels, ...] = ("fused", "fused_eager_router", "fused_eager_latent")
+MegatronKernels = Literal["fused", "fused_eager_router", "fused_eager_latent"]
+MEGATRON_KERNELS: tuple[MegatronKernels, ...] = get_args(MegatronKernels)
 """Kernel sets of Megatron-LM with Transformer Engine, from the most fused to the least."""
+Kernels = Literal["eager", "native", "fused_norm", "flash_attn", "compiled", "native_compiled", MegatronKernels]
 Fp8Keeps = Literal["none", "inputs", "activations"]
 Pat = Literal["off", "nccl", "any"]
 LEAST_KEPT_BYTES, MOST_KEPT_BYTES = 2.0, 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class Profile(Strict):
     """A software stack. Belongs to no model and no cluster."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     name: str
     """Name of the profile. It defaults to the file's name."""

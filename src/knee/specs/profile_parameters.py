@@ -88,6 +88,8 @@ PARAMETERS = tuple(
     for name, kind, low, high, spread, meaning in _ROWS
 )
 """Every parameter that runs may determine."""
+OF_MEMORY = ("profile.context_bytes", "profile.allocator_frac")
+"""Those that change memory and no time."""
 
 
 def applied(cluster: Cluster, profile: Profile, values: Values) -> tuple[Cluster, Profile]:

@@ -104,9 +104,7 @@ class Scores:
     def median(self) -> float:
         """Size of an error at no distance, the median over sources of each one's median."""
         if self._median is None:
-            groups: dict[str, list[float]] = {}
-            for name, score in zip(self.names, np.abs(self.scores).tolist(), strict=True):
-                groups.setdefault(name, []).append(score)
+            groups = _by_name(self.names, np.abs(self.scores))
             self._median = _median([_median(group) for group in groups.values()])
         return self._median
 
@@ -152,12 +150,11 @@ def spread_ends(
     Source:  a prediction interval of the next of K normal values; Student's t to first order (Abramowitz and Stegun
              26.7.5). Sources as the unit: hierarchical conformal prediction, arXiv 2306.06342.
     """
-    groups: dict[str, list[float]] = {}
-    for name, value in zip(names, values.tolist(), strict=True):
-        groups.setdefault(name, []).append(value)
-    middles, around = [], []
+    groups, middles, around = _by_name(names, values), [], []
     for group in groups.values():
-        quantiles = _quantiles(np.sort(np.array(group)))
+        # at the middles of equal shares
+        at = (np.arange(WITHIN) + 0.5) / WITHIN * len(group) - 0.5
+        quantiles = np.interp(at, np.arange(len(group)), np.sort(np.array(group)))
         middles.append(float(quantiles[WITHIN // 2]))
         around.append(quantiles - quantiles[WITHIN // 2])
     missing = max(FEW_SOURCES - len(groups), 0)
@@ -166,16 +163,16 @@ def spread_ends(
     sums = np.sort(np.add.outer(np.array(middles), np.concatenate(around)).ravel())
     k, z = len(middles), normal_deviations(covered_frac)
     more = math.sqrt(1.0 + 1.0 / k) * (1.0 + (z * z + 1.0) / (4.0 * (k - 1)))
-    low, middle, high = (float(sums[round(q * (len(sums) - 1))]) for q in (
-        (1.0 - covered_frac) / 2.0, 0.5, (1.0 + covered_frac) / 2.0
-    ))  # fmt: skip
+    shares = ((1.0 - covered_frac) / 2.0, 0.5, (1.0 + covered_frac) / 2.0)
+    low, middle, high = (float(sums[round(q * (len(sums) - 1))]) for q in shares)
     return middle + more * (low - middle), middle + more * (high - middle)
 
 
-def _quantiles(ordered: Floats) -> Floats:
-    """At the middles of ``WITHIN`` equal shares."""
-    at = (np.arange(WITHIN) + 0.5) / WITHIN * len(ordered) - 0.5
-    return np.asarray(np.interp(at, np.arange(len(ordered)), ordered), dtype=np.float64)
+def _by_name(names: Sequence[str], values: Floats) -> dict[str, list[float]]:
+    groups: dict[str, list[float]] = {}
+    for name, value in zip(names, values.tolist(), strict=True):
+        groups.setdefault(name, []).append(value)
+    return groups
 
 
 def _logistic(n: int) -> Floats:

@@ -20,7 +20,6 @@ from knee.specs.job import Job
 from knee.specs.plan import SHARDING_FAMILIES
 
 if TYPE_CHECKING:
-    from knee.specs.job import Job
     from knee.trust.validation.published_runs import PublishedRun
     from knee.trust.validation.run_to_job import RunJob
 

@@ -30,19 +30,8 @@ from knee.trust.error_table import (
 # What of a cluster or a profile is not the catalogue's: values are compared, not who wrote them.
 
 NO_MATTER = (
-    "name",
-    "max_gpus",
-    "reliability",
-    "usd_per_gpu_h",
-    "tdp_w",
-    "idle_w",
-    "comm_w",
-    "cap_sharpness",
-    "j_per_flop",
-    "j_per_byte",
-    "gemm_j_per_flop",
-    "hbm_j_per_byte",
-    "checked_error_frac",
+    *("name", "max_gpus", "reliability", "usd_per_gpu_h", "checked_error_frac", "tdp_w", "idle_w", "comm_w"),
+    *("cap_sharpness", "j_per_flop", "j_per_byte", "gemm_j_per_flop", "hbm_j_per_byte"),
 )
 """Last words of paths that change neither time nor memory."""
 Spec = TypeVar("Spec", Cluster, Profile)
@@ -74,7 +63,6 @@ def entry_of(kind: Literal["cluster", "profile"], spec: Spec, given: Iterable[st
 
 
 def _changed(mine: Any, entry: Any, path: str = "") -> Iterator[str]:
-    """Paths of leaves that differ."""
     if is_dataclass(mine) and type(mine) is type(entry):
         pairs = {field.name: (getattr(mine, field.name), getattr(entry, field.name)) for field in fields(mine)}
     elif isinstance(mine, dict) and isinstance(entry, dict):
@@ -183,8 +171,6 @@ def likeness_of(job: Job, given: Iterable[str], errors: Errors) -> Similarity:
 
 
 class _Comparison:
-    """One job beside all runs."""
-
     def __init__(self, job: Job, given: list[str], errors: Errors):
         self.job, self.errors = job, errors
         self.cluster: Entry[Cluster] = entry_of("cluster", job.cluster, given)
@@ -195,21 +181,20 @@ class _Comparison:
         kind = parallelism(job)
         self.of_plan = np.array([word == kind for word in parallelism_of_runs(errors)], dtype=np.bool_)
         of_gpu = self.of_plan & errors.is_("gpu", self.gpu)
-        own, others = (
-            of_gpu & errors.is_("profile", self.stack),
-            of_gpu & errors.is_("kernels", *kernel_family(job.profile.kernels)),
-        )
+        family = kernel_family(job.profile.kernels)
+        own, others = of_gpu & errors.is_("profile", self.stack), of_gpu & errors.is_("kernels", *family)
         self.of_stack = self.stack not in GENERIC_PROFILES and bool(own.any())
         self.kind = own if self.of_stack else others
-        kernels = kernel_family(job.profile.kernels)[0]
-        self.like_words = f"{self.gpu}, {self.stack if self.of_stack else f'{kernels} kernels'}, {kind}"
+        self.like_words = f"{self.gpu}, {self.stack if self.of_stack else f'{family[0]} kernels'}, {kind}"
         # sizes that other stacks with its kernels had are known too; where none is of its kind, all of its parallelism
         self.of_kind = own | others
         self.around = self.of_kind if self.of_kind.any() else self.of_plan
 
     def result(self) -> Similarity:
         """Return the similar runs, and what the job has that they had not."""
-        like = self._like() & self._alike_in_work()
+        # runs whose layers are not far larger or smaller
+        work, mine = layer_work_of_runs(self.errors), layer_work(self.job)
+        like = self._like() & (work >= mine / ALIKE_WORK) & (work <= mine * ALIKE_WORK)
         absent = tuple(self._absent())
         return Similarity(
             gpu=OWN_GPU if self._other_gpu() else self.gpu,
@@ -220,11 +205,6 @@ class _Comparison:
             absent=absent,
             doubts=(*self._given_values(), *self._other_stack(), *(() if absent else self._apart(like))),
         )
-
-    def _alike_in_work(self) -> Bools:
-        """Runs whose layers are not far larger or smaller."""
-        work, mine = layer_work_of_runs(self.errors), layer_work(self.job)
-        return (work >= mine / ALIKE_WORK) & (work <= mine * ALIKE_WORK)
 
     def _sizes(self) -> tuple[Size, ...]:
         return (*SIZES, NETWORK) if _crosses(self.job) else SIZES
@@ -242,8 +222,7 @@ class _Comparison:
     def _recomputes(self) -> Bools:
         """Recomputing attention costs next to nothing: it goes with none, and all others with each other."""
         policies = ("ops", "blocks", "full")
-        again = self.errors.is_("recompute", "ops") | self.errors.is_("recompute", "blocks")
-        again = again | self.errors.is_("recompute", "full")
+        again = self.errors.is_("recompute", *policies)
         return again if self.job.plan.recompute in policies else ~again
 
     def _crosses_too(self) -> Bools:
@@ -261,20 +240,16 @@ class _Comparison:
         if plan.pp > 1 and not (errors.is_("schedule", plan.schedule) & (errors.numbers["pp"] > 1)).any():
             yield Note("no-run-of-schedule", f"no published run used the {plan.schedule} schedule")
         if plan.sync_every > 1:
-            yield Note(
-                "no-run-of-sync-every",
-                f"no published run synchronized its replicas only every {plan.sync_every:,} steps",
-            )
+            text = f"no published run synchronized its replicas only every {plan.sync_every:,} steps"
+            yield Note("no-run-of-sync-every", text)
         # of published mixtures of experts, GPT-OSS has a window
         slides = self.job.model.slides(self.job.seq_len) and self.job.model.experts is None
         if slides or self.job.model.attention_soft_cap:
             part = "a soft cap of its scores" if self.job.model.attention_soft_cap else "a sliding window"
             yield Note("no-run-of-attention", f"no published run had attention with {part}")
         if self.job.plan.dp_shard > GATHERED_GPUS:
-            text = (
-                f"no all-gather over more than {GATHERED_GPUS:,} GPUs was ever measured, so its latency is extrapolated"
-            )
-            yield Note("large-gather", text)
+            text = f"no all-gather over more than {GATHERED_GPUS:,} GPUs was ever measured"
+            yield Note("large-gather", f"{text}, so its latency is extrapolated")
         if self.around.any():
             yield from self._too_far()
         else:
@@ -293,11 +268,6 @@ class _Comparison:
         values = self.errors.numbers[size.column][self.around]
         known = values[np.isfinite(values)]
         return (float(known.min()), float(known.max())) if len(known) else (size.of(self.job), size.of(self.job))
-
-    def _outside(self, size: Size, low: float, high: float) -> str:
-        mine, low, high = (size.shown * value for value in (size.of(self.job), low, high))
-        had = f"{low:,.6g}" if low == high else f"{low:,.6g} to {high:,.6g}"
-        return Note("outside-range", f"{size.words}: {mine:,.6g} here, {had} in similar published runs")
 
     def _other_gpu(self) -> list[str]:
         return [path for path in self.cluster.changed if path.startswith("gpu.") and path.rpartition(".")[2] in RATINGS]
@@ -322,10 +292,8 @@ class _Comparison:
             return
         others = f"published runs of {{}} with {kernels} kernels are used instead"
         if self.stack in GENERIC_PROFILES:
-            yield Note(
-                "no-one-stack",
-                f"profile {self.stack} does not describe a single software stack; {others.format('several stacks')}",
-            )
+            text = f"profile {self.stack} does not describe a single software stack; {others.format('several stacks')}"
+            yield Note("no-one-stack", text)
         elif self.stack in entry_names("profile"):
             text = f"no similar published run used the stack of profile {self.stack}; {others.format('other stacks')}"
             yield Note("other-stack", text)
@@ -351,9 +319,11 @@ class _Comparison:
 
     def _outside_ranges(self) -> Iterator[str]:
         for size in self._sizes():
-            low, high = self._range(size)
-            if size.of(self.job) > high or size.of(self.job) < low:
-                yield self._outside(size, low, high)
+            mine, (low, high) = size.of(self.job), self._range(size)
+            if mine > high or mine < low:
+                mine, low, high = (size.shown * value for value in (mine, low, high))
+                had = f"{low:,.6g}" if low == high else f"{low:,.6g} to {high:,.6g}"
+                yield Note("outside-range", f"{size.words}: {mine:,.6g} here, {had} in similar published runs")
 
     def _in_what(self) -> str:
         """The sizes in which few are close, each by itself."""

@@ -16,7 +16,7 @@ from knee.base.errors import DoesNotFit
 from knee.commands.main import main
 from knee.commands.scale.result import ScalingCurve, against
 from knee.commands.scale.text import _beyond
-from knee.search.scaling_curve import Curve, point_of
+from knee.search.knee import Curve, point_of
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.trust.trust import trust_of
 from refusals import ended, kind, numbers, refused

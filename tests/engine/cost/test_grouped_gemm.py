@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from expert_tables import experts_backward_s, experts_forward_s
 from hypothesis import given
 from hypothesis import strategies as st
 
 from knee.base.arrays import Floats
 from knee.engine.cost.expert_dispatch import RankLoads, rank_loads
-from knee.engine.cost.kernel_cost import (
-    experts_backward_s,
-    experts_forward_s,
-    gemm_s,
-    grouped_gemm_s,
-    grouped_weight_gemm_s,
-)
+from knee.engine.cost.kernel_cost import gemm_s, grouped_gemm_s, grouped_weight_gemm_s
 from knee.specs.hardware import GemmType, Gpu
 from knee.specs.load import load_cluster
 

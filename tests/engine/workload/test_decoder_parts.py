@@ -14,7 +14,7 @@ from knee.engine.cost.kernel_cost import attention_s
 from knee.engine.workload import operations as op
 from knee.engine.workload.memory import layer_saved_bytes, logits_bytes
 from knee.engine.workload.parameters import causal_keys, model_flop_per_token, parameter_count
-from knee.engine.workload.shapes import Shapes
+from knee.engine.workload.projections import Shapes
 from knee.engine.workload.tp_messages import TpMessages, layer_backward, layer_forward, ops_again
 from knee.specs.constants import passes_of
 from knee.specs.model import Model

@@ -800,7 +800,7 @@ def test_it_stops_wherever_it_is() -> None:
             batches.next()
         batches.close()
         batches.close()
-        assert not batches._thread.is_alive()
+        assert not any(thread.is_alive() for thread in batches._thread._threads)
         with pytest.raises(KneeError, match="closed"):
             batches.next()
     failed = Prefetcher(Source(fails_at=0))

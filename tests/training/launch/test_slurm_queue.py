@@ -13,8 +13,15 @@ from knee.training.launch.site import Site
 from knee.training.launch.slurm_job import supervised_run
 from knee.training.launch.sweep_folder import Sweep, SweepRun
 from knee.training.sweeps.control import current_statuses, requeue
-from knee.training.sweeps.slurm import _room, submit_missing
-from knee.training.sweeps.slurm_queue import NoAnswer, Queued, QueuedJob, final_states, job_name, refuse_while_queued
+from knee.training.sweeps.slurm import (
+    NoAnswer,
+    QueuedJob,
+    _room,
+    final_states,
+    job_name,
+    refuse_while_queued,
+    submit_missing,
+)
 from refusals import caught, kind, numbers
 
 AWAY = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
@@ -185,7 +192,7 @@ def test_no_more_jobs_than_may_run_where_arrays_cannot_say_so() -> None:
     entries = [SweepRun(id=str(n), name="", series="", gpus=n, nodes=n, per_node=1) for n in (1, 2)]
     assert _room(Site(max_running=1), {}, entries[:1]) is None
     assert _room(Site(max_running=1), {}, entries) == 1
-    running = {"a": QueuedJob(name="7_0", submitted_s=0.0, queued=Queued(state="RUNNING"))}
+    running = {"a": QueuedJob(name="7_0", submitted_s=0.0, state="RUNNING")}
     assert _room(Site(max_running=1), running, entries[:1]) == 0
     assert _room(Site(max_running=3, max_queued=2), running, entries) == 1
 

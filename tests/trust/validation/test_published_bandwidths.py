@@ -14,8 +14,7 @@ from knee.specs.catalog import fabric_aliases
 from knee.specs.load import load_cluster
 from knee.trust.validation.bandwidth_errors import (
     BANDS,
-    MEASURED,
-    REQUIRED,
+    FORM,
     BandwidthFile,
     BandwidthSetting,
     carried_bandwidths,
@@ -164,7 +163,7 @@ def test_a_row_of_another_length(tmp_path: Path) -> None:
     assert read_bandwidths(path).rows[1].reason == "the row has more or fewer cells than the header"
 
 
-@pytest.mark.parametrize("column", REQUIRED)
+@pytest.mark.parametrize("column", FORM.required)
 def test_missing_columns(tmp_path: Path, column: str) -> None:
     with pytest.raises(InputError, match=f"has no column {column}"):
         read(tmp_path, {name: value for name, value in ROW.items() if name != column})
@@ -172,7 +171,7 @@ def test_missing_columns(tmp_path: Path, column: str) -> None:
 
 def test_nothing_measured_and_no_rows(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no measured value"):
-        read(tmp_path, {name: value for name, value in ROW.items() if name not in MEASURED})
+        read(tmp_path, {name: value for name, value in ROW.items() if name not in FORM.measured})
     path = tmp_path / "none.csv"
     path.write_text(",".join(ROW) + "\n")
     with pytest.raises(InputError, match="no rows"):
@@ -180,7 +179,7 @@ def test_nothing_measured_and_no_rows(tmp_path: Path) -> None:
 
 
 def test_headers_tell_files_apart() -> None:
-    assert is_bandwidths([*REQUIRED, "busbw_GBps"])
+    assert is_bandwidths([*FORM.required, "busbw_GBps"])
     assert is_bandwidths(["busbw_GBps"])
     assert not is_bandwidths(["layers", "hidden", "gpu", "n_gpus"])
 

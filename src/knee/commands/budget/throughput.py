@@ -13,11 +13,11 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from knee.base.arrays import Bools, Floats, Ints, expanded, names_of
+from knee.base.arrays import Bools, Floats, Ints, expanded, joined, names_of
 from knee.engine.simulator import simulate_table
 from knee.search.bound import by_chunk, least_step, least_unsharded_step
 from knee.search.memory_fit import SHARES, fitting, memory_bytes
-from knee.search.space import Space, degrees, joined, whole_table
+from knee.search.space import Space, degrees, whole_table
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
 from knee.specs.model import Model

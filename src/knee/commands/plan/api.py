@@ -17,8 +17,7 @@ from knee.commands.job_request import Amount, ClusterLike, ModelLike, Overrides,
 from knee.commands.plan.request import searched_parts, takes_search_arguments
 from knee.commands.plan.result import PlanSearch, RankedPlan, tell_better
 from knee.search.follow_ups import FollowUpSearches, no_plan, nothing_fits, robust
-from knee.search.plan_filter import NUMBERS, WORDS
-from knee.search.plan_search import RANKED, SearchResult, search
+from knee.search.plan_search import NUMBERS, RANKED, WORDS, SearchResult, search
 from knee.search.space import Space, searched_collectives, whole_table
 from knee.specs.argument_types import checked_arguments
 from knee.specs.choices import Objective

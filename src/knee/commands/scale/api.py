@@ -13,13 +13,11 @@ from knee.commands.job_request import ClusterLike, ModelLike, Overrides, Profile
 from knee.commands.scale.result import ScaleQuestion, Scaling, shown
 from knee.engine.energy import grid as grid_of
 from knee.engine.training_cost import bill_of, checked_pue
-from knee.search.knee import knees_of, with_failures
-from knee.search.scaling_curve import check_batch, checked_counts, parse_counts
+from knee.search.knee import check_batch, checked_counts, knees_of, parse_counts, with_failures
 from knee.specs.argument_types import checked_arguments, checked_plan, not_in_range, require
 from knee.specs.choices import OBJECTIVES, Objective
 from knee.specs.defaults import DEFAULT_CONVENTION, DEFAULT_GRID, KEEP_FRAC, THRESHOLD
-from knee.trust.doubling_errors import doubling_band
-from knee.trust.trust import trust_of
+from knee.trust.trust import doubling_band, trust_of
 
 
 @extreme_values()

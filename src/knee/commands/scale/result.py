@@ -18,8 +18,7 @@ from knee.engine.measurement import Measurement
 from knee.engine.reliability.goodput import Goodput
 from knee.engine.reliability.whole_run import WholeRun
 from knee.engine.training_cost import Bill
-from knee.search.knee import Goal, Knee
-from knee.search.scaling_curve import Curve, ScalePoint, best_point, curve_of, refused_point
+from knee.search.knee import Curve, Goal, Knee, ScalePoint, best_point, curve_of, refused_point
 from knee.search.space import Space
 from knee.show.result import Result, flat
 from knee.specs import Job
@@ -31,8 +30,7 @@ from knee.specs.load import NOT_WHOLE, global_batch_of, make_job
 from knee.specs.model.split_rules import check_searched_exchanges
 from knee.specs.notes import code_of
 from knee.specs.plan import COUNTS, FIXED, GIVEN, KNOBS, Plan
-from knee.trust.doubling_errors import DoublingBand
-from knee.trust.trust import Trust
+from knee.trust.trust import DoublingBand, Trust
 
 if TYPE_CHECKING:
     from knee.commands.scale.chart import ScaleSeries

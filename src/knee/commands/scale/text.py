@@ -13,7 +13,7 @@ from knee.search.knee import GOALS, Knee
 from knee.show.terminal.table import print_columns, print_heading, print_rows
 from knee.specs.metrics import METRICS, VIEWS, values_of
 from knee.specs.plan import plan_words
-from knee.trust.doubling_errors import DoublingBand
+from knee.trust.trust import DoublingBand
 
 
 def print_answer(answer: Scaling) -> None:

@@ -7,8 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from knee.base.digest import digest
-from knee.base.files import make_folder
+from knee.base.files import digest, make_folder
 from knee.base.units import short
 from knee.commands.budget.frontier import lost_by
 from knee.commands.budget.model_family import family_of

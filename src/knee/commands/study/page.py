@@ -12,8 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from knee.base.digest import digest
-from knee.base.files import make_folder, write_bytes, write_text
+from knee.base.files import digest, make_folder, write_bytes, write_text
 from knee.base.processes import core_count, process_pool
 from knee.commands.study import summary_section as summary
 from knee.commands.study.charts import figure_files, figures

@@ -16,9 +16,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 import knee
-from knee.base.digest import digest
 from knee.base.errors import SpecError
-from knee.base.files import make_folder, read_text, write_text
+from knee.base.files import digest, make_folder, read_text, write_text
 from knee.commands.study.questions import Options, Question, answers, specs_of
 from knee.specs.catalog import KINDS, ROOT
 from knee.specs.load import kept_for_a_question

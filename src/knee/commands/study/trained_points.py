@@ -9,9 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from knee.base.digest import digest
 from knee.base.errors import KneeError, SpecError
-from knee.base.files import make_folder, write_text
+from knee.base.files import digest, make_folder, write_text
 from knee.commands.study.questions import StudyPoint, job_of, loaded
 from knee.commands.train.api import train
 from knee.specs.fields import split_overrides

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from knee.base.errors import DoesNotFit, InputError, SpecError
 from knee.base.progress import Progress, silent
 from knee.search.follow_ups import no_plan, nothing_fits
-from knee.search.plan_filter import matching
-from knee.search.plan_search import SearchResult, search
+from knee.search.plan_search import SearchResult, matching, search
 from knee.search.space import Space
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job

@@ -9,9 +9,8 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from knee.base.digest import digest
 from knee.base.errors import InputError, argument
-from knee.base.files import write_text
+from knee.base.files import digest, write_text
 from knee.commands.tune.posterior import Outcome, measured_shares
 from knee.training.launch.environment import link_knee, write_env
 from knee.training.launch.run_status import Status

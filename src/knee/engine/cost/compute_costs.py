@@ -17,9 +17,8 @@ from knee.engine.cost.kernel_cost import GEMM_TYPES, Cost, cost_of, costs_of, la
 from knee.engine.workload import operations as op
 from knee.engine.workload.fp8_layers import fp8_shapes
 from knee.engine.workload.parameters import parameter_count, routed_parameter_count
-from knee.engine.workload.projections import expert_share, layer_kinds
+from knee.engine.workload.projections import Shapes, expert_share, layer_kinds, on_one_gpu
 from knee.engine.workload.recomputed_modules import operations_of
-from knee.engine.workload.shapes import Shapes, on_one_gpu
 from knee.engine.workload.traffic import PARAMETER_BYTES, Modes
 from knee.specs.constants import constant
 from knee.specs.hardware import Cluster, GemmType, Gpu, Precision

@@ -13,7 +13,7 @@ from knee.base.arrays import Floats, distinct, equal_rows
 from knee.base.errors import SpecError
 from knee.engine.cost.collective_cost import Links, all_reduce_s, gather_s
 from knee.engine.cost.placement import GroupPlacement, skew_wait_s
-from knee.engine.workload.shapes import BYTES
+from knee.engine.workload.projections import BYTES
 from knee.engine.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 from knee.specs.constants import constant
 from knee.specs.model import Experts, Model
@@ -65,11 +65,8 @@ class RankLoads:
 
     def even(self) -> RankLoads:
         """The same number of experts with balanced routing."""
-        return RankLoads(
-            tokens=self.mean_tokens[:, None],
-            experts=self.experts.sum(axis=-1, keepdims=True),
-            mean_tokens=self.mean_tokens,
-        )
+        experts = self.experts.sum(axis=-1, keepdims=True)
+        return RankLoads(tokens=self.mean_tokens[:, None], experts=experts, mean_tokens=self.mean_tokens)
 
 
 def rank_loads(routing: str, tokens: Floats, top_k: Floats, experts: Floats, ep: Floats) -> RankLoads:
@@ -205,13 +202,8 @@ class Exchange:
         # plans differ in few of these, and each costs a hundred NumPy calls
         columns = np.broadcast_arrays(*sizes)
         first, kind = equal_rows(*columns)
-        few = replace(
-            self,
-            experts=columns[1][first],
-            top_k=columns[2][first],
-            groups=columns[3][first],
-            chosen_groups=columns[4][first],
-        )
+        experts, top_k = columns[1][first], columns[2][first]
+        few = replace(self, experts=experts, top_k=top_k, groups=columns[3][first], chosen_groups=columns[4][first])
         part = columns[0][first]
         return np.asarray(part * (1.0 - few._missed(few.experts / part)))[kind]
 

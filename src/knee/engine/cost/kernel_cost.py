@@ -9,10 +9,10 @@ from typing import get_args
 
 import numpy as np
 
-from knee.base.arrays import Floats, Ints, distinct, equal_rows, names_of
+from knee.base.arrays import Columns, Floats, Ints, distinct, equal_rows, expanded, names_of
 from knee.engine.cost.expert_dispatch import RankLoads
 from knee.engine.workload.operations import OPERAND_BYTES, Attention, Gemm, GroupedGemm, MemoryBound, Operation
-from knee.engine.workload.shapes import BYTES
+from knee.engine.workload.projections import BYTES
 from knee.specs.constants import constant
 from knee.specs.hardware import AttentionKernel, GemmType, Gpu
 from knee.specs.profile import Profile
@@ -26,7 +26,7 @@ _TILES = ((1.0, 1.0), (1.0, 0.5), (0.5, 0.5))  # of the GPU's largest output til
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
+class Cost(Columns):
     """What a list of operations takes."""
 
     time_s: Floats
@@ -48,14 +48,6 @@ class Cost:
             return np.where(share > 0.0, (1.0 - share) * one + share * two, one)
 
         return Cost(**{name: mean(getattr(self, name), getattr(other, name)) for name in names_of(Cost)})
-
-    def times(self, factor: Floats) -> Cost:
-        """The cost of ``factor`` of them."""
-        return Cost(**{name: factor * getattr(self, name) for name in names_of(Cost)})
-
-    def plus(self, other: Cost) -> Cost:
-        """The cost of both, one after the other."""
-        return Cost(**{name: getattr(self, name) + getattr(other, name) for name in names_of(Cost)})
 
 
 def gemm_s(
@@ -260,10 +252,6 @@ class _Products:
             seconds=often * seconds, flop=flop, moved_bytes=often * moved, narrow_flop=flop * narrow, times=times
         )
 
-    def rows(self, index: slice) -> _Products:
-        """The products of these rows."""
-        return _Products(**{name: getattr(self, name)[index] for name in names_of(_Products)})
-
 
 MANY = 4096
 """Rows among which many have the same products, as where plans differ in how they lay out their experts."""
@@ -291,7 +279,7 @@ def costs_of(gpu: Gpu, profile: Profile, types: Ints, lists: Sequence[Sequence[O
         return [cost_of(gpu, profile, types, ops) for ops in lists]
     together, starts = _Products.of(gpu, profile, types, every), accumulate(map(len, gemms), initial=0)
     return [
-        _cost(gpu, profile, types, ops, together.rows(slice(start, start + len(own))) if own else None)
+        _cost(gpu, profile, types, ops, expanded(together, slice(start, start + len(own))) if own else None)
         for ops, own, start in zip(lists, gemms, starts, strict=False)
     ]
 
@@ -324,14 +312,8 @@ def _cost(gpu: Gpu, profile: Profile, types: Ints, ops: Sequence[Operation], pro
         elif isinstance(op, MemoryBound):
             time_s = time_s + stream_s(gpu, profile, op)
             moved = moved + op.moved_bytes
-    return Cost(
-        time_s=time_s,
-        flop=flop,
-        moved_bytes=moved,
-        kernels=np.zeros(len(types)) + launches(profile, ops),
-        clocked_s=clocked,
-        narrow_flop=narrow,
-    )
+    kernels = np.zeros(len(types)) + launches(profile, ops)
+    return Cost(time_s=time_s, flop=flop, moved_bytes=moved, kernels=kernels, clocked_s=clocked, narrow_flop=narrow)
 
 
 def launches(profile: Profile, ops: Sequence[Operation]) -> Floats | float:
@@ -406,49 +388,6 @@ def grouped_weight_gemm_s(
         tiles = np.ceil(n / rows) * np.ceil(k / columns) * loads.active
         seconds.append(np.maximum(np.ceil(tiles / gpu.sms) * tile_s, moved / hbm))
     return np.asarray(np.min(seconds, axis=0)) + gpu.kernel_s
-
-
-def experts_forward_s(
-    gpu: Gpu,
-    kind: GemmType,
-    loads: RankLoads,
-    hidden: Floats,
-    ffn: Floats,
-    *,
-    up_projections: Floats | float = 2.0,
-    clock_frac: Floats | float | None = None,
-) -> Floats:
-    """Both grouped products of an expert layer: up (and gate, with 2 up projections) and down.
-
-    ``ffn`` is the expert's width on one rank: divided by etp.
-    """
-    up = grouped_gemm_s(gpu, kind, loads, up_projections * ffn, hidden, clock_frac=clock_frac)
-    return up + grouped_gemm_s(gpu, kind, loads, hidden, ffn, clock_frac=clock_frac)
-
-
-def experts_backward_s(
-    gpu: Gpu,
-    kind: GemmType,
-    loads: RankLoads,
-    hidden: Floats,
-    ffn: Floats,
-    *,
-    up_projections: Floats | float = 2.0,
-    gradient_bytes: float = BYTES,
-    clock_frac: Floats | float | None = None,
-) -> Floats:
-    """Input and weight gradients of both grouped products of an expert layer."""
-    wide = up_projections * ffn
-    inputs = grouped_gemm_s(gpu, kind, loads, hidden, wide, clock_frac=clock_frac)
-    inputs = inputs + grouped_gemm_s(gpu, kind, loads, ffn, hidden, clock_frac=clock_frac)
-    weights = grouped_weight_gemm_s(
-        gpu, kind, loads, wide, hidden, gradient_bytes=gradient_bytes, clock_frac=clock_frac
-    )
-    return (
-        inputs
-        + weights
-        + grouped_weight_gemm_s(gpu, kind, loads, hidden, ffn, gradient_bytes=gradient_bytes, clock_frac=clock_frac)
-    )
 
 
 def _tile(

@@ -68,8 +68,8 @@ def fp8_weight_casts(model: Model, profile: Profile, table: PlanTable, fullest: 
     elements = layers * fullest.fp8.weights.elements / fp8.shards
     there, shard = np.where(elements > 0, weights, 0.0), shard_casts(fp8, kernels)
     kept = 1.0 - fp8.gathered - fp8.casts_gathered
-    whole = weight_casts(fp8, kernels, fp8.state_bytes).times(kept * elements, kept * there)
-    return op.fp8_casts(whole.plus(shard.times(fp8.gathered * elements, fp8.gathered * there)))
+    whole = weight_casts(fp8, kernels, fp8.state_bytes).repeated(kept * elements, kept * there)
+    return op.fp8_casts(whole.plus(shard.repeated(fp8.gathered * elements, fp8.gathered * there)))
 
 
 SYNC_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0, "fp4": 0.5}

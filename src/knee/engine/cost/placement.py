@@ -241,7 +241,6 @@ def _expert_groups(table: PlanTable, per_node: Ints, ddp: Bools) -> tuple[GroupP
 
 
 def _either(where: Bools, a: GroupPlacement, b: GroupPlacement) -> GroupPlacement:
-    """For each plan one group or the other."""
     return GroupPlacement(
         **{name: np.where(where, getattr(a, name), getattr(b, name)) for name in names_of(GroupPlacement)}
     )

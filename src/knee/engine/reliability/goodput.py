@@ -324,11 +324,6 @@ class Goodput:
         """Rent with failures and spare nodes, divided by that of the steps alone."""
         return self.slowdown * self.paid_gpus / self.gpus
 
-    @property
-    def all_interruptions_per_day(self) -> float:
-        """Interruptions per day of all causes together."""
-        return sum(self.interruptions_per_day.values())
-
     def energy_factor(self, power_w: float, idle_w: float) -> float:
         """Energy of the GPUs with failures, divided by that of the steps alone.
 

@@ -144,7 +144,6 @@ def month_of(goodput: Goodput, *, days: float = MONTH_DAYS, seed: int = SEED) ->
 DRAWS = 1_000_000
 """Failures that are drawn for one answer."""
 FEWEST_RUNS, MOST_RUNS = 100, 1_000
-PERCENTILES = (10, 50, 90)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,15 +185,10 @@ def whole_run(goodput: Goodput, steps_s: float) -> WholeRun:
     failures = mean / goodput.mean_s if goodput.mean_s else 0.0
     runs = int(np.clip(DRAWS / (failures + 1.0), FEWEST_RUNS, MOST_RUNS))
     times = drawn_times(goodput, steps_s, runs=runs, spread=goodput.conditions.rate_spread)
-    ends = np.percentile(times, PERCENTILES)
+    p10, p50, p90 = (float(end) for end in np.percentile(times, (10, 50, 90)))
+    interruptions = sum(goodput.interruptions_per_day.values()) * mean / DAY_S
     return WholeRun(
-        goodput=goodput,
-        mean_s=mean,
-        p10_s=float(ends[0]),
-        p50_s=float(ends[1]),
-        p90_s=float(ends[2]),
-        interruptions=goodput.all_interruptions_per_day * mean / DAY_S,
-        runs=runs,
+        goodput=goodput, mean_s=mean, p10_s=p10, p50_s=p50, p90_s=p90, interruptions=interruptions, runs=runs
     )
 
 
@@ -296,18 +290,12 @@ def interrupted_runs() -> list[InterruptedRun]:
         found.append(
             InterruptedRun(
                 name=name,
-                gpus=raw["gpus"],
-                days=raw["days"],
-                least=raw["least"],
-                most=raw["most"],
                 predicted=count,
                 low=poisson_range(low)[0],
                 high=poisson_range(high)[1],
                 effective_frac=raw.get("effective_frac"),
                 goodput_frac=goodput.goodput_frac,
-                fitted=raw["fitted"],
-                assumed=raw["assumed"],
-                source=raw["source"],
+                **{key: raw[key] for key in ("gpus", "days", "least", "most", "fitted", "assumed", "source")},
             )
         )
     return found

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 
-from knee.base.arrays import Bools, Floats, Ints
+from knee.base.arrays import Bools, Columns, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class Segment(Columns):
     """One stretch of compute with its own communication."""
 
     compute_s: Floats
@@ -27,18 +26,9 @@ class Segment:
     host_s: Floats
     """Host time to launch it; the segment lasts no less."""
 
-    def rows(self, index: Ints | slice) -> Segment:
-        """Some of the columns."""
-        return Segment(
-            compute_s=self.compute_s[index],
-            hidden_s=self.hidden_s[index],
-            blocking_s=self.blocking_s[index],
-            host_s=self.host_s[index],
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
+class Pass(Columns):
     """One microbatch through one chunk, forward or backward."""
 
     layers: Ints
@@ -70,33 +60,9 @@ class Pass:
     waits_at_end: Bools
     """Whether the pass ends only when its reductions have ended (the last of the step)."""
 
-    def rows(self, index: Ints | slice) -> Pass:
-        """Some of the columns."""
-        parts: dict[str, Any] = {name: getattr(self, name) for name in PASS_NAMES}
-        cut: dict[str, Any] = {n: x.rows(index) if isinstance(x, Segment) else x[index] for n, x in parts.items()}
-        return Pass(**cut)
-
-
-def joined(*passes: Pass) -> Pass:
-    """The columns of all, side by side."""
-    columns: dict[str, Any] = {}
-    for name in PASS_NAMES:
-        own = [getattr(p, name) for p in passes]
-        if isinstance(own[0], Segment):
-            parts = {n: [getattr(segment, n) for segment in own] for n in SEGMENT_NAMES}
-            columns[name] = Segment(**{n: np.concatenate(part) for n, part in parts.items()})
-        else:
-            columns[name] = np.concatenate(own)
-    return Pass(**columns)
-
-
-# looked up once: dataclasses.fields is slow enough to show in a single simulation
-PASS_NAMES = tuple(f.name for f in fields(Pass))
-SEGMENT_NAMES = tuple(f.name for f in fields(Segment))
-
 
 @dataclass(slots=True, kw_only=True)
-class Sums:
+class Sums(Columns):
     """What a pass adds up to. ``duration = compute + exposed + idle``, column by column."""
 
     duration_s: Floats
@@ -119,10 +85,6 @@ class Sums:
     def zeros(cls, n: int) -> Sums:
         """Sums of passes that have not been walked."""
         return cls(**{name: np.zeros(n) for name in SUM_NAMES})
-
-    def rows(self, index: slice) -> Sums:
-        """The sums of some of the passes."""
-        return Sums(**{name: getattr(self, name)[index] for name in SUM_NAMES})
 
     def put(self, rows: Ints, some: Sums) -> None:
         """Take over the sums of some of the passes."""
@@ -158,19 +120,19 @@ class Phase:
 
     segment: str
     """"lead", "layer", "tail" or "drain"."""
-    layer: int
+    layer: int = 0
     duration_s: float
-    compute_s: float
+    compute_s: float = 0.0
     """0 where nothing computes; else the compute work, whose slowed part lasts ``overlap_s``."""
-    overlap_s: float
-    local_s: float
+    overlap_s: float = 0.0
+    local_s: float = 0.0
     reduce_s: float
-    gather_s: float
+    gather_s: float = 0.0
     """Starts when the phase's ``reduce_s`` ends."""
-    queue_after_s: float
+    queue_after_s: float = 0.0
     """The queue's share of the phase starts this late: local communication has the wire."""
     replicate_s: float
-    speed: float
+    speed: float = 1.0
     """Communication done per second: 1 alone, 1/gamma beside compute."""
 
 

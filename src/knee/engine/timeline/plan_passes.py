@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from knee.base.arrays import Bools, Floats, Ints, blended, equal_rows, names_of
+from knee.base.arrays import Bools, Columns, Floats, Ints, blended, equal_rows, names_of
 from knee.engine.cost.kernel_cost import Cost, attention_launches
 from knee.engine.timeline.passes import Pass, Segment
 from knee.engine.timeline.pipelines.chunks import ChunkRows
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Messages:
+class Messages(Columns):
     """Seconds of one kind of collective of each plan."""
 
     layer: Floats
@@ -40,10 +40,6 @@ class Messages:
     def of(cls, parts: StepParts, name: str, where: Bools) -> Messages:
         """Those of ``CommCosts`` with that name; nothing elsewhere."""
         return cls(**{of: np.where(where, getattr(parts.comm, f"{name}_{of}"), 0.0) for of in names_of(cls)})
-
-    def plus(self, other: Messages) -> Messages:
-        """The sum of both, which run one after the other."""
-        return Messages(**{name: getattr(self, name) + getattr(other, name) for name in names_of(Messages)})
 
     def of_root(self, rows: ChunkRows) -> Floats:
         """The root group's of a chunk: embedding, head, both in one, or none."""
@@ -194,39 +190,26 @@ def passes_of(parts: StepParts, p: PlanPass, rows: ChunkRows) -> Pass:
 
 def _end(segment: Segment, plan: Ints, there: Bools) -> Segment:
     """Embedding or head of the rows' plans; nothing where the chunk lacks it."""
-    return Segment(
-        compute_s=segment.compute_s[plan] * there,
-        hidden_s=segment.hidden_s[plan] * there,
-        blocking_s=segment.blocking_s[plan] * there,
-        host_s=segment.host_s[plan] * there,
-    )
+    return Segment(**{name: getattr(segment, name)[plan] * there for name in names_of(Segment)})
 
 
 def _layer(p: PlanPass, rows: ChunkRows) -> Segment:
     """A layer of the rows' plans; all chunks but the first, or in backward the last, receive something."""
     receives = ~(rows.embedding if p.forward else rows.head)
     layer = p.layer_of(rows)
-    hidden_send = p.hidden_send_s[rows.plan] * receives / np.maximum(rows.layers, 1)
-    return Segment(
-        compute_s=layer.compute_s,
-        hidden_s=layer.hidden_s + hidden_send,
-        blocking_s=layer.blocking_s,
-        host_s=layer.host_s,
-    )
+    hidden = layer.hidden_s + p.hidden_send_s[rows.plan] * receives / np.maximum(rows.layers, 1)
+    return Segment(compute_s=layer.compute_s, hidden_s=hidden, blocking_s=layer.blocking_s, host_s=layer.host_s)
 
 
-def _segment(parts: StepParts, cost: Cost, local: LocalComm) -> Segment:
-    return Segment(
-        compute_s=cost.time_s,
-        hidden_s=local.hidden_s,
-        blocking_s=local.blocking_s,
-        host_s=parts.launch_s * cost.kernels + local.host_s,
-    )
+def segment_of(parts: StepParts, compute_s: Floats, kernels: Floats, local: LocalComm) -> Segment:
+    """Compute of so many kernels, with its local communication."""
+    host_s = parts.launch_s * kernels + local.host_s
+    return Segment(compute_s=compute_s, hidden_s=local.hidden_s, blocking_s=local.blocking_s, host_s=host_s)
 
 
 def _with_copies(parts: StepParts, cost: Cost, local: LocalComm, weights: ParameterTraffic, which: int) -> Segment:
     """Embedding or head, with what FSDP2 copies of them on one GPU: out in forward (0), back in backward (1)."""
-    segment = _segment(parts, cost, local)
+    segment = segment_of(parts, cost.time_s, cost.kernels, local)
     if not parts.one_gpu.any():
         return segment
     return replace(segment, compute_s=segment.compute_s + parts.root_copies(weights)[which])
@@ -235,7 +218,7 @@ def _with_copies(parts: StepParts, cost: Cost, local: LocalComm, weights: Parame
 def forward_pass(parts: StepParts, *, gathers: Bools) -> PlanPass:
     """Forward of one microbatch; ``gathers`` says, per plan, whether this one brings the parameters."""
     c, local, table = parts.compute, parts.local, parts.table
-    layer = _segment(parts, c.layer_forward, local.layer_forward)
+    layer = segment_of(parts, c.layer_forward.time_s, c.layer_forward.kernels, local.layer_forward)
     out, _ = parts.copies()
     # ZeRO-1's gather beside forward writes in place: nothing is copied out
     out = np.where(gathers & ~parts.modes.zero1, out, 0.0)
@@ -244,12 +227,7 @@ def forward_pass(parts: StepParts, *, gathers: Bools) -> PlanPass:
         kinds=LayerPasses.of(parts.kinds, lambda kind: forward_pass(kind, gathers=gathers)),
         forward=True,
         embedding=_with_copies(parts, c.embedding_forward, local.embedding_forward, parts.traffic.embedding, 0),
-        layer=Segment(
-            compute_s=layer.compute_s + out,
-            hidden_s=layer.hidden_s,
-            blocking_s=layer.blocking_s,
-            host_s=layer.host_s,
-        ),
+        layer=replace(layer, compute_s=layer.compute_s + out),
         head=_with_copies(parts, c.head_forward, local.head_forward, parts.traffic.head, 0),
         hidden_send_s=parts.profile.p2p_overlap_frac * parts.comm.pp_send,
         gather=Messages.of(parts, "gather", gathers),
@@ -310,12 +288,7 @@ def _backward_layer(parts: StepParts, reduces: Bools, what: str) -> Segment:
         local = parts.local.layer_backward
     if what != "input":
         cost_s, kernels = cost_s + c.layer_backward_weight.time_s, kernels + c.layer_backward_weight.kernels
-    return Segment(
-        compute_s=cost_s,
-        hidden_s=local.hidden_s,
-        blocking_s=local.blocking_s,
-        host_s=parts.launch_s * kernels + local.host_s,
-    )
+    return segment_of(parts, cost_s, kernels, local)
 
 
 def backward_pass(parts: StepParts, *, reduces: Bools, replicates: bool = True, what: str = "both") -> PlanPass:

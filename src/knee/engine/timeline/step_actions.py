@@ -18,8 +18,8 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from knee.base.arrays import Bools, Floats, Ints, equal_rows
-from knee.engine.timeline.passes import SUM_NAMES, Pass, Sums, WalkedPass, joined
+from knee.base.arrays import Bools, Floats, Ints, equal_rows, joined
+from knee.engine.timeline.passes import SUM_NAMES, Pass, Sums, WalkedPass
 from knee.engine.timeline.pipelines.chunks import ChunkRows, Layout, chunk_rows, layout_of
 from knee.engine.timeline.plan_passes import (
     PlanPass,
@@ -190,10 +190,9 @@ def carrying(w: WalkedPass, reduce_s: Floats, replicate_s: Floats, gamma: float)
     few = at[first]
     loaded = replace(w.passes.rows(w.kind[few]), carried_reduce_s=reduce_s[few], carried_replicate_s=replicate_s[few])
     walked = run(loaded, gamma)
-    sums = Sums(**{name: np.concatenate([getattr(w.sums, name), getattr(walked, name)]) for name in SUM_NAMES})
     kinds = w.kind.copy()
     kinds[at] = len(w.passes.layers) + kind
-    return WalkedPass(kind=kinds, passes=joined(w.passes, loaded), sums=sums)
+    return WalkedPass(kind=kinds, passes=joined(w.passes, loaded), sums=joined(w.sums, walked))
 
 
 def per_rank(rows: ChunkRows, ranks: Ints, seconds: Floats) -> Floats:
@@ -298,7 +297,7 @@ def _walk_rows(parts: StepParts, rows: ChunkRows, filling_s: Floats) -> tuple[di
 def _walk(parts: StepParts, rows: ChunkRows, asked: dict[str, _Asked]) -> dict[str, WalkedPass]:
     """Walk one row of each kind of every action."""
     kinds = {name: kinds_of_rows(one.plan_pass, rows, one.only) for name, one in asked.items()}
-    few = {name: rows.some(first) for name, (first, _) in kinds.items()}
+    few = {name: rows.rows(first) for name, (first, _) in kinds.items()}
     passes = {name: passes_of(parts, one.plan_pass, few[name]) for name, one in asked.items()}
     new = {name: np.flatnonzero(~one.alike[1][few[name].plan]) for name, one in asked.items() if one.alike is not None}
     walks = [passes[name].rows(new[name]) if name in new else passes[name] for name in asked]
@@ -326,11 +325,8 @@ def _carry(
     filling = spread(parts, rows, walked["F"], filling_s, gamma)
     filled = carrying(walked["F"], filling.carried_s, none, gamma)
     # what a forward takes over is no reduction
-    sums = replace(
-        filled.sums,
-        gather_load_s=filled.sums.gather_load_s + filled.sums.reduce_load_s,
-        reduce_load_s=0.0 * filled.sums.reduce_load_s,
-    )
+    gather_load_s = filled.sums.gather_load_s + filled.sums.reduce_load_s
+    sums = replace(filled.sums, gather_load_s=gather_load_s, reduce_load_s=0.0 * filled.sums.reduce_load_s)
     late = carrying(walked["B"], reduces.carried_s, none, gamma)
     more = {"B_last": ended, "B_late": late, "F_fill": replace(filled, sums=sums)}
     return walked | more, filling.exposed_s

@@ -7,15 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from knee.base.arrays import Bools, Floats, blended, names_of
+from knee.base.arrays import Bools, Columns, Floats, blended, names_of
 from knee.engine.cost.comm_costs import CommCosts
 from knee.engine.cost.compute_costs import ComputeCosts
 from knee.engine.cost.kernel_cost import stream_s
 from knee.engine.cost.placement import GroupPlacements
 from knee.engine.workload import tp_messages
 from knee.engine.workload.operations import MemoryBound, attention_backward_ratio
-from knee.engine.workload.projections import expert_share
-from knee.engine.workload.shapes import BYTES, on_one_gpu
+from knee.engine.workload.projections import BYTES, expert_share, on_one_gpu
 from knee.engine.workload.traffic import PARAMETER_BYTES, Modes, ParameterTraffic, Traffic
 from knee.specs.hardware import Gpu
 from knee.specs.model import Model
@@ -67,27 +66,13 @@ def copies_on_one_gpu(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalComm:
+class LocalComm(Columns):
     """TP and CP communication of one segment, split into what hides and what blocks."""
 
     hidden_s: Floats
     blocking_s: Floats
     host_s: Floats
     """Host time to issue it."""
-
-    def plus(self, other: LocalComm) -> LocalComm:
-        """This and the other, one after the other."""
-        return LocalComm(
-            hidden_s=self.hidden_s + other.hidden_s,
-            blocking_s=self.blocking_s + other.blocking_s,
-            host_s=self.host_s + other.host_s,
-        )
-
-    def times(self, factor: Floats) -> LocalComm:
-        """This ``factor`` times."""
-        return LocalComm(
-            hidden_s=factor * self.hidden_s, blocking_s=factor * self.blocking_s, host_s=factor * self.host_s
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,18 +188,13 @@ def _context_parallel(
     # backward sends keys and values, and their gradients
     backward = ring_steps(2.0 * comm.cp_send, attention_backward_ratio() * step_forward)
     zero = np.zeros(len(table))
-    return (
-        LocalComm(
-            hidden_s=np.where(ring, forward.hidden_s, zero),
-            blocking_s=np.where(ring, forward.blocking_s, comm.cp_gather),
-            host_s=zero,
-        ),
-        LocalComm(
-            hidden_s=np.where(ring, backward.hidden_s, zero),
-            blocking_s=np.where(ring, backward.blocking_s, (1.0 + gathers_kv_again(profile, table)) * comm.cp_gather),
-            host_s=zero,
-        ),
-    )
+
+    def either(sends: LocalComm, gather_s: Floats) -> LocalComm:
+        blocking_s = np.where(ring, sends.blocking_s, gather_s)
+        return LocalComm(hidden_s=np.where(ring, sends.hidden_s, zero), blocking_s=blocking_s, host_s=zero)
+
+    again = 1.0 + gathers_kv_again(profile, table)
+    return either(forward, comm.cp_gather), either(backward, again * comm.cp_gather)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

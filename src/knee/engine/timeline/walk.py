@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knee.base.arrays import Bools, Floats, Ints
-from knee.engine.timeline.passes import SUM_NAMES, Pass, Phase, Recorder, Segment, Sums
+from knee.engine.timeline.passes import Pass, Phase, Recorder, Segment, Sums
 
 Some = Floats | float
 """A column, or 0.0 where the whole batch has none."""
@@ -339,8 +339,7 @@ def run_passes(p: Pass, gamma: float, record: Recorder | None = None, *, fold: b
     drain(walk, sums)
     if order is None:
         return sums
-    back = np.argsort(order, kind="stable")
-    return Sums(**{name: getattr(sums, name)[back] for name in SUM_NAMES})
+    return sums.rows(np.argsort(order, kind="stable"))
 
 
 def _fold_later(walk: Walk, left: Ints) -> Ints:
@@ -377,7 +376,6 @@ def _rest(walk: Walk, left: Ints, deepest: int) -> None:
 
 
 def _prefix_length(descending: Ints, above: int) -> int:
-    """How many leading entries exceed a bound."""
     return int(np.searchsorted(-descending, -above, side="left"))
 
 
@@ -459,18 +457,4 @@ def _record_drain(record: Recorder, q: Pass, replicas_s: float, last_s: float, q
     for duration, busy in stretches:
         reduce = min(duration, queue_s)
         queue_s -= reduce
-        record(
-            Phase(
-                segment="drain",
-                layer=0,
-                duration_s=duration,
-                compute_s=0.0,
-                overlap_s=0.0,
-                local_s=0.0,
-                reduce_s=reduce,
-                gather_s=0.0,
-                replicate_s=busy,
-                queue_after_s=0.0,
-                speed=1.0,
-            )
-        )
+        record(Phase(segment="drain", duration_s=duration, reduce_s=reduce, replicate_s=busy))

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from knee.base.arrays import Bools, Floats, names_of
-from knee.engine.workload.projections import Projection
-from knee.engine.workload.shapes import BYTES, Fp8Shapes, Shapes, on_one_gpu
+from knee.base.arrays import Bools, Columns, Floats
+from knee.engine.workload.projections import BYTES, Fp8Shapes, Projection, Shapes, on_one_gpu
 from knee.specs.constants import constant, passes_of
 from knee.specs.plan import FP8_RECIPES, PRECISIONS, RESHARDING, SHARDINGS
 from knee.specs.plan_table import PlanTable
@@ -97,7 +96,7 @@ def product_scale(fp8: Fp8Shapes, wide: Bools | None, *, forward: bool) -> Float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Casts:
+class Casts(Columns):
     """What casts move and launch: the casts, and the search for the largest elements that scale them."""
 
     cast_bytes: Floats
@@ -105,11 +104,7 @@ class Casts:
     cast_kernels: Floats
     largest_kernels: Floats
 
-    def plus(self, other: Casts) -> Casts:
-        """The work of both."""
-        return Casts(**{name: getattr(self, name) + getattr(other, name) for name in names_of(Casts)})
-
-    def times(self, elements: Floats, tensors: Floats | float = 1.0) -> Casts:
+    def repeated(self, elements: Floats, tensors: Floats | float = 1.0) -> Casts:
         """Those of so many elements, of so many tensors."""
         return Casts(
             cast_bytes=elements * self.cast_bytes,
@@ -129,9 +124,7 @@ def layer_casts(maps: Sequence[Projection], s: Shapes, fp8: Fp8Shapes, kernels: 
     """
     wide, single = wide_products(maps, fp8), [p for p in maps if not p.grouped]
     cast, largest, more = (passes_of(kernels, name) for name in ("fp8_cast", "fp8_largest", "fp8_largest_columns"))
-    find, found = (
-        (largest.backward, largest.backward_kernels) if backward else (largest.forward, largest.forward_kernels)
-    )
+    find, found = largest.each(backward=backward)
     of_weight, none = _weight_casts(fp8, kernels, backward=backward), np.zeros_like(s.tokens)
     total = Casts(cast_bytes=none, largest_bytes=none, cast_kernels=none, largest_kernels=none)
     seen: set[str] = set()
@@ -146,9 +139,9 @@ def layer_casts(maps: Sequence[Projection], s: Shapes, fp8: Fp8Shapes, kernels: 
                 cast_kernels=cast.forward_kernels + gathers,
                 largest_kernels=found + fp8.rowwise * more.forward_kernels,
             )
-            total = total.plus(of_tensor.times(there * p.rows * (p.out if backward else p.inner), there))
+            total = total.plus(of_tensor.repeated(there * p.rows * (p.out if backward else p.inner), there))
         seen.add(group)
-        total = total.plus(of_weight.times(there * p.out * p.inner, there))
+        total = total.plus(of_weight.repeated(there * p.out * p.inner, there))
     return total
 
 
@@ -157,14 +150,11 @@ def _weight_casts(fp8: Fp8Shapes, kernels: Kernels, *, backward: bool) -> Casts:
     and transposed in backward behind one in fp8."""
     whole = weight_casts(fp8, kernels, BYTES)
     if not backward:
-        return whole.times(fp8.casts_gathered, fp8.casts_gathered)
+        return whole.times(fp8.casts_gathered)
     transposed = passes_of(kernels, "fp8_cast").forward / 2.0 * BYTES
     none = 0.0 * fp8.gathered
     return Casts(
-        cast_bytes=fp8.gathered * transposed,
-        largest_bytes=none,
-        cast_kernels=fp8.gathered,
-        largest_kernels=none,
+        cast_bytes=fp8.gathered * transposed, largest_bytes=none, cast_kernels=fp8.gathered, largest_kernels=none
     )
 
 

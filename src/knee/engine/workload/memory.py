@@ -14,9 +14,16 @@ from knee.base.arrays import Floats, Ints, blended, equal_rows, expanded, names_
 from knee.engine.workload.fp8_layers import wide_products
 from knee.engine.workload.layers_per_stage import Cuts, ModelLayers, cuts_of
 from knee.engine.workload.operations import NVFP4_BYTES, OUTER_STATE_BYTES, kept_product_columns
-from knee.engine.workload.projections import expert_share, layer_kinds, projections
+from knee.engine.workload.projections import (
+    BYTES,
+    Fp8Shapes,
+    Shapes,
+    expert_share,
+    layer_kinds,
+    on_one_gpu,
+    projections,
+)
 from knee.engine.workload.recomputed_modules import KeptBytes, expert_bytes, freed_bytes
-from knee.engine.workload.shapes import BYTES, Fp8Shapes, Shapes, on_one_gpu
 from knee.engine.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, PRECISIONS, RECOMPUTE_MODULES, RECOMPUTES, RecomputeModule
@@ -96,15 +103,9 @@ def layer_saved_bytes(
     whole = np.where(recompute == RECOMPUTES.index("ops"), np.minimum(ops, kept + scores), whole)
     gathered = s.tokens if profile.keeps_gathered else s.norm_tokens
     for module, chosen in modules.items():
+        outputs = profile.saved not in MEGATRON_KERNELS
         freed = freed_bytes(
-            model,
-            s,
-            module,
-            mlp_tensors=mlp_tensors,
-            width=width,
-            outputs=profile.saved not in MEGATRON_KERNELS,
-            gathered=gathered,
-            scores=scores,
+            model, s, module, mlp_tensors=mlp_tensors, width=width, outputs=outputs, gathered=gathered, scores=scores
         )
         whole = whole - chosen * freed
     return np.where(recompute >= RECOMPUTES.index("blocks"), layer_input, whole)

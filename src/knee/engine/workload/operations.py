@@ -12,8 +12,7 @@ import numpy as np
 from knee.base.arrays import Bools, Floats
 from knee.engine.workload.fp8_layers import Casts, layer_casts, product_scale, wide_products
 from knee.engine.workload.parameters import causal_keys, kernel_keys
-from knee.engine.workload.projections import Projection, expert_share, projections, routed_rows
-from knee.engine.workload.shapes import BYTES, Shapes
+from knee.engine.workload.projections import BYTES, Projection, Shapes, expert_share, projections, routed_rows
 from knee.specs.constants import constant, passes_of
 from knee.specs.hardware import GemmType
 from knee.specs.model import Experts, Model
@@ -122,7 +121,6 @@ OUTER_STATE_BYTES = 4.0  # an outer optimizer's states are fp32, whatever those 
 
 
 def _streams(model: Model, s: Shapes, kernels: Kernels, backward: bool) -> list[Operation]:
-    """The memory-bound kernels of a layer."""
     norm_bytes = s.norm_tokens * model.hidden * BYTES
     qk_bytes = s.tokens * (model.q_width + model.kv_width) / s.tp * BYTES
     ffn_bytes = (1.0 - expert_share(model)) * s.tokens * model.ffn / s.tp * BYTES
@@ -141,9 +139,8 @@ def _streams(model: Model, s: Shapes, kernels: Kernels, backward: bool) -> list[
         parts += expert_streams(model, model.experts, s)
     streams: list[Operation] = []
     for name, key, tensor_bytes, times in parts:
-        passes = passes_of(kernels, key)
-        count = passes.backward if backward else passes.forward
-        launched: Floats | float = passes.backward_kernels if backward else passes.forward_kernels
+        count, launches = passes_of(kernels, key).each(backward=backward)
+        launched: Floats | float = launches
         if key == "router" and not backward:
             launched = launched - s.preprocess_kernels
         if count:
@@ -175,14 +172,8 @@ def _attention(model: Model, s: Shapes, forward: bool) -> Attention:
     if model.window:
         work = work * causal_keys(model, s.seq_len) / (s.seq_len / 2.0)
         keys = kernel_keys(model, s.seq_len, s.kv_block)
-    return Attention(
-        name="attention",
-        flop=work if forward else attention_backward_ratio() * work,
-        seq_len=keys,
-        rows=s.tokens * (model.heads / s.tp),
-        head_dim=model.head_dim,
-        forward=forward,
-    )
+    flop, rows = work if forward else attention_backward_ratio() * work, s.tokens * (model.heads / s.tp)
+    return Attention(name="attention", flop=flop, seq_len=keys, rows=rows, head_dim=model.head_dim, forward=forward)
 
 
 def _casts(model: Model, s: Shapes, kernels: Kernels, *, backward: bool) -> list[Operation]:
@@ -246,19 +237,15 @@ def _weight_casts(model: Model, s: Shapes, kernels: Kernels, *, backward: bool) 
         return []
     passes, weights = passes_of(kernels, "cast"), projections(model, s, kernels)
     elements = np.asarray(sum(p.weights for p in weights))
-    launched = np.asarray(float(len(weights) + _norm_weights(model)))
+    # products, and norms, which no product has
+    launched = np.asarray(float(len(weights) + model.layer_norms + (2 if model.qk_norm in ("head", "full") else 0)))
     if s.fp8 is not None and s.fp8.shared_casts and not backward:
         # fp8 copies are made from the states
         wide = wide_products(weights, s.fp8)
         eight = [(p, s.fp8.eight_bit * ~wide[p.name]) for p in weights if not p.grouped]
         elements, launched = elements - sum(p.weights * e for p, e in eight), launched - sum(e for _, e in eight)
-    moved = (passes.backward if backward else passes.forward) * BYTES * elements * s.casts
+    moved = passes.each(backward=backward)[0] * BYTES * elements * s.casts
     return [MemoryBound(name="cast", moved_bytes=moved, kernels=launched * s.casts)]
-
-
-def _norm_weights(model: Model) -> int:
-    """Weights of a layer that no product has."""
-    return model.layer_norms + (2 if model.qk_norm in ("head", "full") else 0)
 
 
 def _product(p: Projection) -> Operation:
@@ -370,8 +357,7 @@ def _final_soft_cap(model: Model, logits: Floats, kernels: Kernels, *, backward:
     """cap * tanh(logits / cap), where the model has it."""
     if not model.final_soft_cap:
         return []
-    of = passes_of(kernels, "soft_cap")
-    passes, launched = (of.backward, of.backward_kernels) if backward else (of.forward, of.forward_kernels)
+    passes, launched = passes_of(kernels, "soft_cap").each(backward=backward)
     return [MemoryBound(name="soft_cap", moved_bytes=passes * logits * BYTES, kernels=launched)]
 
 
@@ -398,18 +384,11 @@ def head_backward(model: Model, s: Shapes, kernels: Kernels, *, loss_parallel: b
 
 
 NVFP4_COPY_BYTES = 2 * BYTES + 2 * NVFP4_BYTES  # read for its largest element and again, written twice
-
-
 MOMENT_PASSES = 4.0  # of both moments: read and written
 
 
 def optimizer(
-    parameters: Floats,
-    table: PlanTable,
-    cast: Floats,
-    summed_bytes: Floats,
-    copies_bytes: Floats,
-    kernels: Kernels,
+    parameters: Floats, table: PlanTable, cast: Floats, summed_bytes: Floats, copies_bytes: Floats, kernels: Kernels
 ) -> list[Operation]:
     """The gradient norm, clipping and AdamW over the parameters a rank owns. ``cast`` of them have a 16-bit copy that
     is written after the step; ``summed_bytes`` are gradients added to those of earlier microbatches; ``copies_bytes``

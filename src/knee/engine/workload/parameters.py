@@ -138,7 +138,6 @@ def _matrices(model: Model, ffn: int, experts: int = 0, *, name: str = "") -> tu
 
 
 def _norm_names(model: Model) -> tuple[str, ...]:
-    """Names of the norms of the residual stream."""
     more = tuple(f"post_{i}" for i in range(1, model.layer_norms - 1))
     return ("attention", "mlp", *more)[: model.layer_norms]
 
@@ -343,22 +342,15 @@ def kernel_keys(model: Model, seq_len: Floats, kv_block: Floats) -> Floats:
     return (full + band) / (full / kv_block + band / np.minimum(window, kv_block))
 
 
-def _attention(model: Model, seq_len: NDArray[np.int64]) -> NDArray[np.float64]:
-    """L * d * s: one multiply-add column of attention over all layers. A query of a layer with a sliding window has
-    the window's keys."""
-    return model.layers * _width(model) * most_keys(model, seq_len.astype(np.float64))
-
-
-def _causal_attention(model: Model, seq_len: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The same of the keys that the causal mask leaves: half of them without a window."""
-    return model.layers * _width(model) * causal_keys(model, seq_len.astype(np.float64))
-
-
-def _width(model: Model) -> float:
-    """Of all heads; of queries and values the mean, where latent attention has two sizes."""
-    if model.latent_attention is None:
-        return model.q_width
-    return (model.q_width + model.heads * model.latent_attention.value_size) / 2.0
+def _attention(
+    model: Model, seq_len: NDArray[np.int64], keys: Callable[[Model, Floats], Floats] = most_keys
+) -> NDArray[np.float64]:
+    """L * d * s: one multiply-add column of attention over all layers. The width d is that of all heads; of queries and
+    values the mean, where latent attention has two sizes."""
+    width: float = model.q_width
+    if model.latent_attention is not None:
+        width = (model.q_width + model.heads * model.latent_attention.value_size) / 2.0
+    return model.layers * width * keys(model, seq_len.astype(np.float64))
 
 
 # Each is FLOP per trained token, forward and backward; recomputation never counts. Of experts those count that a token
@@ -369,7 +361,7 @@ CONVENTIONS: dict[str, Callable[[Model, NDArray[np.int64]], NDArray[np.float64]]
     # Kaplan et al. 2020: parameters only
     "6n": lambda m, s: np.full(len(s), 6.0 * active_parameter_count(m)),
     # as PaLM, with the causal half of the square
-    "causal": lambda m, s: 6.0 * active_parameter_count(m) + 12.0 * _causal_attention(m, s),
+    "causal": lambda m, s: 6.0 * active_parameter_count(m) + 12.0 * _attention(m, s, causal_keys),
     # torchtitan: the input embedding is a lookup, not a product
     "torchtitan": lambda m, s: 6.0 * (active_parameter_count(m) - m.vocab * m.hidden) + 12.0 * _attention(m, s),
 }

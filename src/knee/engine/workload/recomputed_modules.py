@@ -7,8 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from knee.base.arrays import Floats
-from knee.engine.workload.projections import expert_share, routed_rows
-from knee.engine.workload.shapes import Shapes
+from knee.engine.workload.projections import Shapes, expert_share, routed_rows
 from knee.specs.model import Model
 from knee.specs.plan import RecomputeModule
 from knee.specs.profile import Profile

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from knee.base.arrays import Bools, Floats, Ints, blended, equal_rows
+from knee.base.arrays import Bools, Columns, Floats, Ints, blended, equal_rows
 from knee.engine.workload.fp8_layers import fp8_gathers, group_of, wide_groups
 from knee.engine.workload.layers_per_stage import ModelLayers, expert_pattern, most_experts
 from knee.engine.workload.parameters import (
@@ -21,8 +21,7 @@ from knee.engine.workload.parameters import (
     shard_elements,
     stage_elements,
 )
-from knee.engine.workload.projections import expert_share
-from knee.engine.workload.shapes import BYTES, Fp8Shapes
+from knee.engine.workload.projections import BYTES, Fp8Shapes, expert_share
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, REDUCE_DTYPES, SHARDINGS
 from knee.specs.plan_table import PlanTable
@@ -61,17 +60,13 @@ class Modes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParameterTraffic:
+class ParameterTraffic(Columns):
     """Elements of one group of weights (a layer, the embedding, the head) on one model-parallel rank."""
 
     elements: Floats
     """Held by the rank's model shard, unpadded."""
     moved: Floats
     """Moved by one gather or reduce, FSDP2's padding included."""
-
-    def times(self, factor: Floats | float) -> ParameterTraffic:
-        """The traffic of ``factor`` of them."""
-        return ParameterTraffic(elements=factor * self.elements, moved=factor * self.moved)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,11 +196,9 @@ def _fp8_traffic(table: PlanTable, modes: Modes, tensors: Sequence[Tensor], fp8:
         each, there = parameter_traffic(table, modes, (t,)), fp8.eight_bit * ~wide[input_of(t)]
         elements, moved = weights.elements + there * each.elements, weights.moved + there * each.moved
         weights = ParameterTraffic(elements=elements, moved=moved)
+    tp_forward, tp_backward = fp8_gathers(wide, fp8, backward=False), fp8_gathers(wide, fp8, backward=True)
     return Fp8Traffic(
-        weights=weights,
-        saved_bytes=fp8.gathered * weights.moved,
-        tp_forward=fp8_gathers(wide, fp8, backward=False),
-        tp_backward=fp8_gathers(wide, fp8, backward=True),
+        weights=weights, saved_bytes=fp8.gathered * weights.moved, tp_forward=tp_forward, tp_backward=tp_backward
     )
 
 

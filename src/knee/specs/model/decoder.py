@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, is_dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from knee.base.errors import SpecError, out_of_range
+from knee.specs.hardware import Strict
 
 MOST = 2**24
 """Beyond any model anyone trains; larger sizes are typing mistakes."""
@@ -78,11 +79,9 @@ def check_windows(model: Model) -> None:
         hint = "give the size of a chunk as window"
         raise SpecError(text, hint=hint, code="contradiction", field="model.window_kind")
     if ("s" in pattern) != (model.window > 0) and (model.window or pattern != "s"):
-        text = (
-            f"model.window is {model.window:,}, but no layer of model.layer_pattern {pattern[:80]!r} has it"
-            if model.window
-            else f"model.layer_pattern {pattern[:80]!r} has layers with a sliding window, but model.window is 0"
-        )
+        text = f"model.layer_pattern {pattern[:80]!r} has layers with a sliding window, but model.window is 0"
+        if model.window:
+            text = f"model.window is {model.window:,}, but no layer of model.layer_pattern {pattern[:80]!r} has it"
         hint = 'give the size of the window and mark its layers with s; for full attention, layer_pattern is "f"'
         raise SpecError(text, hint=hint, code="contradiction", field=field)
 
@@ -140,10 +139,8 @@ Scores = Literal["softmax", "sigmoid"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Experts:
+class Experts(Strict):
     """The experts of a layer, their router, and which layers have them."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     count: int
     """Routed experts of a layer."""
@@ -217,10 +214,8 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LatentAttention:
+class LatentAttention(Strict):
     """The ranks of its projections and the parts of a head."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     kv_rank: int
     """Width of the vector from which keys and values are made (kv_lora_rank)."""
@@ -291,10 +286,8 @@ SLIDING = "s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class Model(Strict):
     """A decoder. Sizes are counts, so they carry no unit."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     name: str
     """Name of the model. It defaults to the file's name."""

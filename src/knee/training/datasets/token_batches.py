@@ -6,12 +6,14 @@ what it would have read had it never stopped. Needs NumPy; the ``Prefetcher`` ne
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from itertools import count, islice
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, Protocol
 
 import numpy as np
@@ -242,61 +244,41 @@ class Prefetcher:
         """Seconds that ``next`` has waited so far. A step's share is the difference to the step before."""
         self.step = start
         """The step that ``next`` returns next."""
-        self._source, self._stop, self._pin = source, stop, pin
+        self._source, self._pin, self._closed = source, pin, False
         # the current device is a thread's own: without it, the thread would pin through GPU 0
-        self._device = torch.cuda.current_device() if pin else None
-        self._ready: SimpleQueue[Any] = SimpleQueue()
-        self._room = threading.Semaphore(ahead)
-        self._failure: BaseException | None = None
-        self._closed = False
-        self._thread = threading.Thread(target=self._run, args=(start,), name="knee-prefetch", daemon=True)
-        self._thread.start()
+        set_device = partial(torch.cuda.set_device, torch.cuda.current_device()) if pin else None
+        self._thread = ThreadPoolExecutor(1, "knee-prefetch", initializer=set_device)
+        self._steps: Iterator[int] = count(start) if stop is None else iter(range(start, stop))
+        self._ahead = deque(self._thread.submit(self._read, step) for step in islice(self._steps, ahead))
 
     def next(self) -> Any:
         """The next step's tokens (``torch.Tensor``, int64); what went wrong in the thread is raised here."""
-        if self._failure is not None:
-            raise self._failure
-        if self._closed or (self._stop is not None and self.step >= self._stop):
+        if self._closed or not self._ahead:
             raise KneeError(f"step {self.step} is not read: the prefetcher is {'closed' if self._closed else 'done'}")
         began = time.perf_counter()
-        item = self._ready.get()
+        tokens = self._ahead[0].result()
         self.waited_s += time.perf_counter() - began
-        self._room.release()
-        if isinstance(item, BaseException):
-            self._failure = item
-            raise item
+        self._ahead.popleft()
+        self._ahead.extend(self._thread.submit(self._read, step) for step in islice(self._steps, 1))
         self.step += 1
-        return item
+        return tokens
+
+    def _read(self, step: int) -> Any:
+        import torch
+
+        rows = torch.from_numpy(self._source.batch(step))
+        return rows.pin_memory() if self._pin else rows
 
     def close(self) -> None:
         """Stop reading, and wait until the thread has."""
         self._closed = True
-        self._room.release()
-        self._thread.join()
+        self._thread.shutdown(cancel_futures=True)
 
     def __enter__(self) -> Prefetcher:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _run(self, step: int) -> None:
-        import torch
-
-        try:
-            if self._device is not None:
-                torch.cuda.set_device(self._device)
-            while self._stop is None or step < self._stop:
-                self._room.acquire()
-                if self._closed:
-                    break
-                rows = torch.from_numpy(self._source.batch(step))
-                self._ready.put(rows.pin_memory() if self._pin else rows)
-                step += 1
-        except BaseException as error:  # whatever it is, the step that waits must hear of it
-            self._ready.put(error)
-        else:
-            self._ready.put(KneeError("the prefetcher was closed while a step waited for it"))
 
 
 def _check_step(step: int) -> None:

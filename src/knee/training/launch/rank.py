@@ -18,22 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 
 KEPT = (
-    *(
-        "NCCL_",
-        "TORCH_",
-        "PYTORCH_",
-        "GLOO_",
-        "CUDA_",
-        "NVIDIA_",
-        "ROCM_",
-        "HIP_",
-        "OMP_",
-        "MKL_",
-        "UCX_",
-        "FI_",
-        "MPI_",
-    ),
-    *("OMPI_", "TORCHELASTIC_", "SLURM_", "SLURMD_", "KNEE_", "PYTHON", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_"),
+    *("NCCL_", "TORCH_", "PYTORCH_", "GLOO_", "CUDA_", "NVIDIA_", "ROCM_", "HIP_", "OMP_", "MKL_", "UCX_", "FI_"),
+    *("MPI_", "OMPI_", "TORCHELASTIC_", "SLURM_", "SLURMD_", "KNEE_", "PYTHON", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_"),
 )
 """Variables that change what a run does; no others are written down, because they may be secret."""
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")

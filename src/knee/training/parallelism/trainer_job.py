@@ -312,30 +312,25 @@ class TrainJob:
         return validate(cls, plain, "job") if job is None else job
 
     def _check_numbers(self) -> None:
-        for name, least in (("gpus", 1), ("global_batch", 1), ("seq_len", 1), ("steps", 1), ("warmup", 0)):
-            if getattr(self, name) < least:
-                raise out_of_range(name, getattr(self, name), f"it must be at least {least}")
-        for name in ("steps", "trace_steps"):
-            if getattr(self, name) > MOST_STEPS:
-                raise out_of_range(name, getattr(self, name), f"it must be at most {MOST_STEPS:,}")
-        whole = ("trace_steps", "seed", "lr_warmup", "valid_every", "checkpoint_every", "keep")
-        for name in ("lr", "clip_norm", "capacity_factor", "balance_loss", "balance_rate", *whole):
-            if getattr(self, name) < 0:
-                raise out_of_range(name, getattr(self, name), "it cannot be negative")
-        for name in ("lr", "clip_norm", "capacity_factor", "balance_loss", "balance_rate"):
-            if not math.isfinite(getattr(self, name)):
-                raise out_of_range(name, getattr(self, name), "it must be a finite number")
-        if not 0 <= self.lr_min_frac <= 1:
-            raise out_of_range("lr_min_frac", f"{self.lr_min_frac:g}", "it must be between 0 and 1")
-        if not 0 < self.lr_decay_frac <= 1:
-            raise out_of_range("lr_decay_frac", f"{self.lr_decay_frac:g}", "it must be more than 0 and at most 1")
-        if self.valid_every and self.valid_batches < 1:
-            raise out_of_range("valid_batches", self.valid_batches, "it must be at least 1")
-        if self.seed >= 1 << 31:
-            raise out_of_range("seed", self.seed, f"it must be less than {1 << 31:,}")
-        if not 0 < self.timeout_s <= LONGEST_TIMEOUT_S:
-            rule = f"it must be positive and at most {LONGEST_TIMEOUT_S:,.0f}"
-            raise out_of_range("timeout_s", f"{self.timeout_s:g}", rule)
+        amounts = ("lr", "clip_norm", "capacity_factor", "balance_loss", "balance_rate")
+        counts = ("trace_steps", "seed", "lr_warmup", "valid_every", "checkpoint_every", "keep")
+        longest = f"it must be positive and at most {LONGEST_TIMEOUT_S:,.0f}"
+        rules: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+            (("gpus", "global_batch", "seq_len", "steps"), lambda number: number >= 1, "it must be at least 1"),
+            (("warmup",), lambda number: number >= 0, "it must be at least 0"),
+            (("steps", "trace_steps"), lambda number: number <= MOST_STEPS, f"it must be at most {MOST_STEPS:,}"),
+            ((*amounts, *counts), lambda number: not number < 0, "it cannot be negative"),
+            (amounts, math.isfinite, "it must be a finite number"),
+            (("lr_min_frac",), lambda share: 0 <= share <= 1, "it must be between 0 and 1"),
+            (("lr_decay_frac",), lambda share: 0 < share <= 1, "it must be more than 0 and at most 1"),
+            (("valid_batches",), lambda number: number >= 1 or not self.valid_every, "it must be at least 1"),
+            (("seed",), lambda number: number < 1 << 31, f"it must be less than {1 << 31:,}"),
+            (("timeout_s",), lambda seconds: 0 < seconds <= LONGEST_TIMEOUT_S, longest),
+        )
+        for name, holds, rule in ((name, holds, rule) for names, holds, rule in rules for name in names):
+            value = getattr(self, name)
+            if not holds(value):
+                raise out_of_range(name, value if name in amounts or isinstance(value, int) else f"{value:g}", rule)
         if self.warmup >= self.steps:
             raise SpecError(
                 f"warmup {self.warmup} leaves no step to measure, because the run has only {self.steps} steps",

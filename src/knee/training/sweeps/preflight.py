@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from knee.base.digest import digest
 from knee.base.errors import SpecError
+from knee.base.files import digest
 from knee.base.units import show
 from knee.engine.reliability.whole_run import restarted_time_s
 from knee.engine.simulator import simulate_table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, stdev
@@ -30,31 +30,6 @@ class MeasuredRate:
     tokens_per_s: float
     error_frac: float
     """Standard error of the mean step time, over the mean."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredReturn:
-    """What a doubling of GPUs gave between two runs of a series."""
-
-    series: str
-    from_gpus: int
-    to_gpus: int
-    per_doubling: float
-    most: float
-    """As good as it may be, at 95%."""
-
-    @property
-    def pays(self) -> bool:
-        """Whether the doubling may still reach the threshold."""
-        return self.most >= THRESHOLD
-
-    @property
-    def words(self) -> str:
-        """Return one sentence about the doubling."""
-        return (
-            f"from {self.from_gpus:,} to {self.to_gpus:,} GPUs, a doubling gave {self.per_doubling:.2f}x the tokens/s "
-            f"(at most {self.most:.2f}x with 95% confidence), less than {THRESHOLD:g}x"
-        )
 
 
 def start_order(entries: Iterable[SweepRun], *, until_knee: bool = False) -> list[SweepRun]:
@@ -87,27 +62,23 @@ def _positive(value: Any) -> float | None:
     return float(value) if is_number(value) and value > 0 else None
 
 
-def returns_of(series: str, rates: Sequence[MeasuredRate]) -> list[MeasuredReturn]:
-    """Between neighbouring counts.
+def poor_doublings(rates: Sequence[MeasuredRate]) -> Iterator[tuple[int, str]]:
+    """Counts of GPUs up to which a doubling does not pay, between neighbouring counts, and a sentence about each.
 
     Formula: r as ``metrics.scaling.per_doubling`` has it; most = r exp(1.645 sqrt(e1^2 + e2^2) / log2(N2 / N1))
     Where:   T tokens/s, N GPUs, e the standard error of a run's mean step time over that mean
     Valid:   steps of a run are taken to be independent; what differs between repeats of a run is not in it
     """
-    ordered = sorted(rates, key=lambda rate: rate.gpus)
-    found = []
-    for one, two in pairwise(ordered):
-        if two.gpus == one.gpus:
-            continue
-        doublings = math.log2(two.gpus / one.gpus)
+    for one, two in pairwise(sorted(rates, key=lambda rate: rate.gpus)):
         gain = per_doubling(two.tokens_per_s / one.tokens_per_s, one.gpus, two.gpus)
-        spread = SIGMAS * math.hypot(one.error_frac, two.error_frac) / doublings
-        found.append(
-            MeasuredReturn(
-                series=series, from_gpus=one.gpus, to_gpus=two.gpus, per_doubling=gain, most=gain * math.exp(spread)
+        spread = SIGMAS * math.hypot(one.error_frac, two.error_frac) / math.log2(two.gpus / one.gpus)
+        most = gain * math.exp(spread)
+        if most < THRESHOLD:
+            yield (
+                two.gpus,
+                f"from {one.gpus:,} to {two.gpus:,} GPUs, a doubling gave {gain:.2f}x the tokens/s "
+                f"(at most {most:.2f}x with 95% confidence), less than {THRESHOLD:g}x",
             )
-        )
-    return found
 
 
 class StopRule:
@@ -137,9 +108,7 @@ class StopRule:
                 unknown.add(other.gpus)
             if rate is not None and (other.gpus not in best or rate.tokens_per_s > best[other.gpus].tokens_per_s):
                 best[other.gpus] = rate
-        steps = returns_of(entry.series, list(best.values()))
-        poor = next((step for step in steps if not step.pays and step.to_gpus not in unknown), None)
-        return None if poor is None else poor.words
+        return next((words for gpus, words in poor_doublings([*best.values()]) if gpus not in unknown), None)
 
     def _rate(self, entry: SweepRun) -> MeasuredRate | None:
         """What a run that is done has measured on the GPUs that it was to have."""

@@ -16,7 +16,7 @@ from knee.measure.hardware_fit.residuals import SEED, Residuals
 from knee.specs.catalog import did_you_mean, read_toml
 from knee.specs.load import Loaded
 from knee.specs.profile import Profile
-from knee.specs.profile_parameters import PARAMETERS, Parameter, Values
+from knee.specs.profile_parameters import OF_MEMORY, PARAMETERS, Parameter, Values
 from knee.specs.write import Value, spec_toml
 from knee.trust.profile_fit.stack_fit import NO_EVIDENCE, UNTOLD, Estimate, StackFit, calibrate, problem_of
 from knee.trust.validation.run_errors import grouped, predicted
@@ -66,12 +66,8 @@ def held_out_runs(
     if len(pairs) < FEWEST or share == 0:
         return None
     if len(pairs) < MANY:
-        return _one_by_one(pairs, fit, own)
+        return _judged(_before(pairs, own), left_out_errors(pairs, fit), len(pairs) - 1, one_by_one=True)
     return _in_a_group(pairs, parameters, share, own, say)
-
-
-def _one_by_one(pairs: Sequence[Pair], fit: StackFit, own: Sequence[Pair]) -> HeldOutRuns:
-    return _judged(_before(pairs, own), left_out_errors(pairs, fit), len(pairs) - 1, one_by_one=True)
 
 
 def left_out_errors(pairs: Sequence[Pair], fit: StackFit) -> Floats:
@@ -181,7 +177,6 @@ def _measured_errors(pairs: Sequence[Pair], values: Values) -> Floats:
 
 
 def _ordered(pairs: Sequence[Pair]) -> list[Pair]:
-    """In the order of the cases."""
     return [pair for case in grouped(pairs) for pair in zip(case.runs, case.asked, strict=True)]
 
 
@@ -192,7 +187,6 @@ def _key(pair: Pair) -> Hashable:
 HELD_FRAC = 0.25
 LARGE_FRAC = 0.15
 """A median error above it, after a fit, is no noise of measurement."""
-OF_MEMORY = ("profile.context_bytes", "profile.allocator_frac")
 NOT_IN_STEPS = ("profile.step_overhead_s", "profile.straggler_frac")
 """What a probe's steps have none of, and so say nothing about in training."""
 
@@ -254,17 +248,13 @@ def fit_profile(
     asked = {p.path for p in parameters}
     left = {p.path: "not selected" for p in PARAMETERS if p.path not in asked}
     if runs.probed:
-        left |= dict.fromkeys(
-            NOT_IN_STEPS, "the steps of a probe load no data, write no logs and wait for no other rank"
-        )
+        why = "the steps of a probe load no data, write no logs and wait for no other rank"
+        left |= dict.fromkeys(NOT_IN_STEPS, why)
     free = [p for p in parameters if p.path not in left]
     if not free:
-        raise InputError(
-            f"nothing is left to fit: {', '.join(p.path for p in parameters)} cannot be determined from the "
-            "steps of a probe",
-            hint="name other parameters, or give training runs",
-            code="nothing-to-fit",
-        )
+        asked_for = ", ".join(p.path for p in parameters)
+        text = f"nothing is left to fit: {asked_for} cannot be determined from the steps of a probe"
+        raise InputError(text, hint="name other parameters, or give training runs", code="nothing-to-fit")
     say(f"fitting on all {len(runs.pairs):,} runs" if len(runs.pairs) > 1 else "fitting on the one run")
     fit = calibrate(grouped(runs.pairs), free, oom=grouped(runs.oom), undetermined=UNTOLD)
     held_out = held_out_runs(runs.pairs, fit, free, held_frac, (own or runs).pairs, say)
@@ -304,10 +294,8 @@ def _no_better(fit: StackFit, held_out: HeldOutRuns | None) -> dict[str, str]:
         if before is None or after is None or better:
             continue
         how = "one at a time" if held_out.one_by_one else "as a group"
-        why = (
-            f"the fit does not clearly improve {what} of runs that were held out {how} "
-            f"(median error {before.median_frac:.1%} -> {after.median_frac:.1%})"
-        )
+        errors = f"median error {before.median_frac:.1%} -> {after.median_frac:.1%}"
+        why = f"the fit does not clearly improve {what} of runs that were held out {how} ({errors})"
         found |= dict.fromkeys(paths, why)
     return found
 
@@ -315,26 +303,23 @@ def _no_better(fit: StackFit, held_out: HeldOutRuns | None) -> dict[str, str]:
 def _warnings(runs: UserRuns, fit: StackFit, held_out: HeldOutRuns | None, held_frac: float) -> list[str]:
     said = []
     if runs.simulated:
-        said.append(
-            f"{runs.simulated:,} of the records are simulated, not measured: a fit to them only finds "
-            "the values that knee used to simulate them"
-        )
+        found = "a fit to them only finds the values that knee used to simulate them"
+        said.append(f"{runs.simulated:,} of the records are simulated, not measured: {found}")
     if runs.differ > DIFFER:
-        said.append(
-            f"repeats of one setting differ by up to {runs.differ - 1:.0%}; each setting counts once, with its median"
-        )
+        apart = f"repeats of one setting differ by up to {runs.differ - 1:.0%}"
+        said.append(f"{apart}; each setting counts once, with its median")
     if not fit.values:
         said.append("the runs determine none of the parameters, so the profile is the same as its base")
     for e in fit.estimates:
         low, high = (e.parameter.scaled(bound) for bound in (e.parameter.low, e.parameter.high))
         was, at = (e.parameter.scaled(e.parameter.inside(value)) for value in (e.before, e.after))
         if e.determined and min(at - low, high - at) < AT_BOUND <= abs(at - was):
-            said.append(f"{_field(e)} is at the limit of its range; the cause may be something that is not fitted")
+            name = _name(e.parameter.path)
+            said.append(f"{name} is at the limit of its range; the cause may be something that is not fitted")
     said += _of_confounded(fit)
     if fit.throughput_after is not None and fit.throughput_after.median_frac > LARGE_FRAC:
-        said.append(
-            f"the error after the fit is still {fit.throughput_after.median_frac:.0%}: {_why_off(fit.throughput_after)}"
-        )
+        after = fit.throughput_after
+        said.append(f"the error after the fit is still {after.median_frac:.0%}: {_why_off(after)}")
     said += _of_held_out(len(runs.pairs), held_out, held_frac)
     return said
 
@@ -345,16 +330,10 @@ def _of_memory(runs: UserRuns, values: Values) -> list[str]:
         return []
     cases = grouped(runs.oom)
     before, after = (int(predicted(cases, v).fits.sum()) for v in ({}, values))
-    count = len(runs.oom)
-    return (
-        [
-            f"{count} run{'s' if count > 1 else ''} ended out of memory: the base profile predicts that "
-            f"{before} of them fit, "
-            f"and the fitted profile that {after} fit"
-        ]
-        if before or after
-        else []
-    )
+    if not before and not after:
+        return []
+    count = f"{len(runs.oom)} run{'s' if len(runs.oom) > 1 else ''} ended out of memory"
+    return [f"{count}: the base profile predicts that {before} of them fit, and the fitted profile that {after} fit"]
 
 
 def _of_confounded(fit: StackFit) -> list[str]:
@@ -364,16 +343,12 @@ def _of_confounded(fit: StackFit) -> list[str]:
         if not e.determined or e.confounded_with is None or pair in pairs:
             continue
         pairs.add(pair)
-        other = _name(e.confounded_with)
-        assumed = (
-            "both are fitted, and either can replace the other"
-            if e.confounded_with in fit.values
-            else f"{_field(e)} is fitted on the assumption that {other} is correct"
-        )
-        said.append(
-            f"{_field(e)} and {other} cannot be distinguished by these runs: {assumed}; if both are "
-            f"fitted, {e.marginal:.0%} of the uncertainty of {_field(e)} remains instead of {e.uncertainty:.0%}"
-        )
+        name, other = _name(e.parameter.path), _name(e.confounded_with)
+        assumed = f"{name} is fitted on the assumption that {other} is correct"
+        if e.confounded_with in fit.values:
+            assumed = "both are fitted, and either can replace the other"
+        left = f"{e.marginal:.0%} of the uncertainty of {name} remains instead of {e.uncertainty:.0%}"
+        said.append(f"{name} and {other} cannot be distinguished by these runs: {assumed}; if both are fitted, {left}")
     return said
 
 
@@ -382,17 +357,13 @@ def _why_off(after: Residuals) -> str:
     if after.points == 1:
         return "the fitted parameters do not explain it; check that the row describes the run correctly"
     if abs(after.bias_frac) >= ALIKE * after.median_frac:
-        return (
-            "all runs have a similar error, which the fitted parameters do not explain; check the other columns of "
-            "the rows (GPU, attention, recompute, precision)"
-        )
+        check = "check the other columns of the rows (GPU, attention, recompute, precision)"
+        return f"all runs have a similar error, which the fitted parameters do not explain; {check}"
     return "the runs contradict each other, or their rows describe them wrongly; `knee validate --rows` shows which"
 
 
 ALIKE = 0.9
 """Bias over error from which runs are off to one side."""
-
-
 AT_BOUND = 0.02
 """Standard deviations of the prior."""
 
@@ -406,17 +377,12 @@ def _of_held_out(runs: int, held_out: HeldOutRuns | None, held_frac: float) -> l
     return [f"not tested: {few} too few to hold some out ({FEWEST} are needed), so the error on other runs is unknown"]
 
 
-def _field(estimate: Estimate) -> str:
-    return _name(estimate.parameter.path)
-
-
 def _name(path: str) -> str:
     return path.removeprefix("profile.")
 
 
 NAMED = 3
 """Files that a source names."""
-MEMORY = ("context_bytes", "allocator_frac")
 
 
 def profile_text(
@@ -453,15 +419,13 @@ def _fitted(found: OwnProfile, runs: UserRuns, files: Sequence[Path], date: str)
     fit, held = found.fit, found.held_out
     rate = _change("tokens/s", fit.throughput_before, fit.throughput_after)
     memory = _change("memory", fit.memory_before, fit.memory_after)
-    tried = (
-        ""
-        if held is None or held.throughput_before is None
-        else ("; " + _change("tokens/s of held-out runs", held.throughput_before, held.throughput_after))
-    )
+    tried = ""
+    if held is not None and held.throughput_before is not None:
+        tried = "; " + _change("tokens/s of held-out runs", held.throughput_before, held.throughput_after)
     values = {}
     for path, value in found.values.items():
-        field = path.removeprefix("profile.")
-        said = memory if field in MEMORY or not rate else rate + tried
+        field = _name(path)
+        said = memory if path in OF_MEMORY or not rate else rate + tried
         source = f"knee calibrate, {date}, {_counted(runs)} of {_names(files)}: {said}"
         values[field] = Value(value=written(field, value), kind="fitted", source=source)
     if found.checked_error_frac:

@@ -13,7 +13,7 @@ from knee.base.arrays import Floats, extreme_values
 from knee.base.errors import InputError
 from knee.specs.job import Job
 from knee.specs.plan import plan_words
-from knee.specs.profile_parameters import Parameter, Values
+from knee.specs.profile_parameters import OF_MEMORY, Parameter, Values
 from knee.trust.profile_fit.stack_fit import NOISE, STEP, problem_of
 from knee.trust.validation.run_errors import SimulatedRun, grouped, predicted
 from knee.trust.validation.user_records import Pair
@@ -22,8 +22,6 @@ COUNT = 3
 MOST_VARIED = 8
 """Runs that variations are made of, spread over all: each costs a simulation for every parameter."""
 MOST_CANDIDATES = 40
-OF_MEMORY = ("profile.context_bytes", "profile.allocator_frac")
-"""They change no time, and every run with a reading of memory tells them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +49,10 @@ class SuggestedRun:
     @property
     def sentence(self) -> str:
         """Why it is suggested."""
-        return (
-            f"this run would reduce the remaining uncertainty of {self.tells} from "
-            f"{self.uncertainty_before_frac:.0%} to "
-            f"{self.uncertainty_after_frac:.0%}, and the spread of predictions for similar runs from "
-            f"{self.spread_before_frac:.1%} to {self.spread_after_frac:.1%}"
-        )
+        left = f"from {self.uncertainty_before_frac:.0%} to {self.uncertainty_after_frac:.0%}"
+        spread = f"from {self.spread_before_frac:.1%} to {self.spread_after_frac:.1%}"
+        uncertainty = f"this run would reduce the remaining uncertainty of {self.tells} {left}"
+        return f"{uncertainty}, and the spread of predictions for similar runs {spread}"
 
 
 def suggest_runs(
@@ -70,6 +66,7 @@ def suggest_runs(
     Source: A-optimal design, greedily (Atkinson, Donev and Tobias 2007, chapter 10)
     Valid: near the values, and as far as the parameters are what the predictions lack.
     """
+    # every run with a reading of memory tells what changes no time
     free = [p for p in parameters if p.path not in OF_MEMORY]
     cases, words = _candidates(pairs, values)
     if not words or not free:
@@ -88,9 +85,8 @@ def suggest_runs(
         best = int(np.argmax(gain))
         taken.append(best)
         evidence = evidence + np.outer(slopes[best], slopes[best]) / NOISE**2
-        chosen.append(
-            _described(candidates[best], free, targets, covariance, np.linalg.inv(evidence).astype(np.float64))
-        )
+        after: Floats = np.linalg.inv(evidence).astype(np.float64)
+        chosen.append(_described(candidates[best], free, targets, covariance, after))
     return tuple(chosen)
 
 
@@ -144,19 +140,15 @@ def _variations(job: Job) -> Iterator[tuple[Job, str]]:
     changes: list[tuple[str, dict[str, Any], float]] = []
     for twice in (2.0, 0.5):
         changes.append((f"gpus {_of(job.gpus, twice)}", {shards: _of(getattr(plan, shards), twice)}, twice))
-        changes.append(
-            (f"micro_batch {_of(plan.micro_batch, twice)}", {"micro_batch": _of(plan.micro_batch, twice)}, 1)
-        )
+        size = _of(plan.micro_batch, twice)
+        changes.append((f"micro_batch {size}", {"micro_batch": size}, 1))
         for axis in ("tp", "pp"):
             moved = {axis: _of(getattr(plan, axis), twice), shards: _of(getattr(plan, shards), 1 / twice)}
             changes.append((f"{axis} {moved[axis]}", moved, 1))
     for words, fields, gpus in changes:
         try:
             other = replace(
-                job,
-                plan=replace(plan, **fields),
-                gpus=_of(job.gpus, gpus),
-                global_batch=_of(job.global_batch, gpus),
+                job, plan=replace(plan, **fields), gpus=_of(job.gpus, gpus), global_batch=_of(job.global_batch, gpus)
             )
         except InputError:  # what does not divide, or has no such plan
             continue

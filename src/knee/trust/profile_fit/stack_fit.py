@@ -142,11 +142,9 @@ class _Measured:
     def of(cls, cases: Sequence[SimulatedRun]) -> _Measured:
         runs = [run for case in cases for run in case.runs]
         counts = Counter(run.setting.source for run in runs)
-        return cls(
-            rate=np.array([run.tokens_per_s_per_gpu or np.nan for run in runs]),
-            memory=np.array([run.memory_bytes or np.nan for run in runs]),
-            weight=np.array([min(1.0, WEIGHT / counts[run.setting.source]) ** 0.5 for run in runs]),
-        )
+        rate = np.array([run.tokens_per_s_per_gpu or np.nan for run in runs])
+        weight = np.array([min(1.0, WEIGHT / counts[run.setting.source]) ** 0.5 for run in runs])
+        return cls(rate=rate, memory=np.array([run.memory_bytes or np.nan for run in runs]), weight=weight)
 
     def residuals(self, answer: Predicted) -> Floats:
         """Errors in standard deviations of their noise, weighed."""

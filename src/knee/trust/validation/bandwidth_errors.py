@@ -23,15 +23,19 @@ from knee.measure.hardware_fit.residuals import Residuals
 from knee.specs.catalog import did_you_mean, fabric_aliases, gpu_aliases
 from knee.specs.hardware import Cluster
 from knee.specs.load import load_cluster
-from knee.trust.validation.csv_cells import Lines, check_columns, check_width, count, positive, read_table, reason_of
+from knee.trust.validation.csv_cells import (
+    Lines,
+    RowFile,
+    TableForm,
+    check_width,
+    count,
+    positive,
+    read_rows,
+    reason_of,
+)
 from knee.trust.validation.run_errors import by_name
 from knee.trust.validation.run_to_job import gpu_key, too_many_in_node, unknown_gpu
 
-REQUIRED = ("gpu", "n_gpus", "collective", "bytes")
-"""Columns without which a row means nothing."""
-MEASURED = ("busbw_GBps", "algbw_GBps", "time_us")
-"""Of these one is needed; the first that a row has is taken."""
-OPTIONAL = ("source", "nodes", "gpus_per_node", "node_gbit_per_s", "fabric", "algorithm", "note", "reference")
 GB = 1e9
 GBIT = 1e9 / 8
 WORDS: dict[str, Operation] = {
@@ -44,14 +48,19 @@ WORDS: dict[str, Operation] = {
 """A file's word, without its dashes and underscores -> knee's."""
 NOT_MODELLED = ("pat", "collnet", "collnetdirect", "collnetchain", "auto", "default")
 """Algorithms, or none, that leave the choice to knee."""
-DEFAULTS = {
-    "nodes": "nodes: the fewest that hold the GPUs",
-    "gpus_per_node": "gpus_per_node: as in the GPU's usual server",
-    "node_gbit_per_s": "network rate: as in that server",
-    "fabric": "fabric: as in that server",
-    "algorithm": "algorithm: the fastest",
-}
-"""Column -> what is taken where a file does not have it."""
+FORM = TableForm(
+    required=("gpu", "n_gpus", "collective", "bytes"),
+    measured=("busbw_GBps", "algbw_GBps", "time_us"),  # the first that a row has is taken
+    optional=("source", "nodes", "gpus_per_node", "node_gbit_per_s", "fabric", "algorithm", "note", "reference"),
+    defaults={
+        "nodes": "nodes: the fewest that hold the GPUs",
+        "gpus_per_node": "gpus_per_node: as in the GPU's usual server",
+        "node_gbit_per_s": "network rate: as in that server",
+        "fabric": "fabric: as in that server",
+        "algorithm": "algorithm: the fastest",
+    },
+    each="message size",
+)
 BROKEN = ("misconfigured", "broken")
 """Words of a note with which a source itself says that its system did not run as it should."""
 
@@ -100,21 +109,8 @@ class BandwidthRow:
     """What was assumed of it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BandwidthFile:
-    """A file that was read."""
-
-    rows: tuple[BandwidthRow, ...]
-    ignored: tuple[str, ...] = ()
-    """Columns that mean nothing to knee."""
-    missing: tuple[str, ...] = ()
-    """Columns that no row has and that stand for something."""
-
-    @property
-    def defaults(self) -> str | None:
-        """One sentence for what is taken in place of columns that are missing altogether."""
-        taken = [DEFAULTS[name] for name in self.missing]
-        return f"defaults for missing columns: {', '.join(taken)}" if taken else None
+class BandwidthFile(RowFile[BandwidthRow]):
+    """A file of bandwidths that was read."""
 
     @property
     def readings(self) -> tuple[Reading, ...]:
@@ -141,23 +137,13 @@ def carried_bandwidths() -> BandwidthFile:
 
 def is_bandwidths(header: Sequence[str]) -> bool:
     """Whether a file's header is that of bandwidths rather than of training runs."""
-    return "collective" in header or any(name in header for name in MEASURED)
+    return "collective" in header or any(name in header for name in FORM.measured)
 
 
 def read_bandwidths(path: Path, text: str | None = None, *, watch: Callable[[Lines], Lines] = iter) -> BandwidthFile:
     """Read a file in the form of ``collectives.csv``, or its text where that was read already; rows that cannot be used
     keep their reason. ``watch`` sees the lines pass."""
-    header, lines = read_table(path, REQUIRED, text)
-    check_columns(path, header, REQUIRED, MEASURED)
-    rows = tuple(_row(line, header, cells) for line, cells in watch(lines))
-    if not rows:
-        raise InputError(f"{path} has a header but no rows", hint="give one message size per row", code="empty")
-    known = {*REQUIRED, *MEASURED, *OPTIONAL}
-    return BandwidthFile(
-        rows=rows,
-        ignored=tuple(name for name in header if name and name not in known),
-        missing=tuple(name for name in DEFAULTS if name not in header),
-    )
+    return BandwidthFile(**read_rows(FORM, path, _row, text, watch=watch))
 
 
 def _row(line: int, header: Sequence[str], cells: Sequence[str]) -> BandwidthRow:
@@ -176,20 +162,14 @@ def _row(line: int, header: Sequence[str], cells: Sequence[str]) -> BandwidthRow
         setting = _setting(found, operation, said.source)
         word = found.get("algorithm", "")
         left = word and operation == "all_reduce" and setting.algorithm is None
-        return replace(
-            said,
-            setting=setting,
-            bus_bytes_per_s=_measured(found, setting),
-            remarks=(f"algorithm {word.lower()} is not modelled; the fastest modelled algorithm is used",)
-            if left
-            else (),
-        )
+        remarks = (f"algorithm {word.lower()} is not modelled; the fastest modelled algorithm is used",) if left else ()
+        return replace(said, setting=setting, bus_bytes_per_s=_measured(found, setting), remarks=remarks)
     except InputError as error:
         return replace(said, reason=reason_of(error))
 
 
 def _setting(found: Mapping[str, str], operation: Operation, source: str) -> BandwidthSetting:
-    for column in REQUIRED:
+    for column in FORM.required:
         if not found[column]:
             raise InputError(f"{column} is empty", code="missing-field", field=column)
     note = found.get("note", "").lower()
@@ -338,6 +318,8 @@ def validate_bandwidths(file: BandwidthFile) -> BandwidthValidation:
     reasons = {row.line: row.reason for row in file.rows if row.reason is not None}
     reasons |= {line: reason for reading, reason in refused for line in reading.lines}
     large = [p for p in found if p.reading.setting.message_bytes >= LARGE_BYTES]
+    said = Counter(remark for row in file.rows if row.line in predictions for remark in row.remarks)
+    defaults = {file.defaults: len(predictions)} if file.defaults else {}
 
     def scores(name_of: Callable[[BandwidthRow], str]) -> dict[str, BandwidthScore]:
         return {name: _score(rows, reasons, predictions) for name, rows in by_name(file.rows, name_of).items()}
@@ -349,16 +331,10 @@ def validate_bandwidths(file: BandwidthFile) -> BandwidthValidation:
         operations=scores(lambda row: row.operation),
         nodes=_by(large, lambda p: (p.nodes, str(p.nodes))),
         sizes=_by(found, _band),
-        assumptions=_assumptions(file, predictions),
+        assumptions=(defaults if predictions else {}) | dict(said.most_common()),
         predictions=predictions,
         reasons=reasons,
     )
-
-
-def _assumptions(file: BandwidthFile, predictions: Mapping[int, BandwidthPrediction]) -> dict[str, int]:
-    said = Counter(remark for row in file.rows if row.line in predictions for remark in row.remarks)
-    first = {file.defaults: len(predictions)} if file.defaults and predictions else {}
-    return first | dict(said.most_common())
 
 
 def predict(readings: Iterable[Reading]) -> tuple[list[BandwidthPrediction], list[tuple[Reading, str]]]:
@@ -388,7 +364,6 @@ def predict(readings: Iterable[Reading]) -> tuple[list[BandwidthPrediction], lis
 
 
 def _rates(cluster: Cluster, pairs: Sequence[tuple[Reading, int]]) -> list[float]:
-    """Bus bandwidths of one operation on one cluster."""
     settings = [reading.setting for reading, _ in pairs]
     ranks = np.array([setting.n_gpus for setting in settings], dtype=np.float64)
     nodes = np.array([n for _, n in pairs], dtype=np.float64)
@@ -431,11 +406,8 @@ def _cluster(gpu: str, gpus_per_node: int | None, node_bytes_per_s: float | None
     if node_bytes_per_s is not None:
         cluster = replace(cluster, fabric=replace(cluster.fabric, nic_bytes_per_s=node_bytes_per_s / per_node))
     fabric = cluster.fabric
-    return replace(
-        cluster,
-        name=f"{gpu}, {per_node} per node, {word or fabric.kind} at {fabric.nic_bytes_per_s * 8e-9:g} Gbit/s per GPU",
-        node=replace(cluster.node, gpus=per_node),
-    )
+    name = f"{gpu}, {per_node} per node, {word or fabric.kind} at {fabric.nic_bytes_per_s * 8e-9:g} Gbit/s per GPU"
+    return replace(cluster, name=name, node=replace(cluster.node, gpus=per_node))
 
 
 def _nodes(setting: BandwidthSetting, cluster: Cluster) -> int:

@@ -7,8 +7,10 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from knee.base.errors import InputError, SpecError
 from knee.base.files import TooLarge, read_all, read_bytes
@@ -57,7 +59,6 @@ def read_table(
 
 
 def _filled(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
-    """Lines with anything in them, by their number."""
     reader, done = csv.reader((found[0] for found in _LINE.finditer(text)), strict=True), 0
     try:
         for cells in reader:
@@ -65,11 +66,9 @@ def _filled(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
             if any(cell.strip() for cell in cells):
                 yield done, cells
     except csv.Error as error:
-        trouble = (
-            f"a quote that opens on line {done + 1} is never closed"
-            if "end of data" in str(error)
-            else (f"line {reader.line_num}: {error}")
-        )
+        trouble = f"line {reader.line_num}: {error}"
+        if "end of data" in str(error):
+            trouble = f"a quote that opens on line {done + 1} is never closed"
         hint = "save it as comma-separated text"
         raise InputError(f"{path} is not a CSV file: {trouble}", hint=hint, code="not-csv") from None
 
@@ -109,28 +108,72 @@ def _check_header(path: Path, header: Sequence[str], needed: Sequence[str]) -> N
         raise InputError(text, hint="keep one of each", code="ambiguous-field", field=twice[0])
 
 
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableForm:
+    """The columns that a kind of file has."""
+
+    required: tuple[str, ...]
+    """Columns without which a row means nothing."""
+    measured: tuple[str, ...]
+    """Of these one is needed."""
+    optional: tuple[str, ...]
+    defaults: Mapping[str, str]
+    """Column -> what is taken where a file does not have it."""
+    each: str
+    """What a row is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowFile(Generic[Row]):
+    """A file that was read."""
+
+    rows: tuple[Row, ...]
+    ignored: tuple[str, ...] = ()
+    """Columns that mean nothing to knee."""
+    defaults: str | None = None
+    """One sentence for what is taken in place of columns that are missing altogether."""
+
+
+def read_rows(
+    form: TableForm,
+    path: Path,
+    row_of: Callable[[int, Sequence[str], Sequence[str]], Row],
+    text: str | None,
+    *,
+    most: int | None = None,
+    watch: Callable[[Lines], Lines] = iter,
+) -> dict[str, Any]:
+    """The fields of a ``RowFile``, whose rows ``row_of`` makes of (line, header, cells); ``watch`` sees lines pass."""
+    header, lines = read_table(path, form.required, text, most=most)
+    check_columns(path, header, form.required, form.measured)
+    rows = tuple(row_of(line, header, cells) for line, cells in watch(lines))
+    if not rows:
+        raise InputError(f"{path} has a header but no rows", hint=f"give one {form.each} per row", code="empty")
+    known = {*form.required, *form.measured, *form.optional}
+    missing = [words for name, words in form.defaults.items() if name not in header]
+    defaults = f"defaults for missing columns: {', '.join(missing)}" if missing else None
+    return {"rows": rows, "ignored": tuple(n for n in header if n and n not in known), "defaults": defaults}
+
+
 def check_columns(path: Path, header: Sequence[str], needed: Sequence[str], measured: Sequence[str]) -> None:
     """Refuse a header without a needed column or without anything measured, and name what may stand for it."""
     missing = [name for name in needed if name not in header]
     lower = {name.lower(): name for name in header}
     if missing:
         close = [f"{name}, instead of {lower[found]}" for name in missing if (found := did_you_mean(name, lower))]
-        hint = (
-            f"did you mean {'; '.join(close)}?"
-            if close
-            else (f"required columns: {', '.join(needed)}, and one of {', '.join(measured)}")
-        )
+        hint = f"required columns: {', '.join(needed)}, and one of {', '.join(measured)}"
+        hint = f"did you mean {'; '.join(close)}?" if close else hint
         if all(name in lower for name in missing):
             hint = f"column names are written in lower case: {', '.join(missing)}"
         text = f"{path} has no column {', '.join(missing)}"
         raise InputError(text, hint=hint, code="missing-field", field=missing[0])
     if not any(name in header for name in measured):
         wrong = [f"{name}, instead of {lower[name.lower()]}" for name in measured if name.lower() in lower]
-        hint = (
-            f"did you mean {'; '.join(wrong)}?"
-            if wrong
-            else f"add a column with a measured value: one of {', '.join(measured)}"
-        )
+        hint = f"add a column with a measured value: one of {', '.join(measured)}"
+        hint = f"did you mean {'; '.join(wrong)}?" if wrong else hint
         text = f"{path} has no measured value: it has no column {' or '.join(measured)}"
         raise InputError(text, hint=hint, code="missing-field", field="measured")
 
@@ -191,12 +234,10 @@ def by_kind(skipped: Mapping[str, int]) -> dict[str, int]:
     alike: dict[Hashable, list[str]] = {}
     for reason in skipped:
         alike.setdefault(_kind(reason), []).append(reason)
-    found = {
-        reasons[0] + (f" (and {len(reasons) - 1:,} more of this kind)" if len(reasons) > 1 else ""): sum(
-            skipped[reason] for reason in reasons
-        )
-        for reasons in alike.values()
-    }
+    found = {}
+    for first, *others in alike.values():
+        more = f" (and {len(others):,} more of this kind)" if others else ""
+        found[first + more] = sum(skipped[reason] for reason in (first, *others))
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 

@@ -59,13 +59,8 @@ def _stage(w: EvaluatedStep, stage: int) -> StageWork:
     if gpus > 1:
         found[Collective("all_reduce", "world", gpus, 4, "fp32")] += 1
     products, attention = flop_of(w, layers, head, [n * float(w.table.repeats_frac[0]) for n in layers])
-    return StageWork(
-        stage=stage,
-        rank=stage_rank(w.parts, stage),
-        product_flop=products,
-        attention_flop=attention,
-        collectives={c: n for c, n in found.items() if n},
-    )
+    rank, collectives = stage_rank(w.parts, stage), {c: n for c, n in found.items() if n}
+    return StageWork(stage=stage, rank=rank, product_flop=products, attention_flop=attention, collectives=collectives)
 
 
 def kinds_of_layers(w: EvaluatedStep) -> list[tuple[Model, StepParts]]:
@@ -77,7 +72,6 @@ def kinds_of_layers(w: EvaluatedStep) -> list[tuple[Model, StepParts]]:
 
 
 def _layers_of_kinds(w: EvaluatedStep, row: int) -> list[int]:
-    """Layers of a chunk, by kind."""
     rows = w.actions.rows
     layers, sparse = int(rows.layers[row]), int(rows.expert_layers[row])
     return [layers] if w.parts.kinds is None else [layers - sparse, sparse]
@@ -191,33 +185,38 @@ def differences(program: StageWork, trained: StageWork) -> list[Difference]:
     return [Difference(stage=program.stage, what=what, program=a, simulated=b) for what, a, b in pairs if a != b]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """How the trainer differs from the simulator on purpose."""
+Change = Callable[[Job, StageWork], StageWork]
+"""What the simulator says of a stage -> what the trainer then does."""
+RULES: list[tuple[str, Change]] = []
+"""Every way in which the trainer differs from the simulator on purpose: why, and how, in the order of application."""
 
-    why: str
-    change: Callable[[Job, StageWork], StageWork]
-    """What the simulator says of a stage -> what the trainer then does."""
+
+def _rule(why: str) -> Callable[[Change], Change]:
+    def add(change: Change) -> Change:
+        RULES.append((why, change))
+        return change
+
+    return add
 
 
 def as_trained(job: Job, simulated: StageWork) -> tuple[StageWork, list[str]]:
     """The simulator's work under all rules, and the reasons of those that changed it."""
     work, reasons = simulated, []
-    for rule in RULES:
-        changed = rule.change(job, work)
+    for why, change in RULES:
+        changed = change(job, work)
         if changed != work:
-            reasons.append(rule.why)
+            reasons.append(why)
         work = changed
     return work, reasons
 
 
 def _with(work: StageWork, changes: dict[Collective, int]) -> StageWork:
-    """Some calls more or fewer."""
     calls = Counter(work.collectives)
     calls.update(changes)
     return replace(work, collectives={c: n for c, n in calls.items() if n})
 
 
+@_rule("the simulator counts a transfer between stages once, at the receiver; the trainer also counts the send")
 def _sends(job: Job, work: StageWork) -> StageWork:
     received = {c: n for c, n in work.collectives.items() if c.collective == "recv"}
     del job
@@ -225,12 +224,17 @@ def _sends(job: Job, work: StageWork) -> StageWork:
     return _with(work, {c._replace(collective="send"): n for c, n in received.items()})
 
 
+@_rule("the all-reduce of the gradient norm also carries the loss: 8 bytes instead of 4")
 def _norm_with_loss(job: Job, work: StageWork) -> StageWork:
     del job
     norm = {c: n for c, n in work.collectives.items() if c.group == "world"}
     return _with(work, {c: -n for c, n in norm.items()} | {c._replace(message_bytes=8): n for c, n in norm.items()})
 
 
+@_rule(
+    "the parallel loss sends its two sums in one message: all-reduces of 4 and 8 bytes per token instead of "
+    "three of 4 bytes"
+)
 def _loss_in_two(job: Job, work: StageWork) -> StageWork:
     if job.plan.tp == 1 or work.stage != job.plan.pp - 1:
         return work
@@ -240,7 +244,6 @@ def _loss_in_two(job: Job, work: StageWork) -> StageWork:
 
 
 def _in_fp8(job: Job) -> list[str]:
-    """Names of a layer's weights with fp8 products."""
     if job.plan.precision != "fp8":
         return []
     tensors = [t for t in layer_tensors(job.model) if t.cols > 1]
@@ -248,15 +251,10 @@ def _in_fp8(job: Job) -> list[str]:
     return [t.name for t in tensors if not wide[input_of(t)][0]]
 
 
-def _fp8_scales(job: Job, work: StageWork) -> StageWork:
-    plan, shards = job.plan, job.plan.dp_shard * job.plan.cp
-    weights = _in_fp8(job) if plan.fp8_recipe == "tensorwise" and plan.sharding != "ddp" and shards > 1 else []
-    if not weights:
-        return work
-    layers = stage_layers(job.model.layers, plan.pp, plan.virtual_stages)[work.stage]
-    return _with(work, {Collective("all_reduce", "dp_shard", shards, 4 * round(layers) * len(weights), "fp32"): 1})
-
-
+@_rule(
+    "with sequence parallelism, the trainer also reduces the gradients of the norms over the tp group, in one "
+    "small message per step, and those of the router with them; those of norms of heads always"
+)
 def _norm_gradients(job: Job, work: StageWork) -> StageWork:
     plan = job.plan
     of_heads = 2 if job.model.qk_norm == "head" else 0
@@ -274,6 +272,17 @@ def _norm_gradients(job: Job, work: StageWork) -> StageWork:
     return _with(work, {Collective("all_reduce", "tp", plan.tp, own * width, plan.state_dtype): 1})
 
 
+@_rule("once per step, the ranks that shard fp8 weights reduce the largest element of each: 4 bytes per weight")
+def _fp8_scales(job: Job, work: StageWork) -> StageWork:
+    plan, shards = job.plan, job.plan.dp_shard * job.plan.cp
+    weights = _in_fp8(job) if plan.fp8_recipe == "tensorwise" and plan.sharding != "ddp" and shards > 1 else []
+    if not weights:
+        return work
+    layers = stage_layers(job.model.layers, plan.pp, plan.virtual_stages)[work.stage]
+    return _with(work, {Collective("all_reduce", "dp_shard", shards, 4 * round(layers) * len(weights), "fp32"): 1})
+
+
+@_rule("the router's weights travel with the tokens, in all-to-alls of 4 bytes for each token and expert")
 def _router_weights(job: Job, work: StageWork) -> StageWork:
     """Of each microbatch and layer with experts, there and back again."""
     found = {c: n for c, n in work.collectives.items() if c.group in ("ep", "etp")}
@@ -288,7 +297,6 @@ def _router_weights(job: Job, work: StageWork) -> StageWork:
 
 
 def _layers_here(job: Job, stage: int) -> list[range]:
-    """The layers of each chunk of a stage."""
     plan = job.plan
     dealt = chunk_layers(job.model.layers, plan.pp * plan.virtual_stages)
     ends = list(accumulate(dealt))
@@ -296,7 +304,6 @@ def _layers_here(job: Job, stage: int) -> list[range]:
 
 
 def _expert_layers(job: Job, stage: int) -> int:
-    """Layers of a stage that have experts."""
     return sum(_has_experts(job, layer) for chunk in _layers_here(job, stage) for layer in chunk)
 
 
@@ -317,6 +324,7 @@ def _recomputed_here(job: Job, stage: int) -> list[tuple[list[int], list[int]]]:
     return found
 
 
+@_rule("the simulator recomputes the given share of layers on every stage; the trainer recomputes whole blocks")
 def _whole_blocks(job: Job, work: StageWork) -> StageWork:
     plan = job.plan
     if plan.recompute_frac == 1:
@@ -339,6 +347,10 @@ def _whole_blocks(job: Job, work: StageWork) -> StageWork:
     return _with(changed, dict(calls))
 
 
+@_rule(
+    "torch stops recomputing a block once the backward pass has all its inputs, so it skips the down "
+    "projection and what follows it, unless that is in fp8"
+)
 def _stops_early(job: Job, work: StageWork) -> StageWork:
     plan = job.plan
     if plan.recompute not in ("blocks", "full") or "w2" in _in_fp8(job):
@@ -368,49 +380,9 @@ def _stops_before_combine(job: Job, work: StageWork, again: int) -> StageWork:
     return _with(work, calls)
 
 
+@_rule("the simulator labels every 16-bit type as bf16")
 def _named_type(job: Job, work: StageWork) -> StageWork:
     if job.plan.precision != "fp16":
         return work
     calls = {c._replace(dtype="fp16") if c.dtype == "bf16" else c: n for c, n in work.collectives.items()}
     return replace(work, collectives=calls)
-
-
-RULES = (
-    Rule(
-        why="the simulator counts a transfer between stages once, at the receiver; the trainer also counts the send",
-        change=_sends,
-    ),
-    Rule(
-        why="the all-reduce of the gradient norm also carries the loss: 8 bytes instead of 4",
-        change=_norm_with_loss,
-    ),
-    Rule(
-        why="the parallel loss sends its two sums in one message: all-reduces of 4 and 8 bytes per token "
-        "instead of three of 4 bytes",
-        change=_loss_in_two,
-    ),
-    Rule(
-        why="with sequence parallelism, the trainer also reduces the gradients of the norms over the tp "
-        "group, in one small message per step, and those of the router with them; those of norms of heads always",
-        change=_norm_gradients,
-    ),
-    Rule(
-        why="once per step, the ranks that shard fp8 weights reduce the largest element of each: 4 bytes per weight",
-        change=_fp8_scales,
-    ),
-    Rule(
-        why="the router's weights travel with the tokens, in all-to-alls of 4 bytes for each token and expert",
-        change=_router_weights,
-    ),
-    Rule(
-        why="the simulator recomputes the given share of layers on every stage; the trainer recomputes whole blocks",
-        change=_whole_blocks,
-    ),
-    Rule(
-        why="torch stops recomputing a block once the backward pass has all its inputs, so it skips the down "
-        "projection and what follows it, unless that is in fp8",
-        change=_stops_early,
-    ),
-    Rule(why="the simulator labels every 16-bit type as bf16", change=_named_type),
-)
-"""Every justified difference, in the order in which they are applied."""

@@ -12,11 +12,12 @@ from typing import Any, Literal, get_args
 from knee.base.errors import InputError
 from knee.trust.validation.csv_cells import (
     Lines,
-    check_columns,
+    RowFile,
+    TableForm,
     check_width,
     count,
     positive,
-    read_table,
+    read_rows,
     reason_of,
     unknown_choice,
 )
@@ -152,21 +153,8 @@ class CsvRow:
     """What is odd about a row that is used all the same."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFile:
-    """A file that was read."""
-
-    rows: tuple[CsvRow, ...]
-    ignored: tuple[str, ...]
-    """Columns that mean nothing to knee."""
-    missing: tuple[str, ...] = ()
-    """Columns that no row has and that stand for something: their names."""
-
-    @property
-    def defaults(self) -> str | None:
-        """One sentence for what is taken in place of columns that are missing altogether."""
-        taken = [DEFAULTS[name] for name in self.missing]
-        return f"defaults for missing columns: {', '.join(taken)}" if taken else None
+class RunFile(RowFile[CsvRow]):
+    """A file of runs that was read."""
 
     @property
     def runs(self) -> tuple[PublishedRun, ...]:
@@ -183,16 +171,7 @@ def read_runs(
 ) -> RunFile:
     """Read a file in the form of ``published_runs.csv``, or its text where that was read already; rows that cannot be
     used keep their reason. ``watch`` sees the lines pass."""
-    header, lines = read_table(path, REQUIRED, text, most=most)
-    check_columns(path, header, REQUIRED, MEASURED)
-    rows = tuple(_row(line, header, cells) for line, cells in watch(lines))
-    if not rows:
-        raise InputError(f"{path} has a header but no rows", hint="give one training run per row", code="empty")
-    return RunFile(
-        rows=rows,
-        ignored=tuple(name for name in header if name and name not in _KNOWN),
-        missing=tuple(name for name in DEFAULTS if name not in header),
-    )
+    return RunFile(**read_rows(FORM, path, _row, text, most=most, watch=watch))
 
 
 def _row(line: int, header: Sequence[str], cells: Sequence[str]) -> CsvRow:
@@ -202,17 +181,11 @@ def _row(line: int, header: Sequence[str], cells: Sequence[str]) -> CsvRow:
     try:
         check_width(header, cells)
         setting = _setting(found)
-        status, tokens_per_s_per_gpu, memory_bytes, remarks = _measured(found, setting)
+        status, rate, memory_bytes, remarks = _measured(found, setting)
     except InputError as error:
         return replace(said, reason=reason_of(error))
-    return replace(
-        said,
-        setting=setting,
-        status=status,
-        tokens_per_s_per_gpu=tokens_per_s_per_gpu,
-        memory_bytes=memory_bytes,
-        remarks=remarks,
-    )
+    measured = replace(said, status=status, tokens_per_s_per_gpu=rate, memory_bytes=memory_bytes)
+    return replace(measured, setting=setting, remarks=remarks)
 
 
 def _setting(found: Mapping[str, str]) -> Setting:
@@ -236,12 +209,9 @@ def _measured(found: Mapping[str, str], setting: Setting) -> tuple[Status, float
     if step_s is not None:
         by_step = setting.global_batch * setting.seq_len / step_s / setting.n_gpus
         if rate is not None and not 1.0 - AGREE < rate / by_step < 1.0 + AGREE:
-            raise InputError(
-                f"tokens_per_s_per_gpu {rate:,.5g} contradicts step_time_s {step_s:g}, for which "
-                f"global_batch, seq_len and n_gpus are {by_step:,.5g}",
-                code="contradiction",
-                field="tokens_per_s_per_gpu",
-            )
+            text = f"tokens_per_s_per_gpu {rate:,.5g} contradicts step_time_s {step_s:g}"
+            text = f"{text}, for which global_batch, seq_len and n_gpus are {by_step:,.5g}"
+            raise InputError(text, code="contradiction", field="tokens_per_s_per_gpu")
         rate = by_step if rate is None else rate
     memory_bytes = None if gib is None else gib * GIB
     written = found.get("status", "").lower()
@@ -273,10 +243,6 @@ def median_of(values: Sequence[float | None]) -> float | None:
     """The median of the known values; None where there are none."""
     known = [value for value in values if value is not None]
     return median(known) if known else None
-
-
-def _gbit_per_s(column: str, text: str) -> float:
-    return positive(column, text) * GBIT
 
 
 def _flag(column: str, text: str) -> bool:
@@ -316,10 +282,6 @@ DEFAULTS = {
 """Column -> what is taken where a file does not have it."""
 
 
-def _count_or_none(column: str, text: str) -> int:
-    return 0 if text in ("0", "0.0") else count(column, text)
-
-
 _PARSERS: dict[str, Callable[[str, str], Any]] = {"int": count, "bool": _flag}
 _MAY_BE_ZERO = ("mtp_layers", "window", "shared_experts", "dense_layers", "experts")
 _TEXTS = ("source", "model", "kernel", "stack", "software", "note")
@@ -327,15 +289,21 @@ _TEXTS = ("source", "model", "kernel", "stack", "software", "note")
 
 def _parser(name: str, kind: str) -> Callable[[str, str], Any]:
     if name in _MAY_BE_ZERO:
-        return _count_or_none
+        return lambda column, text: 0 if text in ("0", "0.0") else count(column, text)
     return _text if name in _TEXTS else _PARSERS.get(kind.removesuffix(" | None"), _word)
 
 
 _COLUMNS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     f.name: (f.name, _parser(f.name, str(f.type))) for f in fields(Setting) if f.name != "node_bytes_per_s"
-} | {"node_gbit_per_s": ("node_bytes_per_s", _gbit_per_s)}
+} | {"node_gbit_per_s": ("node_bytes_per_s", lambda column, text: positive(column, text) * GBIT)}
 """Column -> field of ``Setting``, and how it is read."""
-_KNOWN = {*_COLUMNS, *MEASURED, "id", "fabric_stated"}
+FORM = TableForm(
+    required=REQUIRED,
+    measured=MEASURED,
+    optional=(*_COLUMNS, "id", "fabric_stated"),
+    defaults=DEFAULTS,
+    each="training run",
+)
 _EXPERTS = ("experts", "top_k", "expert_ffn")
 _OPTIONAL = [name for name in _COLUMNS if name not in REQUIRED]
 DENSE = (*_OPTIONAL[: _OPTIONAL.index("experts")], "note", "node_gbit_per_s")

@@ -166,12 +166,8 @@ def catalog_profile(name: str) -> Profile:
 
 # The part of a published run that mixtures of experts have: the file's words in knee's.
 
-ROUTING_WORDS: dict[str, Routing] = {
-    "forced_balance": "balanced",
-    "balanced": "balanced",
-    "drop": "balanced",
-    "dropless": "dropless",
-}
+ROUTING_WORDS: dict[str, Routing] = {"forced_balance": "balanced", "balanced": "balanced", "drop": "balanced"}
+ROUTING_WORDS |= {"dropless": "dropless"}
 """A file's word -> knee's. Tokens above the capacity are dropped, so that the load of each expert is its capacity."""
 
 
@@ -217,26 +213,14 @@ def expert_options(setting: Setting, notes: list[str]) -> Mapping[str, Any]:
         notes.append("dispatcher defaulted to alltoall: the source does not state it")
     if not setting.routing:
         notes.append("routing defaulted to balanced: the source does not state it")
-    return {
-        "ep": setting.ep,
-        "etp": setting.etp,
-        "dispatcher": setting.dispatcher or "alltoall",
-        "ep_overlap": setting.ep_overlap,
-        "routing": ROUTING_WORDS.get(setting.routing, "balanced"),
-    }
+    routing = ROUTING_WORDS.get(setting.routing, "balanced")
+    degrees = {"ep": setting.ep, "etp": setting.etp, "ep_overlap": setting.ep_overlap}
+    return {**degrees, "dispatcher": setting.dispatcher or "alltoall", "routing": routing}
 
 
-SHARDING_WORDS = {
-    "zero3": "fsdp",
-    "fsdp1": "fsdp",
-    "fsdp2": "fsdp",
-    "fullyshard": "fsdp",
-    "fullshard": "fsdp",
-    "hybridshard": "hsdp",
-    "distributedoptimizer": "zero1",
-    "noshard": "ddp",
-    "shardgradop": "fsdp_no_reshard",
-}
+SHARDING_WORDS = dict.fromkeys(("zero3", "fsdp1", "fsdp2", "fullyshard", "fullshard"), "fsdp")
+SHARDING_WORDS |= {"hybridshard": "hsdp", "distributedoptimizer": "zero1", "noshard": "ddp"}
+SHARDING_WORDS |= {"shardgradop": "fsdp_no_reshard"}
 """Others' words, without their marks -> knee's nearest."""
 _MARKETING = re.compile(r"nvidia|amd|instinct|tesla|gpu|tensor|core|dgx|hgx|oam|sxm[2-6]?|hbm[23]e?")
 """Words of a GPU's full name that tell no two of the catalogue apart."""
@@ -256,6 +240,9 @@ RECOMPUTE: dict[str, tuple[Recompute, float, str | None]] = {
     ),
 }
 """A file's word -> knee's nearest, the share that is run again, and why where it is not the same."""
+SAME_OPTIONS = ("tp", "pp", "cp", "micro_batch", "sequence_parallel", "state_dtype", "moment_dtype")
+SAME_SHAPE = ("layers", "hidden", "heads", "tied_embeddings", "mlp_bias", "window", "layer_pattern", "mtp_layers")
+"""Columns that a plan's options, and a model's fields, have under the same names."""
 DEFAULT_VOCAB = 32_000
 MEMORY_FRAC = 0.05
 """Two readings of one GPU's memory differ by less."""
@@ -291,31 +278,21 @@ def job_of(setting: Setting, *, profile: Profile | None = None, cluster: Cluster
     model = _model(setting, notes)
     software = profile_of(setting, stack, where.gpu, notes, profile)
     options = {
-        "tp": setting.tp,
-        "pp": setting.pp,
-        "cp": setting.cp,
-        "micro_batch": setting.micro_batch,
+        **{name: getattr(setting, name) for name in SAME_OPTIONS},
         "virtual_stages": setting.virtual_pp,
         "schedule": usual_schedule(setting.virtual_pp).name,
-        "sequence_parallel": setting.sequence_parallel,
         **_recompute(setting, stack, notes),
-        **_precision(setting),
+        # bf16 where the row does not say it, or fp16 where the GPU has none
+        "precision": _precision(setting),
         "cp_method": stack.cp_method,
         "reduce_dtype": setting.reduce_dtype or ("fp32" if setting.precision == "fp16" else stack.reduce_dtype),
-        "state_dtype": setting.state_dtype,
-        "moment_dtype": setting.moment_dtype,
         "tp_overlap_frac": _tp_overlap(setting, software),
         **_data_parallel(setting, where.node.gpus, notes),
         **(expert_options(setting, notes) if setting.experts else {}),
     }
+    global_batch, seq_len = setting.global_batch, setting.seq_len
     job, filled = make_job(
-        model,
-        where,
-        software,
-        gpus=setting.n_gpus,
-        global_batch=setting.global_batch,
-        seq_len=setting.seq_len,
-        plan_options=options,
+        model, where, software, gpus=setting.n_gpus, global_batch=global_batch, seq_len=seq_len, plan_options=options
     )
     name = stack.name if profile is None else profile.name
     return RunJob(job=job, stack=name, notes=(*notes, *filled), memory_read=stack.memory_read)
@@ -402,15 +379,8 @@ def _given_cluster(setting: Setting, cluster: Cluster, notes: list[str]) -> Clus
 
 def _of_kind(fabric: Fabric, like: Fabric) -> Fabric:
     """The fabric with the latency and efficiency of another kind, and its own switches and rate."""
-    return replace(
-        fabric,
-        kind=like.kind,
-        nic_frac=like.nic_frac,
-        hop_s=like.hop_s,
-        p2p_frac=like.p2p_frac,
-        p2p_bytes_per_s=like.p2p_bytes_per_s,
-        tree_level_s=like.tree_level_s,
-    )
+    rate, aware = fabric.nic_bytes_per_s, fabric.topology_aware
+    return replace(like, nic_bytes_per_s=rate, tiers=fabric.tiers, topology_aware=aware)
 
 
 def _model(setting: Setting, notes: list[str]) -> Model:
@@ -425,25 +395,18 @@ def _model(setting: Setting, notes: list[str]) -> Model:
         notes.append("ffn defaulted to 4 x hidden, or 8/3 x hidden for swiglu")
     return Model(
         name=setting.model,
-        layers=setting.layers,
-        hidden=setting.hidden,
         ffn=setting.ffn or (256 * -(-8 * setting.hidden // 768) if llama else 4 * setting.hidden),
-        heads=setting.heads,
         kv_heads=setting.kv_heads or setting.heads,
         vocab=setting.vocab or DEFAULT_VOCAB,
         mlp=mlp,
         norm="rmsnorm" if llama else "layernorm",
         positions="alibi" if mpt else "rope" if mlp != "gelu" else "learned",
-        tied_embeddings=setting.tied_embeddings,
         biases=mlp == "gelu" and not mpt,
-        mlp_bias=setting.mlp_bias,
-        window=setting.window,
-        layer_pattern=setting.layer_pattern,
         max_seq_len=setting.seq_len,
         head_size=0 if setting.kv_lora_rank else setting.head_dim or 0,
         experts=experts_of(setting),
         latent_attention=latent_of(setting),
-        mtp_layers=setting.mtp_layers,
+        **{name: getattr(setting, name) for name in SAME_SHAPE},
     )
 
 
@@ -469,13 +432,10 @@ def _tp_overlap(setting: Setting, profile: Profile) -> float | None:
     return 0.0 if setting.tp_overlap is False else None
 
 
-def _precision(setting: Setting) -> Mapping[str, Any]:
-    """What the row says; else bf16, or fp16 where the GPU has none."""
-    if setting.precision is None:
-        return {}
-    if setting.precision not in PRECISIONS:
+def _precision(setting: Setting) -> str | None:
+    if setting.precision is not None and setting.precision not in PRECISIONS:
         raise unknown_choice("precision", setting.precision, PRECISIONS)
-    return {"precision": setting.precision}
+    return setting.precision
 
 
 def _data_parallel(setting: Setting, per_node: int, notes: list[str]) -> Mapping[str, Any]:

@@ -216,7 +216,6 @@ def _measured(record: Mapping[str, Any], job: Job) -> tuple[Status, float | None
 
 
 def _pair(path: Path, number: int, job: Job, status: Status, rate: float | None, memory_bytes: float | None) -> Pair:
-    """The run of a record, and its job."""
     model = job.model
     setting = Setting(
         source=path.name,
@@ -321,12 +320,8 @@ def records_of(path: Path, text: str | None, profile: Profile | None, cluster: C
             run, asked = recorded.pair
             job = asked.job
             # the words of a table do not tell all plans and stacks apart; the job is known, so these are names only
-            setting = replace(
-                run.setting,
-                source=row.source,
-                sharding=repr(job.plan),
-                kernel=f"{job.profile.name} on {job.cluster.name}",
-            )
+            kernel = f"{job.profile.name} on {job.cluster.name}"
+            setting = replace(run.setting, source=row.source, sharding=repr(job.plan), kernel=kernel)
             jobs[setting] = asked
             row = replace(
                 row,
@@ -423,7 +418,6 @@ def read_user_runs(paths: Sequence[Path], profile: Profile | None, cluster: Clus
 
 
 def _keep_measured(pairs: Sequence[Pair], skipped: Counter[str]) -> list[Pair]:
-    """Runs of which something was measured."""
     kept = []
     for run, asked in pairs:
         if run.status != "ok":

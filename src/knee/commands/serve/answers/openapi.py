@@ -15,13 +15,11 @@ from knee.commands.plan.result import RankedPlan
 from knee.commands.serve.answers.controls import Control
 from knee.commands.serve.answers.questions import KINDS, MOST_CURVES, parameters
 from knee.engine.measurement import Measurement
-from knee.search.knee import Knee
-from knee.search.scaling_curve import Return
+from knee.search.knee import Knee, Return
 from knee.specs.catalog import entry_names
 from knee.specs.fields import descriptions
 from knee.specs.plan import Plan
-from knee.trust.doubling_errors import DoublingBand
-from knee.trust.trust import Trust
+from knee.trust.trust import DoublingBand, Trust
 
 REF = "#/components/schemas/"
 JSON = "application/json"

@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from knee.base.arrays import Bools, Floats, Ints, names_of
+from knee.base.arrays import Bools, Columns, Floats, Ints
 from knee.engine.workload.layers_per_stage import Cuts, ModelLayers
 from knee.specs.schedules import PipelineSchedule
 
@@ -19,7 +19,7 @@ MOST_SIZES, MOST_MIXTURES = 4, 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkRows:
+class ChunkRows(Columns):
     """One row for each kind of chunk of each plan."""
 
     plan: Ints
@@ -44,10 +44,6 @@ class ChunkRows:
     def expert_share(self) -> Floats:
         """Share of each chunk's layers that have experts."""
         return np.asarray(self.expert_layers / np.maximum(self.layers, 1), dtype=np.float64)
-
-    def some(self, index: Ints) -> ChunkRows:
-        """The rows at these places."""
-        return ChunkRows(**{name: getattr(self, name)[index] for name in names_of(ChunkRows)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

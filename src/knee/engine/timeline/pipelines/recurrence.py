@@ -230,7 +230,6 @@ def graph(schedule: PipelineSchedule, ranks: int, chunks: int, microbatches: int
 def _wavefronts(
     slot: Ints, before: Ints, needed: Ints, waits: NDArray[np.bool_], edges: list[int]
 ) -> tuple[Wavefront, ...]:
-    """Cut the actions at the edges."""
     own = slot[edges[:-1]].tolist()
     is_waiting = np.logical_or.reduceat(waits, edges[:-1]).tolist()
     befores, needs = _pieces(slot[before], edges), _pieces(slot[needed], edges)

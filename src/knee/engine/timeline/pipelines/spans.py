@@ -39,7 +39,6 @@ def fill_spans(parts: StepParts, a: Actions, span: Floats, fold: bool) -> None:
 
 
 def _groups(rows: Ints, key: Ints) -> list[Ints]:
-    """Rows grouped by equal keys."""
     order = np.argsort(key, kind="stable")
     return np.split(rows[order], np.flatnonzero(np.diff(key[order])) + 1)
 
