@@ -59,11 +59,9 @@ def nothing_fits(found: SearchResult) -> tuple[str, str]:
     """What the smallest plan needs, and where it would fit."""
     space, gpu = found.space, found.cluster.gpu
     plan, needs = found.least_memory()
-    words = (
-        f"none of {found.plans:,} plans of {space.model.name} fits in {show(gpu.hbm_bytes, 'bytes')} per GPU: the "
-        f"smallest needs {show(needs, 'bytes')} ({plan.sharding}, tp {plan.tp}, pp {plan.pp}, "
-        f"cp {plan.cp}, micro-batch {plan.micro_batch}, recompute {plan.recompute})"
-    )
+    words = f"none of {found.plans:,} plans of {space.model.name} fits in {show(gpu.hbm_bytes, 'bytes')} per GPU: the "
+    words += f"smallest needs {show(needs, 'bytes')} ({plan.sharding}, tp {plan.tp}, pp {plan.pp}, "
+    words += f"cp {plan.cp}, micro-batch {plan.micro_batch}, recompute {plan.recompute})"
     enough = gpus_that_fit(space, found.cluster, found.profile)
     hint = f"{enough:,} GPUs would hold it" if enough else "no number of these GPUs that was tried would hold it"
     return words, f"{hint}; so would GPUs of {show(needs, 'bytes')}"
