@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from expert_tables import ProductTable, TableFit, fit_table, read_tables
 
-from knee.measure.hardware_fit.gemms import Gemms, fit_gemms, gemms_of
+from knee.measure.hardware_fit.kernel_constants import Gemms, fit_gemms, gemms_of
 from knee.measure.hardware_fit.residuals import Residuals, distance, held_back, minimum
 from knee.measure.machine.readings import read_readings
 from knee.specs.hardware import GemmRate, GemmType, Gpu

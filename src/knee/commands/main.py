@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -20,8 +20,6 @@ import knee
 from knee.base import signals
 from knee.base.errors import ExitCode, InputError, KneeError, RunFailed, as_flags
 from knee.show.terminal.delivery import Delivery
-
-# How a command ends: its exit code, and the one ``error:`` that says why.
 
 # The examples at the end of each command's ``--help``; a test parses every one of them.
 
@@ -80,6 +78,8 @@ def example_of(path: str) -> str | None:
     lines = [line for examples in EXAMPLES.values() for line in examples if line.startswith(f"{path} ")]
     return f"for example: {lines[0]}; `{path} --help` lists the options" if lines else None
 
+
+# How a command ends: its exit code, and the one ``error:`` that says why.
 
 TRACEBACK = "KNEE_TRACEBACK"
 """Set to 1, it shows the traceback of a bug."""
@@ -217,16 +217,13 @@ def completes_names(param: click.Parameter) -> None:
     """Give a parameter that names something of the catalogue its names."""
     kind = KINDS.get(param.name or "")
     if kind is not None and isinstance(param.type, click.types.StringParamType):
-        param.shell_complete = _completer(kind)  # type: ignore[method-assign, assignment]
+        param.shell_complete = partial(_complete, kind)  # type: ignore[method-assign]
 
 
-def _completer(kind: str) -> Callable[[click.Context, str], list[CompletionItem]]:
-    def complete(ctx: click.Context, incomplete: str) -> list[Any]:  # noqa: ARG001 - click's signature
-        found = [CompletionItem(name) for name in names_of(kind) if name.startswith(incomplete)]
-        # a path is accepted wherever a name is; the shell lists files itself
-        return found or [CompletionItem(incomplete, type="file")]
-
-    return complete
+def _complete(kind: str, ctx: click.Context, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - click's
+    found = [CompletionItem(name) for name in names_of(kind) if name.startswith(incomplete)]
+    # a path is accepted wherever a name is; the shell lists files itself
+    return found or [CompletionItem(incomplete, type="file")]
 
 
 COMMANDS = {

@@ -9,7 +9,6 @@ import pytest
 
 from knee.base.errors import InputError
 from knee.base.units import amount, counted, short
-from knee.commands.amounts import amount_of
 from knee.commands.budget.api import pue_source
 from knee.commands.budget.frontier import Bands, Frontier, Lost
 from knee.commands.budget.model_family import family_of
@@ -27,6 +26,7 @@ from knee.commands.budget.scaling_laws import batch_law, law_of
 from knee.commands.budget.search import BudgetLimits, BudgetRun, FlopChoice, Problem
 from knee.commands.budget.text import side_rows
 from knee.commands.budget.throughput import Rate, Rates
+from knee.commands.job_request import amount_of
 from knee.engine.energy import grid
 from knee.engine.workload.parameters import parameter_count
 from knee.specs.load import load_cluster, load_profile

@@ -13,8 +13,15 @@ from knee.training.launch.site import Site
 from knee.training.launch.slurm_job import supervised_run
 from knee.training.launch.sweep_folder import Sweep, SweepRun
 from knee.training.sweeps.control import current_statuses, requeue
-from knee.training.sweeps.slurm import _room, submit_missing
-from knee.training.sweeps.slurm_queue import NoAnswer, QueuedJob, final_states, job_name, refuse_while_queued
+from knee.training.sweeps.slurm import (
+    NoAnswer,
+    QueuedJob,
+    _room,
+    final_states,
+    job_name,
+    refuse_while_queued,
+    submit_missing,
+)
 from refusals import caught, kind, numbers
 
 AWAY = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"

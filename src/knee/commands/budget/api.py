@@ -9,7 +9,6 @@ from knee.base.arrays import extreme_values
 from knee.base.errors import DoesNotFit, InputError, argument, example
 from knee.base.progress import Progress, silent
 from knee.base.units import short
-from knee.commands.amounts import Amount, amount_of, count_of
 from knee.commands.budget import frontier as fr
 from knee.commands.budget.model_family import LEAST_PARAMS, MOST_PARAMS, Family, family_of
 from knee.commands.budget.published_budgets import published_runs
@@ -19,11 +18,14 @@ from knee.commands.budget.scaling_laws import batch_law as batch_law_of
 from knee.commands.budget.search import BudgetLimits, Problem, even_sizes, flop_choice, rare_exchange
 from knee.commands.budget.throughput import Rates
 from knee.commands.job_request import (
+    Amount,
     ClusterLike,
     ModelLike,
     Overrides,
     Pairs,
     ProfileLike,
+    amount_of,
+    count_of,
     is_job_file,
     named_cluster,
     named_model,

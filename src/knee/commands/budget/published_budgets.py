@@ -64,7 +64,11 @@ def published_runs() -> list[PublishedTraining]:
             found.append(PublishedTraining(**common, flop=float(raw["flop"]), predicted_flop=flop))
             continue
         hours, rate = predicted_gpu_hours(raw)
-        left = None if rate is None else _goodput_frac(raw, rate)
+        left = None
+        if rate is not None:
+            params, cluster = parameter_count(load_model(raw["model"]).spec), load_cluster(raw["cluster"]).spec
+            step_s = int(raw["global_batch"]) * int(raw["seq_len"]) / rate.tokens_per_s
+            left = goodput_of(params, cluster, rate.gpus, step_s=step_s).goodput_frac
         found.append(
             PublishedTraining(
                 **common,
@@ -91,9 +95,3 @@ def predicted_gpu_hours(raw: Mapping[str, Any]) -> tuple[float | None, Rate | No
     key = int(raw["gpus"]), int(raw["global_batch"])
     rate = rates.of(load_model(raw["model"]).spec, [key])[key]
     return (None if rate is None else float(raw["tokens"]) / rate.tokens_per_s * rate.gpus / HOUR_S), rate
-
-
-def _goodput_frac(raw: Mapping[str, Any], rate: Rate) -> float:
-    params, cluster = parameter_count(load_model(raw["model"]).spec), load_cluster(raw["cluster"]).spec
-    step_s = int(raw["global_batch"]) * int(raw["seq_len"]) / rate.tokens_per_s
-    return goodput_of(params, cluster, rate.gpus, step_s=step_s).goodput_frac

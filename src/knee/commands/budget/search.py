@@ -92,11 +92,6 @@ class BudgetRun:
         return self.time_s * self.gpus / HOUR_S
 
 
-# The model that loses least within a budget: how many parameters and tokens, on how many GPUs, under which plan. A
-# candidate is a shape of the family's ladder at a count of GPUs and a batch; the simulator says how fast it trains,
-# the limits how many tokens that affords, a scaling law what they are worth. Candidates that could not be best even
-# if they only computed are not priced.
-
 # Counts of GPUs that a budget tries: a ladder that does not hang on the limit, and what the limits themselves name.
 
 ODDS = (1, 3)
@@ -124,7 +119,7 @@ def rounded(node: int, counts: Iterable[float]) -> set[int]:
 
 
 Candidate = tuple[int, Model]
-"""GPUs and size."""
+"""GPUs and size: a shape of the family's ladder. One that could not be best even if it only computed is not priced."""
 LEAST_DRAW_FRAC = 0.4
 """Of the board's limit: no plan worth having draws less, so that energy cannot buy more tokens than this."""
 TOGETHER = 3

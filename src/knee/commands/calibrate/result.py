@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from knee.base.files import write_text
-from knee.measure.hardware_fit.residuals import Residuals
 from knee.show.result import Result
 from knee.specs.argument_types import checked_arguments
 from knee.specs.load import Loaded
@@ -125,7 +124,7 @@ class Calibration(Result):
             "kept_base": sorted(set(found.kept_base.values())),
             "parameters": self.parameters,
             **{
-                f"{what}_{when}": _plain(getattr(fit, f"{what}_{when}"))
+                f"{what}_{when}": getattr(fit, f"{what}_{when}")
                 for what in ("throughput", "memory")
                 for when in ("before", "after")
             },
@@ -141,7 +140,3 @@ class Calibration(Result):
     def rows(self) -> list[dict[str, Any]]:
         """The parameters, one per row."""
         return [asdict(row) for row in self.parameters]
-
-
-def _plain(residuals: Residuals | None) -> dict[str, Any] | None:
-    return None if residuals is None else asdict(residuals)

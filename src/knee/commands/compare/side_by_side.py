@@ -128,7 +128,8 @@ def differences(records: Sequence[Record]) -> list[str]:
             notes += _plans(values)
         elif len({str(value) for value in values if value is not None}) > 1:
             notes.append(Note("differs", f"{key} differs: {', '.join(str(value) for value in values)}"))
-    types = [record.get("dtype") or _of_plan(record, "precision") for record in records]
+    plans = [plan if isinstance(plan := record.get("plan"), dict) else {} for record in records]
+    types = [record.get("dtype") or plan.get("precision") for record, plan in zip(records, plans, strict=True)]
     if len({str(name) for name in types if name}) > 1:
         notes.append(
             Note("differs", f"the data type of the matrix products differs: {', '.join(str(name) for name in types)}")
@@ -139,11 +140,6 @@ def differences(records: Sequence[Record]) -> list[str]:
         if record.get("fits") is False and record.get("kind") == "simulated":
             notes.append(Note("does-not-fit", f"record {number} does not fit in memory"))
     return notes
-
-
-def _of_plan(record: Record, name: str) -> Any:
-    plan = record.get("plan")
-    return plan.get(name) if isinstance(plan, dict) else None
 
 
 def _plans(plans: Sequence[Any]) -> list[str]:

@@ -6,34 +6,28 @@ from typing import Any
 
 import click
 
-from knee.commands.options.sections import KEY_VALUE, Decorator, option, options
+from knee.commands.options.sections import KEY_VALUE, Decorator, option, options, parameter_of
 from knee.specs.defaults import DEFAULT_CONVENTION, DEFAULT_GRID
 
-USUAL: dict[str, tuple[str, Any, str]] = {
-    "cluster": ("--cluster NAME", str, "Cluster: a name from `knee catalog`, or the path of a TOML file."),
-    "gpus": ("--gpus N", int, "Total number of GPUs."),
-    "local_batch": ("--local-batch B", float, "Sequences per step divided by the number of GPUs."),
-    "global_batch": ("--global-batch G", int, "Sequences per step over all GPUs."),
-    "seq_len": (
-        *("--seq-len S", int),
-        "Tokens per sequence; default: 4,096, or the model's maximum if that is smaller.",
-    ),
-    "profile": (
-        *("--profile NAME", str),
-        "Software profile: a name from `knee catalog`, or the path of a TOML file; default: `eager`.",
-    ),
-    "overrides": (
-        *("--set overrides KEY=VALUE", (KEY_VALUE,)),
-        "Override one value of the model, cluster, profile or plan. May be repeated.",
-    ),
+USUAL: dict[tuple[str, Any], str] = {
+    ("--cluster NAME", str): "Cluster: a name from `knee catalog`, or the path of a TOML file.",
+    ("--gpus N", int): "Total number of GPUs.",
+    ("--local-batch B", float): "Sequences per step divided by the number of GPUs.",
+    ("--global-batch G", int): "Sequences per step over all GPUs.",
+    ("--seq-len S", int): "Tokens per sequence; default: 4,096, or the model's maximum if that is smaller.",
+    ("--profile NAME", str): "Software profile: a name from `knee catalog`, or the path of a TOML file; default: "
+    "`eager`.",
+    ("--set overrides KEY=VALUE", (KEY_VALUE,)): "Override one value of the model, cluster, profile or plan. May be "
+    "repeated.",
 }
-"""Flags, type and usual text of each option."""
+"""Flags and type of each option -> its usual text."""
 
 
 def job_options(names: str = "", **texts: str) -> Decorator:
     """Options of a job by the names of their parameters, in this order; ``texts`` replace the usual ones."""
-    known = {name: USUAL[name][2] for name in names.split()} | texts
-    return options("Job", {USUAL[name][:2]: text for name, text in known.items()})
+    keys = {parameter_of(key[0]): key for key in USUAL}
+    asked = {name: USUAL[keys[name]] for name in names.split()} | texts
+    return options("Job", {keys[name]: text for name, text in asked.items()})
 
 
 training = options(
@@ -48,12 +42,12 @@ training = options(
     },
 )
 """A whole run, and where it is trained."""
-flop_convention = option(
-    "--flop-convention NAME",
-    str,
-    "FLOP convention of the MFU: palm, 6n, causal or torchtitan.",
-    section="Output",
-    default=DEFAULT_CONVENTION,
+flop_convention = options(
+    "Output",
+    {
+        ("--flop-convention NAME", str, DEFAULT_CONVENTION): "FLOP convention of the MFU: palm, 6n, causal or "
+        "torchtitan.",
+    },
 )
 
 

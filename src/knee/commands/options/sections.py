@@ -96,6 +96,12 @@ def _parse_pairs(
     return pairs
 
 
+def parameter_of(flags: str) -> str:
+    """The parameter of an option: the word of ``flags`` that is neither a flag nor a placeholder, or the first flag."""
+    own = [word for word in flags.split() if word.isidentifier() and word.islower()]
+    return own[0] if own else flags.split()[0].removeprefix("--").replace("-", "_")
+
+
 def option(flags: str, kind: Any, text: str, *, section: str = "Options", **settings: Any) -> Decorator:
     """An option with its type and its text under a heading of ``--help``.
 

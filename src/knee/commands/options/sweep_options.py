@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from knee.base.errors import InputError
-from knee.commands.options.sections import FILE, Word, options
+from knee.commands.options.sections import FILE, Word, options, parameter_of
 from knee.specs.choices import DEVICES
 from knee.specs.defaults import TIMEOUT_S, TRACE_STEPS
 
@@ -67,8 +67,7 @@ def take_site(options: dict[str, Any]) -> Site:
         env[key] = value
     hosts = tuple(host.strip() for host in (options.pop("hosts") or "").split(",") if host.strip())
     site_file = options.pop("site_file")
-    names = [flags.split()[0].removeprefix("--").replace("-", "_") for flags, *_ in SITE]
-    given = {name: options.pop(name) for name in names if name in options}
+    given = {name: options.pop(name) for flags, *_ in SITE if (name := parameter_of(flags)) in options}
     return load_site(site_file, given | {"env": env, "hosts": hosts})
 
 

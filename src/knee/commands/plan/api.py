@@ -13,8 +13,7 @@ from knee.base.arrays import extreme_values
 from knee.base.errors import DoesNotFit, InputError, argument
 from knee.base.limits import MOST_LISTED_PLANS
 from knee.base.progress import Progress, silent
-from knee.commands.amounts import Amount, training_of
-from knee.commands.job_request import ClusterLike, ModelLike, Overrides, ProfileLike, pairs_of
+from knee.commands.job_request import Amount, ClusterLike, ModelLike, Overrides, ProfileLike, pairs_of, training_of
 from knee.commands.plan.request import searched_parts, takes_search_arguments
 from knee.commands.plan.result import PlanSearch, RankedPlan, tell_better
 from knee.search.follow_ups import FollowUpSearches, no_plan, nothing_fits, robust
@@ -109,17 +108,9 @@ def _none_fits(found: SearchResult, space: Space, only: str | None) -> DoesNotFi
     if found.plans:
         words, hint = nothing_fits(found)
         return DoesNotFit(words, hint=hint, code="no-plan-fits")
-    whole = replace(
-        space,
-        max_tp=None,
-        max_pp=None,
-        max_cp=None,
-        max_ep=None,
-        shardings=(),
-        schedules=(),
-        recomputes=(),
-        micro_batches=(),
-    )
+    free: dict[str, Any] = dict.fromkeys(("max_tp", "max_pp", "max_cp", "max_ep"))
+    free |= dict.fromkeys(("shardings", "schedules", "recomputes", "micro_batches"), ())
+    whole = replace(space, **free)
     table = whole_table(whole)
     if len(table):
         return DoesNotFit(

@@ -9,8 +9,7 @@ from typing import Any
 from knee.base.arrays import extreme_values
 from knee.base.errors import InputError, argument
 from knee.base.progress import Progress, silent
-from knee.commands.amounts import count_of
-from knee.commands.job_request import ClusterLike, ModelLike, Overrides, ProfileLike, pairs_of
+from knee.commands.job_request import ClusterLike, ModelLike, Overrides, ProfileLike, count_of, pairs_of
 from knee.commands.scale.result import ScaleQuestion, Scaling, shown
 from knee.engine.energy import grid as grid_of
 from knee.engine.training_cost import bill_of, checked_pue

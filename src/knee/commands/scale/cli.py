@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from knee.base.errors import InputError
 from knee.commands.options.job_options import flop_convention, job_options, training, wide
-from knee.commands.options.output import print_result
+from knee.commands.options.output import print_result, say
 from knee.commands.options.plan_options import plan_options
 from knee.commands.options.sections import Sectioned, Word, as_json, option, options
 from knee.show.terminal.progress_bar import Patience
 from knee.specs.choices import OBJECTIVES
 from knee.specs.defaults import KEEP_FRAC, THRESHOLD
-
-if TYPE_CHECKING:
-    from knee.commands.scale.result import Scaling
 
 
 @click.command("scale", cls=Sectioned)
@@ -86,39 +83,26 @@ def command(
     If nothing fits at any count, knee suggests what would fit and exits with code 3.
     """
     from knee.commands.scale.api import scale
+    from knee.commands.scale.chart import bars
     from knee.commands.scale.text import print_answer
+    from knee.show.figures.vega import check_picture
 
-    if plot is not None:
-        _check_plot(plot, as_json)
+    if plot is not None and plot != "-":
+        check_picture(plot, hint="for example --plot scale.svg, or --plot - for the terminal")
+    elif plot is not None and as_json:
+        hint = "give --plot a file, or leave one out"
+        raise InputError("--plot - draws on stdout, where --json is", hint=hint, code="contradiction", field="plot")
     answer = scale(_split_names(models), cluster=_split_names(clusters) or None, progress=Patience(), **options)
     print_result(answer, as_json, print_answer)
-    if plot is not None:
-        _draw(answer, plot)
+    series = answer.series() if plot is not None else []
+    if series and plot == "-":
+        click.echo("\n".join(bars(series)))
+    elif series and plot is not None:
+        answer.plot(plot)
+        say(f"wrote {plot}")
     answer.check_usable()
 
 
 def _split_names(texts: Sequence[str]) -> list[str]:
     """Each name once, in order; commas separate names."""
     return list(dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip()))
-
-
-def _check_plot(plot: str, as_json: bool) -> None:
-    from knee.show.figures.vega import check_picture
-
-    if plot != "-":
-        check_picture(plot, hint="for example --plot scale.svg, or --plot - for the terminal")
-    elif as_json:
-        hint = "give --plot a file, or leave one out"
-        raise InputError("--plot - draws on stdout, where --json is", hint=hint, code="contradiction", field="plot")
-
-
-def _draw(answer: Scaling, plot: str) -> None:
-    from knee.commands.scale.chart import bars
-
-    if not answer.series():
-        return
-    if plot == "-":
-        click.echo("\n".join(bars(answer.series())))
-        return
-    answer.plot(plot)
-    click.echo(f"wrote {plot}", err=True)

@@ -12,6 +12,7 @@ from knee.base.errors import DoesNotFit, InputError, SpecError, argument, either
 from knee.base.progress import Progress
 from knee.base.units import DAY_S
 from knee.commands.job_request import ClusterLike, ModelLike, Pairs, ProfileLike, Request, is_job_file, request
+from knee.commands.plan.request import SearchedParts
 from knee.engine.energy import CarbonGrid
 from knee.engine.measurement import Measurement
 from knee.engine.reliability.goodput import Goodput
@@ -142,27 +143,12 @@ def space_within(job: Job, gpus: int, batch: int, plan: Mapping[str, Any]) -> tu
     check_searched_exchanges(fixed, plan.get("sync_every", 1))
     only = [_condition(KNOBS[name], plan[name]) for name in names_of(KNOBS, "varied", "limited") if name in plan]
 
-    def limit(name: str) -> tuple[Any, ...]:
-        return (plan[name],) if name in plan else ()
-
-    space = Space(
-        model=job.model,
-        gpus=gpus,
-        global_batch=batch,
-        seq_len=job.seq_len,
-        fixed=fixed,
-        max_tp=plan.get("tp"),
-        max_pp=plan.get("pp"),
-        max_cp=plan.get("cp"),
-        max_ep=plan.get("ep"),
-        modules=plan.get("recompute_modules", ()),
-        shardings=limit("sharding"),
-        schedules=limit("schedule"),
-        recomputes=limit("recompute"),
-        micro_batches=limit("micro_batch"),
-        sync_every=plan.get("sync_every", 1),
-        attention_again=job.profile.attention == "unfused" or plan.get("recompute") == "attention",
-    )
+    sizes = {"gpus": gpus, "global_batch": batch, "seq_len": job.seq_len}
+    parts = SearchedParts(model=job.model, cluster=job.cluster, profile=job.profile, types={}, **sizes)
+    given: dict[str, Any] = {f"max_{name}": plan.get(name) for name in names_of(KNOBS, "limited")}
+    given |= {name: (plan[name],) for name in names_of(KNOBS, "listed") if name in plan}
+    given["recompute_modules"] = plan.get("recompute_modules")
+    space = replace(parts.space(given, sync_every=plan.get("sync_every", 1)), fixed=fixed)
     return space, " and ".join(only) or None
 
 

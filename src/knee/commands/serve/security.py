@@ -204,11 +204,10 @@ class RequestWall:
             raise Refusal(403, "wrong-origin", "a page of another site may not ask this server")
         wait_s = self.rates.wait_s(client_of(connection))
         if wait_s > 0:
-            text, hint = (
-                "busy: this client asks too often",
-                f"at most {self.limits.requests_per_s:g} requests per second",
+            hint = f"at most {self.limits.requests_per_s:g} requests per second"
+            raise Refusal(
+                429, "too-many-requests", "busy: this client asks too often", hint=hint, retry_s=int(wait_s) + 1
             )
-            raise Refusal(429, "too-many-requests", text, hint=hint, retry_s=int(wait_s) + 1)
         if scope["path"].startswith(("/api/", "/study")) and self.door.token is not None:
             _check_token(connection, self.door.token)
         if scope["method"] == "POST":

@@ -8,8 +8,17 @@ from typing import Any
 
 from knee.base.arrays import extreme_values
 from knee.base.errors import InputError, argument
-from knee.commands.amounts import Amount, training_of
-from knee.commands.job_request import ClusterLike, ModelLike, Overrides, ProfileLike, Request, pairs_of, request
+from knee.commands.job_request import (
+    Amount,
+    ClusterLike,
+    ModelLike,
+    Overrides,
+    ProfileLike,
+    Request,
+    pairs_of,
+    request,
+    training_of,
+)
 from knee.commands.simulate.result import Simulation
 from knee.engine.measurement import Measurement
 from knee.engine.one_job import evaluated, measurement_of

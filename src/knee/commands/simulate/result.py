@@ -58,8 +58,6 @@ def _memory_saving_changes(job: Job) -> Iterator[list[dict[str, Any]]]:
 
 
 TRACED_PASSES = 2**16
-
-
 """Most layers times microbatches of a trace: already gigabytes with eager kernels."""
 
 

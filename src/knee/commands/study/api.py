@@ -56,19 +56,14 @@ def write_tables(ran: Sequence[Ran], folder: Path) -> list[Path]:
     written = []
     for name, marks in KINDS.items():
         rows = [row for one in ran for row in one.rows if any(mark in row for mark in marks)]
+        path = folder / f"{name}.csv"
         if rows:
             written += _write(folder / name, rows)
-        else:
-            _forget(folder / name)
+        elif path.is_file() and path.read_bytes().startswith(HEADER):
+            # an earlier run's table, which this one's page would stand beside; a user's own file stays
+            path.unlink()
+            path.with_suffix(".parquet").unlink(missing_ok=True)
     return written
-
-
-def _forget(stem: Path) -> None:
-    """Remove an earlier run's table, which this one's page would stand beside; a user's own file stays."""
-    path = stem.with_suffix(".csv")
-    if path.is_file() and path.read_bytes().startswith(HEADER):
-        path.unlink()
-        stem.with_suffix(".parquet").unlink(missing_ok=True)
 
 
 def _write(stem: Path, rows: Sequence[Row]) -> list[Path]:

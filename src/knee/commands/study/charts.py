@@ -59,7 +59,11 @@ def _figure(
 ) -> Figure:
     rows, impossible = matching(every, draw.at), matching(impossible, draw.at)
     if len(rows) + len(impossible) > MOST_DRAWN:
-        return _too_many(id, draw, len(rows) + len(impossible))
+        # nobody could read the chart, and no browser would scroll its table
+        count = len(rows) + len(impossible)
+        said = f"{count:,} runs are too many to draw: choose some with `at`, up to {MOST_DRAWN:,}. All are in runs.csv."
+        caption = _sentences(draw.caption, said)
+        return Figure(id=id, title=draw.title, caption=caption, spec=None, columns=("series",), rows=())
     stated = [one for one in published if one.metric == draw.y] if draw.mark in ("line", "bar") else []
     beside = _beside(draw, stated, every, rows)
     empty = Figure(
@@ -71,7 +75,10 @@ def _figure(
         rows=(*rows, *impossible),
         published=tuple(row for _, row in beside),
     )
-    shown, left_out = _fitting(draw, rows)
+    # times of plans that do not fit are nobody's: only their memory is drawn, and a heat map hatches them
+    whole = draw.mark == "heat" or draw.y.startswith("memory")
+    shown = [row for row in rows if whole or row.get("fits") is not False]
+    left_out = len(rows) - len(shown)
     spec = _spec(draw, shown, [point for point, _ in beside], impossible)
     if spec is None:
         return replace(empty, caption=_sentences(draw.caption, "None of these runs can be drawn."))
@@ -80,14 +87,6 @@ def _figure(
         frame += " ● measured; the others are simulated."
     note = f"Left out, because they do not fit in memory: {left_out:,}; the table has them." if left_out else ""
     return replace(empty, spec=spec, caption=_sentences(draw.caption, frame, note))
-
-
-def _too_many(id: str, draw: Draw, count: int) -> Figure:
-    """In the place of a chart that nobody could read, and of a table that no browser would scroll."""
-    said = f"{count:,} runs are too many to draw: choose some with `at`, up to {MOST_DRAWN:,}. All are in runs.csv."
-    return Figure(
-        id=id, title=draw.title, caption=_sentences(draw.caption, said), spec=None, columns=("series",), rows=()
-    )
 
 
 def matching(rows: Sequence[Row], where: Mapping[str, Any]) -> list[Row]:
@@ -102,14 +101,6 @@ def matching(rows: Sequence[Row], where: Mapping[str, Any]) -> list[Row]:
 
 def _sentences(*said: str) -> str:
     return " ".join(part for part in said if part)
-
-
-def _fitting(draw: Draw, rows: Sequence[Row]) -> tuple[list[Row], int]:
-    """Times of plans that do not fit are nobody's: only their memory is drawn, and a heat map hatches them."""
-    if draw.mark == "heat" or draw.y.startswith("memory"):
-        return list(rows), 0
-    kept = [row for row in rows if row.get("fits") is not False]
-    return kept, len(rows) - len(kept)
 
 
 def table_columns(draw: Draw, rows: Sequence[Row]) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field, StrictFloat
 
-from knee.base.arrays import Floats
 from knee.base.errors import DoesNotFit, SpecError
 from knee.base.units import DAY_S
 from knee.engine.energy import grid as grid_of
@@ -92,7 +91,9 @@ def largest_run(
     params = math.sqrt(flop / (6.0 * TOKENS_PER_PARAM))
     batch = batch_tokens * (flop / BATCH_FLOP) ** BATCH_EXPONENT
     layers = (params / (12.0 * ASPECT**2)) ** (1.0 / 3.0)
-    tp, pp, dp, m = (column.ravel() for column in np.meshgrid(*_powers(layers, batch), indexing="ij"))
+    limits = (4096.0, layers, batch, 65_536.0)
+    powers = [2.0 ** np.arange(int(math.log2(max(most, 1.0))) + 1) for most in limits]
+    tp, pp, dp, m = (column.ravel() for column in np.meshgrid(*powers, indexing="ij"))
     keep = dp * m <= batch
     tp, pp, dp, m = tp[keep], pp[keep], dp[keep], m[keep]
     node, fabric, gpu = cluster.node, cluster.fabric, cluster.gpu
@@ -134,14 +135,6 @@ def largest_flop(cluster: Cluster, utilisation_frac: float, **given: float) -> f
         good = used is not None and used >= utilisation_frac
         low, high = (middle, high) if good else (low, middle)
     return float(10.0**low)
-
-
-def _powers(layers: float, batch: float) -> list[Floats]:
-
-    def up_to(most: float) -> Floats:
-        return np.asarray(2.0 ** np.arange(int(math.log2(max(most, 1.0))) + 1))
-
-    return [up_to(4096.0), up_to(layers), up_to(batch), up_to(65_536.0)]
 
 
 def _inside_latency_s(cluster: Cluster) -> float:

@@ -277,11 +277,8 @@ def trainer_job(
         if value is not None and not there:
             option, *words = needed.split(" ", 1)
             wanted = " ".join((argument(option), *words))
-            text, hint = (
-                f"{argument(name)} has no effect without {wanted}",
-                f"give {wanted}, or leave {argument(name)} out",
-            )
-            raise InputError(text, hint=hint, code="contradiction", field=name)
+            text, hint = f"{argument(name)} has no effect without {wanted}", f"leave {argument(name)} out"
+            raise InputError(text, hint=f"give {wanted}, or {hint}", code="contradiction", field=name)
     made = TrainJob(
         model=job.model,
         plan=parallel,

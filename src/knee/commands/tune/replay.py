@@ -33,8 +33,6 @@ from knee.trust.validation.published_runs import PublishedRun, Setting, read_run
 from knee.trust.validation.run_errors import job_key, unread_bytes
 from knee.trust.validation.run_to_job import RunJob, left_out_profiles, unseen_job_of
 
-# Tuning replayed on published sweeps: how many runs it would have needed, beside other ways to choose.
-
 # Sweeps that were published: jobs that were measured under several plans, each plan as if it were a run to be made.
 
 LEAST_PLANS = 8

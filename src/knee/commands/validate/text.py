@@ -225,13 +225,6 @@ def _why_they_differ(found: CarriedFidelity, runs: Validation) -> str:
     )
 
 
-def print_sources(*found: CarriedFidelity) -> None:
-    """Where the runs were published."""
-    print_heading("sources:")
-    for s in (source for one in found for source in one.sources):
-        click.echo(f"  - {s.source}: {s.reference}")
-
-
 def print_unseen(dense: Validation, experts: Validation) -> None:
     """Dense models, then mixtures of experts."""
     for what, found in (("dense models", dense), ("mixtures of experts", experts)):
@@ -247,5 +240,7 @@ def print_own(answer: CarriedValidation) -> None:
     click.echo(_why_they_differ(answer.moe_fidelity, answer.moe_runs.found))
     print_run_scores(answer.runs.found)
     print_bandwidth_scores(answer.bandwidths.found)
-    print_sources(answer.fidelity, answer.moe_fidelity)
+    print_heading("sources:")
+    for s in (*answer.fidelity.sources, *answer.moe_fidelity.sources):
+        click.echo(f"  - {s.source}: {s.reference}")
     click.echo(f"claims of arXiv 2411.13055: {answer.tally} (`knee study` lists them)")

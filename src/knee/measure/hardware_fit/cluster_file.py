@@ -12,8 +12,7 @@ from typing import Any, get_args
 from knee.base.errors import InputError, KneeError, argument
 from knee.base.files import check_toml_name, scratch_folder, write_text
 from knee.base.units import show
-from knee.measure.hardware_fit.gemms import FEWEST, kind_of
-from knee.measure.hardware_fit.kernel_constants import FitPart, KernelFit, fit_kernels
+from knee.measure.hardware_fit.kernel_constants import FEWEST_GEMMS, FitPart, KernelFit, fit_kernels, kind_of
 from knee.measure.hardware_fit.links import link_values
 from knee.measure.hardware_fit.measured_steps import PLAIN_LAUNCH_S
 from knee.measure.hardware_fit.power_constants import power_values
@@ -166,7 +165,7 @@ def values_of_fit(machine: Machine, fit: KernelFit, cluster: Cluster) -> Values:
             values[field] = read(best, "the fastest fp32 matrix product, used instead of a peak")
     fp8 = FitPart("products", "fp8")
     eight = fit.residuals.get(fp8)
-    if gpu.fp8_flop_per_s is not None and eight is not None and eight.points >= FEWEST:
+    if gpu.fp8_flop_per_s is not None and eight is not None and eight.points >= FEWEST_GEMMS:
         values["gpu.gemm.fp8.peak_frac"] = fitted(four_digits(gpu.gemm["fp8"].peak_frac), fp8)
     for kernel, rate in gpu.attention.items():
         if FitPart("attention", kernel, "forward") in fit.residuals:

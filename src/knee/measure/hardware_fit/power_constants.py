@@ -102,17 +102,20 @@ class PowerFit:
 def windows_of(readings: Readings) -> Windows:
     """The readings of ``knee probe power``."""
     found = list(readings.good("power"))
-    columns = {
-        "duty_frac": [point.duty_frac for point, _ in found],
-        "window_s": [r["window_s"] for _, r in found],
-        "busy_s": [r.get("busy_s", r["window_s"]) for _, r in found],
-        "flop": [r["calls"] * r["flop_per_call"] for _, r in found],
-        "moved_bytes": [r["calls"] * r["bytes_per_call"] for _, r in found],
-        "power_w": [r["power_w"] for _, r in found],
-        "instant_w": [r.get("instant_w") for _, r in found],
-        "sm_hz": [r.get("sm_hz") for _, r in found],
-    }
-    arrays = {name: np.array(values, dtype=np.float64) for name, values in columns.items()}
+    try:
+        columns = {
+            "duty_frac": [point.duty_frac for point, _ in found],
+            "window_s": [r["window_s"] for _, r in found],
+            "busy_s": [r.get("busy_s", r["window_s"]) for _, r in found],
+            "flop": [r["calls"] * r["flop_per_call"] for _, r in found],
+            "moved_bytes": [r["calls"] * r["bytes_per_call"] for _, r in found],
+            "power_w": [r["power_w"] for _, r in found],
+            "instant_w": [r.get("instant_w") for _, r in found],
+            "sm_hz": [r.get("sm_hz") for _, r in found],
+        }
+        arrays = {name: np.array(values, dtype=np.float64) for name, values in columns.items()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"a power reading is incomplete or not a number: {error}") from None
     ways = {r.get("by", "energy counter") for _, r in found}
     windows = Windows(load=tuple(point.load for point, _ in found), by=" and ".join(sorted(ways)), **arrays)
     for name in ("window_s", "busy_s", "power_w"):

@@ -100,8 +100,7 @@ def collect(
 
 def refuse_if_broken(point: Point, why: str) -> None:
     """End the probe where a point has left the device unusable: every later one would only fail with it."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available():
+    if (torch := _torch_with_gpu()) is None:
         return
     try:
         torch.rand(1, device="cuda")
@@ -114,6 +113,11 @@ def refuse_if_broken(point: Point, why: str) -> None:
         ) from None
 
 
+def _torch_with_gpu() -> Any:
+    torch = sys.modules.get("torch")  # a replay runs without it
+    return torch if torch is not None and torch.cuda.is_available() else None
+
+
 def error_text(error: Exception) -> str:
     """torch's complaint, short."""
     text = str(error).strip()
@@ -124,9 +128,7 @@ def error_text(error: Exception) -> str:
 
 def free_memory() -> None:
     """Give back what earlier points held, once it is much: collecting garbage takes longer than most points."""
-    torch = sys.modules.get("torch")  # a replay runs without it
-    if torch is None or not torch.cuda.is_available():
-        return
-    if torch.cuda.memory_reserved() > FULL_FRAC * torch.cuda.mem_get_info()[1]:
+    torch = _torch_with_gpu()
+    if torch is not None and torch.cuda.memory_reserved() > FULL_FRAC * torch.cuda.mem_get_info()[1]:
         gc.collect()
         torch.cuda.empty_cache()

@@ -78,6 +78,13 @@ def clipped(trace: Trace, window: Window) -> tuple[Int64, Int64]:
     return np.clip(c.start_ns, window.start_ns, window.end_ns), np.clip(c.end_ns, window.start_ns, window.end_ns)
 
 
+def rows_inside(trace: Trace, window: Window) -> Bools:
+    """Which rows the window has: those with time in it, and those of no length that lie in it."""
+    (start, end), c = clipped(trace, window), trace.columns
+    instant = (c.start_ns == c.end_ns) & (c.start_ns >= window.start_ns) & (c.start_ns <= window.end_ns)
+    return np.asarray((end > start) | instant, dtype=np.bool_)
+
+
 def exposed_ns(start: Int64, end: Int64, compute: tuple[Int64, Int64]) -> Int64:
     """How much of each interval lies beside no compute."""
     merged = merge(*compute)

@@ -27,7 +27,7 @@ from knee.measure.kineto.event_columns import DEVICE_KINDS, Int64
 from knee.measure.kineto.kineto_writer import SUFFIXES, microseconds, packed
 from knee.measure.kineto.process_groups import TORCH_DTYPES, Call
 from knee.measure.traces.analyse import Analysis, RankAnalysis
-from knee.measure.traces.device_time import UNKNOWN, Exposed, clipped, exposed_intervals
+from knee.measure.traces.device_time import UNKNOWN, Exposed, clipped, exposed_intervals, rows_inside
 from knee.specs.metrics import METRICS
 
 MARGIN_NS = 100_000
@@ -107,10 +107,8 @@ class _Rank:
     def __init__(self, rank: RankAnalysis, zero: int, *, is_first: bool) -> None:
         self.rank, self.zero, self.is_first = rank, zero, is_first
         self.start, self.end = clipped(rank.trace, rank.window)
-        c, window = rank.trace.columns, rank.window
-        instant = (c.start_ns == c.end_ns) & (c.start_ns >= window.start_ns) & (c.start_ns <= window.end_ns)
-        self.inside: Bools = (self.end > self.start) | instant
-        self.exposed: list[Exposed] = exposed_intervals(rank.trace, window)
+        self.inside = rows_inside(rank.trace, rank.window)
+        self.exposed: list[Exposed] = exposed_intervals(rank.trace, rank.window)
         self.kept: Bools = self._wanted()
 
     def _wanted(self) -> Bools:

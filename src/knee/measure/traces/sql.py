@@ -14,7 +14,7 @@ import numpy.typing as npt
 from knee.base.errors import InputError, MissingExtra, argument
 from knee.measure.kineto.event_columns import COPY, FILL, KERNEL, Int64
 from knee.measure.traces.analyse import Analysis, RankAnalysis
-from knee.measure.traces.device_time import UNKNOWN, CollectiveLoad, Times, clipped, exposed_ns
+from knee.measure.traces.device_time import UNKNOWN, CollectiveLoad, Times, clipped, exposed_ns, rows_inside
 
 INSTALL = "pip install 'knee[trace]'"
 KINDS = {KERNEL: "kernel", COPY: "memcpy", FILL: "memset"}
@@ -132,9 +132,7 @@ def _insert_kernels(connection: Any, rank: RankAnalysis) -> None:
     trace = rank.trace
     c, of = trace.columns, trace.classified
     start, end = clipped(trace, rank.window)
-    inside = (end > start) | (
-        (c.start_ns == c.end_ns) & (c.start_ns >= rank.window.start_ns) & (c.start_ns <= rank.window.end_ns)
-    )
+    inside = rows_inside(trace, rank.window)
     call_id, calls = _calls(rank)
     comm = np.flatnonzero(of.is_comm)
     exposed = np.full(len(c), -1)

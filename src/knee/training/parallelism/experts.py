@@ -237,7 +237,7 @@ class _ToRows(torch.autograd.Function):
         return _sum_of_rows(grad, token, place, ctx.tokens), None, None
 
 
-_ToTokens = exchange(_sum_of_rows, lambda grad, token, *_: grad.index_select(0, token))
+_ToTokens = exchange(_sum_of_rows, lambda grad, token: grad.index_select(0, token), kept=1)
 
 
 def weighted_swiglu(gate_and_up: Any, weights: Any) -> Any:

@@ -55,19 +55,19 @@ def all_to_all(x: Any, group: NamedGroup, sent: list[int] | None = None, got: li
     return ops.wait_tensor(ops.all_to_all_single(x.contiguous(), got or parts, sent or parts, group.name))
 
 
-def exchange(there: Callable[..., Any], back: Callable[..., Any]) -> Any:
-    """The autograd function whose forward is ``there(x, *args)`` and whose backward is ``back(grad, *args)``. Tensors
-    among ``args`` are not saved as such: recomputation would run all that leads to them for it."""
+def exchange(there: Callable[..., Any], back: Callable[..., Any], *, kept: int | None = None) -> Any:
+    """The autograd function whose forward is ``there(x, *args)`` and whose backward is ``back(grad, *args[:kept])``.
+    Tensors among those are not saved as such: recomputation would run all that leads to them for it."""
 
     class Exchange(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Any, *args: Any) -> Any:
-            ctx.args = args
+            ctx.args, ctx.nones = args[:kept], (None,) * len(args)
             return there(x, *args)
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> Any:
-            return back(grad, *ctx.args), *(None for _ in ctx.args)
+            return back(grad, *ctx.args), *ctx.nones
 
     return Exchange
 

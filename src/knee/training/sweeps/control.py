@@ -29,8 +29,7 @@ from knee.training.launch.sweep_folder import (
 from knee.training.run.run_record import JOB, read_object
 from knee.training.sweeps.preflight import PlannedRun
 from knee.training.sweeps.run_local import adopt_running, living_processes
-from knee.training.sweeps.slurm import cancel_jobs
-from knee.training.sweeps.slurm_queue import NoAnswer, refuse_while_queued, with_queue
+from knee.training.sweeps.slurm import NoAnswer, cancel_jobs, refuse_while_queued, with_queue
 
 ASKED = "asked.json"
 

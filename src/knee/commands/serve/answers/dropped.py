@@ -120,18 +120,12 @@ def _runs(path: Path, name: str) -> dict[str, Any]:
     found = knee.validate(path)
     rows = []
     for row in found.rows()[:MOST_ROWS]:
-        measured = {key: row.get(f"published_{key}") for key in ("tokens_per_s_per_gpu", "memory_bytes")}
-        simulated = {key: row.get(f"predicted_{key}") for key in ("tokens_per_s_per_gpu", "memory_bytes")}
-        rows.append(
-            {
-                "name": f"{name}, line {row.get('line')}",
-                "measured": measured,
-                "simulated": simulated,
-                "error_frac": row.get("error_frac"),
-                "state": None,
-                "note": row.get("skipped"),
-            }
-        )
+        sides = {
+            side: {key: row.get(f"{word}_{key}") for key in ("tokens_per_s_per_gpu", "memory_bytes")}
+            for side, word in (("measured", "published"), ("simulated", "predicted"))
+        }
+        said = {"error_frac": row.get("error_frac"), "state": None, "note": row.get("skipped")}
+        rows.append({"name": f"{name}, line {row.get('line')}", **sides, **said})
     return {"kind": "runs", "name": name, "rows": rows, "summary": found.to_dict(), "notes": []}
 
 

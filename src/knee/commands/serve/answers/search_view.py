@@ -9,11 +9,11 @@ from typing import Any
 import knee
 from knee.base.errors import InputError
 from knee.base.progress import Progress
-from knee.commands.amounts import amount_of, count_of
 from knee.commands.budget.model_family import LEAST_PARAMS, MOST_PARAMS
 from knee.commands.budget.result import Budget
 from knee.commands.budget.scaling_laws import FLOP_PER_PARAM_TOKEN, Law, assumed_mfu, law_of, sizes_around
 from knee.commands.budget.search import BudgetLimits, gpu_seconds
+from knee.commands.job_request import amount_of, count_of
 from knee.commands.plan.result import METRICS, PlanSearch, RankedPlan, ranked_plan
 from knee.commands.serve.answers.questions import asked_of, command_of, python_of
 from knee.commands.serve.answers.views import curve_data
@@ -33,7 +33,10 @@ def budget_view(body: Mapping[str, Any]) -> dict[str, Any]:
     asked = asked_of(body, "budget")
     if "cluster" not in asked:
         raise InputError("cluster is missing", hint='for example "dgx-h100"', code="missing-argument", field="cluster")
-    cluster, law = load_cluster(asked["cluster"]).spec, law_of(_text(asked, "law", DEFAULT_LAW))
+    name = asked.get("law", DEFAULT_LAW)
+    if not isinstance(name, str):
+        raise InputError("law must be a text", code="wrong-type", field="law")
+    cluster, law = load_cluster(asked["cluster"]).spec, law_of(name)
     mfu, pue = _number(asked, "mfu") or assumed_mfu()[0], checked_pue(_number(asked, "pue"))
     limits = BudgetLimits(
         gpus=int(_number(asked, "gpus") or cluster.max_gpus),
@@ -105,13 +108,6 @@ def _amount(asked: Mapping[str, Any], name: str) -> str | float | None:
     value = asked.get(name)
     if isinstance(value, bool) or not isinstance(value, (str, int, float, type(None))):
         raise InputError(f"{name} must be a number, or a text such as 2M", code="wrong-type", field=name)
-    return value
-
-
-def _text(asked: Mapping[str, Any], name: str, default: str) -> str:
-    value = asked.get(name, default)
-    if not isinstance(value, str):
-        raise InputError(f"{name} must be a text", code="wrong-type", field=name)
     return value
 
 

@@ -70,7 +70,11 @@ def step_view(body: Mapping[str, Any]) -> dict[str, Any]:
         **answer.lanes(),
         "collectives": data["comm_loads"],
         "power": ({"tdp_w": gpu.tdp_w, "idle_w": gpu.idle_w} | {name: getattr(answer, name) for name in names}),
-        "cost": _cost(answer, data.get("training")),
+        "cost": {
+            "usd_per_gpu_h": answer.job.cluster.usd_per_gpu_h,
+            "training": data.get("training"),
+            **{name: getattr(answer, name) for name in ("usd_per_mtoken", "usd_per_h", "usd_per_step")},
+        },
         "trust": trust,
         "assumptions": assumptions,
         "command": command_of("simulate", asked),
@@ -91,12 +95,6 @@ def _memory(answer: Simulation, trust: Mapping[str, Any]) -> dict[str, Any]:
         "low_frac": trust["memory_low_frac"],
         "high_frac": trust["memory_high_frac"],
     }
-
-
-def _cost(answer: Simulation, training: Any) -> dict[str, Any]:
-    names = ("usd_per_mtoken", "usd_per_h", "usd_per_step")
-    price = {"usd_per_gpu_h": answer.job.cluster.usd_per_gpu_h, "training": training}
-    return price | {name: getattr(answer, name) for name in names}
 
 
 def why(body: Mapping[str, Any]) -> dict[str, Any]:
