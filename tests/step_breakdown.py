@@ -13,8 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from knee.base.arrays import Bools, Floats
-from knee.engine.events import COLLECTIVES, Events
-from knee.engine.intervals import Times, merge
+from knee.engine.events import COLLECTIVES, Events, Times, merge
 
 UNKNOWN = "unknown"
 """Collective or group of a communication kernel that does not say."""

@@ -12,9 +12,9 @@ from knee.base.arrays import Floats
 from knee.specs.job import Job
 from knee.trust.bands import CONSTANTS, LABELS, Constants, Label, Quantity, Scores, carried_constants, unseen
 from knee.trust.error_table import Distances, Errors, read_errors
-from knee.trust.errors_by_gpus import PROMISED, Ends, ends_without, jobs_of
 from knee.trust.similarity import likeness_of
 from knee.trust.trust import label_of
+from knee.trust.validation.bundled_runs import PROMISED, Ends, ends_without, jobs_of
 
 QUANTITIES: tuple[Quantity, ...] = ("throughput", "memory")
 

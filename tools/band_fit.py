@@ -13,7 +13,7 @@ from knee.base.arrays import Floats
 from knee.specs.job import Job
 from knee.trust.bands import FEW_SOURCES, LABELS, Constants, Label, Quantity, Scores, carried_constants, unseen
 from knee.trust.error_table import NAMES, Distances, Errors, Measured
-from knee.trust.errors_by_gpus import PROMISED
+from knee.trust.validation.bundled_runs import PROMISED
 
 ASSUMED: Mapping[Quantity, Mapping[str, float]] = {
     "throughput": {

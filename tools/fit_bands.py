@@ -19,7 +19,7 @@ from band_fit import ASSUMED, constants_without_each, fit_constants
 
 from knee.trust.bands import CONSTANTS, FEW_SOURCES, LABELS, MOE_CONSTANTS, Constants, Quantity, unseen
 from knee.trust.error_table import EXPERTS, NAMES, OWN, Errors, read_errors
-from knee.trust.errors_by_gpus import PROMISED, jobs_of
+from knee.trust.validation.bundled_runs import PROMISED, jobs_of
 
 HEAD = """\
 # How much wider bands are with distance from what was measured, and with a weaker label (src/knee/trust/bands.py).

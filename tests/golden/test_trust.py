@@ -11,7 +11,7 @@ from band_fit import fit_constants
 
 from knee.trust.bands import LABELS, Label, Quantity, carried_constants
 from knee.trust.error_table import read_errors
-from knee.trust.errors_by_gpus import PROMISED, jobs_of
+from knee.trust.validation.bundled_runs import PROMISED, jobs_of
 
 pytestmark = pytest.mark.slow
 

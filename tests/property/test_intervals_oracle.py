@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knee.engine.events import EventLog, RankGroup
-from knee.engine.intervals import merge
+from knee.engine.events import EventLog, RankGroup, merge
 from step_breakdown import exposed_s, measure, overlap_s, union_s
 
 TICKS = 60

@@ -16,9 +16,8 @@ import numpy as np
 from knee.base.arrays import extreme_values
 from knee.engine.simulator import Results, simulate_table
 from knee.search import plan_search
-from knee.search.memory_fit import fitting
 from knee.search.plan_search import Merits, pareto, score, search
-from knee.search.space import Space, whole_table, without_twins
+from knee.search.space import Space, fitting, whole_table, without_twins
 from knee.specs.hardware import Cluster
 from knee.specs.load import load_cluster, load_model, load_profile
 from knee.specs.plan import Plan

@@ -12,9 +12,8 @@ import pytest
 from knee.engine.simulator import simulate_table
 from knee.search import follow_ups as draws_of
 from knee.search.follow_ups import OF_MEMORY, drawn, robust
-from knee.search.memory_fit import fitting
 from knee.search.plan_search import cell_bests, pareto, score, search
-from knee.search.space import Space, whole_table
+from knee.search.space import Space, fitting, whole_table
 from knee.specs.profile_parameters import value_of
 from search.brute_force import random_job
 from tables import EAGER, H100, LLAMA_7B, job, table

@@ -10,9 +10,8 @@ import pytest
 import knee
 from knee.engine.one_job import simulate
 from knee.search.follow_ups import baseline, no_plan, nothing_fits, robust, sensitivity, why
-from knee.search.memory_fit import memory_table
 from knee.search.plan_search import RANKED, SearchResult, pareto, search
-from knee.search.space import Space, whole_table
+from knee.search.space import Space, memory_table, whole_table
 from knee.specs.load import load_cluster, load_model, load_profile
 from knee.specs.notes import Note
 from knee.specs.plan import RECOMPUTES

@@ -13,7 +13,7 @@ from knee.search.bound import least_step
 from knee.search.follow_ups import PARTS
 from knee.search.space import Space, whole_table
 from knee.specs.plan import Plan
-from knee.specs.variants import columns_of, side_by_side, variant_rows
+from knee.specs.plan_table import columns_of, side_by_side, variant_rows
 
 MODEL, H100, EAGER = load_model("llama2-7b").spec, load_cluster("dgx-h100").spec, load_profile("eager").spec
 CHANGED = [(change(H100, factor), EAGER) for _, change in PARTS.values() for factor in (1.25, 0.75)]

@@ -12,8 +12,7 @@ from click.testing import CliRunner
 import knee
 from knee.commands.main import main
 from knee.specs.fields import descriptions
-from knee.specs.knobs import Knob
-from knee.specs.plan import KNOBS, Plan, plan_words
+from knee.specs.plan import KNOBS, Knob, Plan, plan_words
 from knee.specs.plan_table import COLUMNS, SIZES, PlanTable, column_of, table_of
 
 VALID: dict[str, dict[str, Any]] = {

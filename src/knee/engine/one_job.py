@@ -11,13 +11,12 @@ import numpy as np
 
 from knee.base.arrays import Floats, Ints
 from knee.base.errors import argument
-from knee.engine.events import COLLECTIVES, Events
-from knee.engine.intervals import covered, merge, outside
+from knee.engine.cost.outer_sync import loss_words
+from knee.engine.events import COLLECTIVES, Events, covered, merge, outside
 from knee.engine.measurement import CommLoad, Measurement, Memory
 from knee.engine.simulator import EvaluatedStep, Results, evaluate
 from knee.engine.timeline.pipelines.spans import actions_in
 from knee.engine.timeline.step_parts import gathers_kv_again, world_name
-from knee.engine.workload.outer_sync_loss import loss_words
 from knee.engine.workload.parameters import parameter_count
 from knee.engine.workload.projections import expert_share
 from knee.engine.workload.tp_messages import (

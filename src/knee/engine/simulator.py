@@ -37,9 +37,8 @@ from knee.engine.workload.traffic import Modes, Traffic, fullest_share, traffic_
 from knee.specs.defaults import DEFAULT_CONVENTION
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
-from knee.specs.plan_table import PlanTable, stage_copies
+from knee.specs.plan_table import PlanTable, side_by_side, stage_copies, variant_rows
 from knee.specs.profile import Profile
-from knee.specs.variants import side_by_side, variant_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

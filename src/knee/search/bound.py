@@ -27,10 +27,9 @@ from knee.engine.workload.layers_per_stage import ModelLayers, cuts_of
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
 from knee.specs.plan import SHARDINGS
-from knee.specs.plan_table import PlanTable, runs_both_ways
+from knee.specs.plan_table import PlanTable, columns_of, runs_both_ways, variant_rows
 from knee.specs.profile import Profile
 from knee.specs.schedules import ONE_F_ONE_B
-from knee.specs.variants import columns_of, variant_rows
 
 # What the bound of a step is put together from: a layer and the ends of the model, without the messages of the
 # sharded group beside them, and the ranks of a pipeline that may be the slowest.

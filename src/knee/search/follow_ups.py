@@ -17,19 +17,17 @@ from knee.engine.measurement import CommLoad, Measurement
 from knee.engine.one_job import simulate
 from knee.engine.simulator import evaluate, simulate_variants
 from knee.search.bound import least_step
-from knee.search.memory_fit import memory_table
 from knee.search.plan_search import SearchResult, score, search
-from knee.search.space import FLAT, Space, degrees, whole_table
+from knee.search.space import FLAT, Space, degrees, memory_table, whole_table
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
 from knee.specs.metrics import METRICS, VIEWS
 from knee.specs.notes import Note
 from knee.specs.plan import SHARDINGS
-from knee.specs.plan_table import PlanTable
+from knee.specs.plan_table import PlanTable, side_by_side
 from knee.specs.profile import Profile
 from knee.specs.profile_parameters import OF_MEMORY, PARAMETERS, Parameter, applied, value_of
 from knee.specs.schedules import ONE_F_ONE_B
-from knee.specs.variants import side_by_side
 
 FURTHEST = 64
 """GPUs up or down in which a count with plans is looked for."""
@@ -59,11 +57,9 @@ def nothing_fits(found: SearchResult) -> tuple[str, str]:
     """What the smallest plan needs, and where it would fit."""
     space, gpu = found.space, found.cluster.gpu
     plan, needs = found.least_memory()
-    words = (
-        f"none of {found.plans:,} plans of {space.model.name} fits in {show(gpu.hbm_bytes, 'bytes')} per GPU: the "
-        f"smallest needs {show(needs, 'bytes')} ({plan.sharding}, tp {plan.tp}, pp {plan.pp}, "
-        f"cp {plan.cp}, micro-batch {plan.micro_batch}, recompute {plan.recompute})"
-    )
+    words = f"none of {found.plans:,} plans of {space.model.name} fits in {show(gpu.hbm_bytes, 'bytes')} per GPU: the "
+    words += f"smallest needs {show(needs, 'bytes')} ({plan.sharding}, tp {plan.tp}, pp {plan.pp}, "
+    words += f"cp {plan.cp}, micro-batch {plan.micro_batch}, recompute {plan.recompute})"
     enough = gpus_that_fit(space, found.cluster, found.profile)
     hint = f"{enough:,} GPUs would hold it" if enough else "no number of these GPUs that was tried would hold it"
     return words, f"{hint}; so would GPUs of {show(needs, 'bytes')}"

@@ -22,9 +22,8 @@ from knee.engine.one_job import simulate_jobs
 from knee.engine.reliability.goodput import NO_PROGRESS, Goodput, goodput_of
 from knee.engine.reliability.whole_run import whole_run
 from knee.engine.workload.parameters import parameter_count
-from knee.search.memory_fit import memory_table
 from knee.search.plan_search import SearchResult, matching, search
-from knee.search.space import Space, divisors, whole_table
+from knee.search.space import Space, divisors, memory_table, whole_table
 from knee.specs.choices import Objective
 from knee.specs.defaults import DEFAULT_CONVENTION, KEEP_FRAC, THRESHOLD
 from knee.specs.hardware import Cluster

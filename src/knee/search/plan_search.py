@@ -22,8 +22,17 @@ from knee.base.errors import InputError, argument
 from knee.base.progress import Progress, silent
 from knee.engine.simulator import Results, simulate_table
 from knee.search.bound import LeastStep, by_chunk, least_shape_step, least_step, least_unsharded_step
-from knee.search.memory_fit import fitting, memory_bytes, shardings_that_may_fit
-from knee.search.space import Space, count_plans, kernel_shapes, unsharded_table, whole_tables, without_twins
+from knee.search.space import (
+    Space,
+    count_plans,
+    fitting,
+    kernel_shapes,
+    memory_bytes,
+    shardings_that_may_fit,
+    unsharded_table,
+    whole_tables,
+    without_twins,
+)
 from knee.specs.choices import Objective
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job

@@ -222,10 +222,8 @@ def _complete_part(tree: Tree, part: str, word: str, rate: str, code: str) -> li
         mine[key] = _copied(
             near[key], key, f"as in {name}, the most similar {part}, because the file does not state it", {}
         )
-    text = (
-        f"{part}: {units.list_words(taken)} are missing and are copied from {name}, the most similar {part} of the "
-        f"catalogue{differs}"
-    )
+    text = f"{part}: {units.list_words(taken)} are missing and are copied from {name}, the most similar {part} of the "
+    text += f"catalogue{differs}"
     return [Note(code, text, f"cluster.{part}")]
 
 

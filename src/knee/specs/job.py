@@ -74,13 +74,10 @@ class Job:
         model, plan = self.model, self.plan
         check_divided(model, model.heads, "heads", plan.tp)
         if not splits_heads(model, plan.tp):
-            raise SpecError(
-                f"{model.name} has {model.kv_heads} key-value heads; tp {plan.tp} neither divides them nor is a "
-                "multiple of them",
-                hint=f"use a tp that divides {model.kv_heads} or is a multiple of it",
-                code="does-not-divide",
-                field="plan.tp",
-            )
+            text = f"{model.name} has {model.kv_heads} key-value heads; tp {plan.tp} neither divides them nor is a "
+            text += "multiple of them"
+            hint = f"use a tp that divides {model.kv_heads} or is a multiple of it"
+            raise SpecError(text, hint=hint, code="does-not-divide", field="plan.tp")
         check_experts(model, plan)
         check_routed(model, plan)
         check_modules(model, plan)
@@ -99,22 +96,16 @@ class Job:
     def _check_batch(self) -> None:
         plan = self.plan
         if self.global_batch % plan.dp:
-            raise SpecError(
-                f"global_batch {self.global_batch} does not split over {plan.dp} data-parallel ranks "
-                f"(dp_replicate {plan.dp_replicate} * dp_shard {plan.dp_shard})",
-                hint="raise tp, pp or cp so that fewer ranks share the batch, or change the batch",
-                code="does-not-divide",
-                field="global_batch",
-            )
+            text = f"global_batch {self.global_batch} does not split over {plan.dp} data-parallel ranks "
+            text += f"(dp_replicate {plan.dp_replicate} * dp_shard {plan.dp_shard})"
+            hint = "raise tp, pp or cp so that fewer ranks share the batch, or change the batch"
+            raise SpecError(text, hint=hint, code="does-not-divide", field="global_batch")
         per_rank = self.global_batch // plan.dp
         if per_rank % plan.micro_batch:
-            raise SpecError(
-                f"micro_batch {plan.micro_batch} does not divide the {per_rank} sequences of a data-parallel rank "
-                f"(global_batch {self.global_batch} / dp {plan.dp})",
-                hint=f"use a divisor of {per_rank}",
-                code="does-not-divide",
-                field="plan.micro_batch",
-            )
+            text = f"micro_batch {plan.micro_batch} does not divide the {per_rank} sequences of a data-parallel rank "
+            text += f"(global_batch {self.global_batch} / dp {plan.dp})"
+            hint = f"use a divisor of {per_rank}"
+            raise SpecError(text, hint=hint, code="does-not-divide", field="plan.micro_batch")
         check_microbatches(plan, self.microbatches)
 
     def _check_modelled(self) -> None:
@@ -149,14 +140,11 @@ def check_kernel(model: Model, profile: Profile, seq_len: int) -> None:
         (model.slides(seq_len), "window", WINDOWS),
     ):
         if needed and profile.attention not in kernels:
-            raise SpecError(
-                f"{model.name} has {what} {getattr(model, what):g}, which {profile.attention} attention of profile "
-                f"{profile.name} does not support",
-                hint=f"use a profile with {' or '.join(kernels)} attention, or {argument('overrides')} "
-                f"profile.attention={kernels[0]}",
-                code="not-modelled",
-                field="profile.attention",
-            )
+            text = f"{model.name} has {what} {getattr(model, what):g}, which {profile.attention} attention of profile "
+            text += f"{profile.name} does not support"
+            hint = f"use a profile with {' or '.join(kernels)} attention, or {argument('overrides')} "
+            hint += f"profile.attention={kernels[0]}"
+            raise SpecError(text, hint=hint, code="not-modelled", field="profile.attention")
 
 
 def check_described(gpus: int, cluster: Cluster) -> None:

@@ -245,12 +245,9 @@ def global_batch_of(gpus: int, *, global_batch: int | None, local_batch: float |
         raise out_of_range("local_batch", local_batch, f"it must be above 0 and at most {MOST:,}")
     total = local_batch * gpus
     if total > MOST:
-        raise SpecError(
-            f"local_batch({local_batch:g}) * gpus({gpus}) = {total:,.0f} sequences; more than {MOST:,} is not "
-            "supported",
-            code="out-of-range",
-            field="local_batch",
-        )
+        text = f"local_batch({local_batch:g}) * gpus({gpus}) = {total:,.0f} sequences; more than {MOST:,} is not "
+        text += "supported"
+        raise SpecError(text, code="out-of-range", field="local_batch")
     if not (total >= 1 and math.isclose(total, round(total), rel_tol=1e-9)):
         text = f"local_batch({local_batch:g}) * gpus({gpus}) = {total:g} is not a whole number of sequences"
         hint = "local_batch is the global batch divided by all GPUs; choose one whose product is a whole number"

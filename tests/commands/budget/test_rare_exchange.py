@@ -6,7 +6,7 @@ import pytest
 
 import knee
 from knee.base.arrays import extreme_values
-from knee.engine.workload.outer_sync_loss import fitted_replicas, loss_ratio, loss_words, outside_fit
+from knee.engine.cost.outer_sync import fitted_replicas, loss_ratio, loss_words, outside_fit
 from knee.search.plan_search import search
 from knee.search.space import Space
 from refusals import refused

@@ -9,9 +9,9 @@ import pytest
 
 from knee.base.errors import SpecError
 from knee.engine.cost.collective_cost import Links, all_reduce_s, gather_s, leveled_gather_s
+from knee.engine.cost.outer_sync import loss_ratio
 from knee.engine.cost.placement import GroupPlacement
 from knee.engine.one_job import simulate
-from knee.engine.workload.outer_sync_loss import loss_ratio
 from knee.search.space import Space, whole_table
 from knee.specs.hardware import Tier
 from knee.specs.load import load_cluster, load_model, load_profile, make_job

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from knee.engine.intervals import merge
+from knee.engine.events import merge
 from step_breakdown import exposed_s, overlap_s, union_s
 
 

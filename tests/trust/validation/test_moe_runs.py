@@ -8,9 +8,8 @@ from moe_protocol import memory_errors, routing_losses, tuning_steps
 
 from knee.trust.bands import MOE_CONSTANTS
 from knee.trust.error_table import EXPERTS, read_errors
-from knee.trust.errors_by_gpus import PROMISED
 from knee.trust.trust import MOE, trust_of
-from knee.trust.validation.bundled_runs import carried_moe_runs, carried_runs, moe_fidelity, references
+from knee.trust.validation.bundled_runs import PROMISED, carried_moe_runs, carried_runs, moe_fidelity, references
 from knee.trust.validation.published_runs import PublishedRun
 from knee.trust.validation.run_errors import Validation, predict, validate
 from knee.trust.validation.run_to_job import catalog_profile, is_before, job_of, profile_name, unseen_job_of

@@ -17,10 +17,10 @@ from knee.commands.budget.model_family import STEPS_PER_DOUBLING
 from knee.commands.budget.published_budgets import WITHIN_FRAC, PublishedTraining
 from knee.commands.budget.scaling_laws import BAND_FRAC, DRAWS, FLOP_PER_PARAM_TOKEN, assumed_mfu
 from knee.commands.budget.search import EVEN_LOSS, J_PER_MWH, BudgetLimits, BudgetRun, FlopChoice, Problem, RareExchange
+from knee.engine.cost.outer_sync import DEFAULT_OUTER_LAW
 from knee.engine.energy import CarbonGrid
 from knee.engine.one_job import ASSUMPTIONS
 from knee.engine.reliability.whole_run import InterruptedRun, month_of_job, run_with_failures
-from knee.engine.workload.outer_sync_loss import DEFAULT_OUTER_LAW
 from knee.engine.workload.parameters import model_flop_per_token, parameter_count
 from knee.show.result import Result, flat
 from knee.specs.argument_types import checked_arguments

@@ -17,8 +17,8 @@ from knee.base.units import DAY_S, HOUR_S, short
 from knee.commands.budget.model_family import Family
 from knee.commands.budget.scaling_laws import FLOP_PER_PARAM_TOKEN, BatchLaw, Law
 from knee.commands.budget.throughput import Asked, Rate, Rates
+from knee.engine.cost.outer_sync import fitted_replicas, loss_ratio, outside_fit
 from knee.engine.energy import J_PER_KWH
-from knee.engine.workload.outer_sync_loss import fitted_replicas, loss_ratio, outside_fit
 from knee.engine.workload.parameters import parameter_count
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
@@ -625,7 +625,7 @@ class ReplicaLaw(Law):
     """A scaling law of models that are trained by replicas.
 
     Formula: L(N, D) r(N, M)
-    Source:  r as ``workload.outer_sync_loss``
+    Source:  r as ``cost.outer_sync.loss_ratio``
     Valid:   where both laws are; r was fitted to 20 tokens per parameter
     """
 

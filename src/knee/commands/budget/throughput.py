@@ -16,21 +16,19 @@ import numpy as np
 from knee.base.arrays import Bools, Floats, Ints, expanded, joined, names_of
 from knee.engine.simulator import simulate_table
 from knee.search.bound import by_chunk, least_step, least_unsharded_step
-from knee.search.memory_fit import SHARES, fitting, memory_bytes
-from knee.search.space import Space, degrees, whole_table
+from knee.search.space import SHARES, Space, degrees, fitting, memory_bytes, whole_table
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, RECOMPUTES, RESHARDING, SHARDINGS, Plan
-from knee.specs.plan_table import PlanTable
+from knee.specs.plan_table import PlanTable, side_by_side, variant_rows
 from knee.specs.profile import Profile
 from knee.specs.schedules import ZERO_BUBBLE
-from knee.specs.variants import side_by_side, variant_rows
 
 # Plans of a model, count of GPUs and batch, and what is known of them so far: bounds, memory, simulated steps. A
 # budget asks for the same plans again and again, each time for those that are faster than something else. Nothing is
 # priced before it is asked for, and nothing twice. Those of several models are priced in one call: ``space.model``
-# then has columns over plans (``specs.variants``).
+# then has columns over plans (``specs.plan_table``).
 
 UNKNOWN, NEVER = -2, -1
 """Whether a plan fits: not asked yet, or with no recomputation."""

@@ -12,8 +12,7 @@ import click
 from knee.base.errors import argument, as_flags
 from knee.commands.options.sections import Decorator, Word, option, options
 from knee.specs.fields import descriptions
-from knee.specs.knobs import Knob
-from knee.specs.plan import GIVEN, KNOBS, Plan
+from knee.specs.plan import GIVEN, KNOBS, Knob, Plan
 
 
 def add_all(added: Iterable[Decorator]) -> Decorator:

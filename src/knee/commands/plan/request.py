@@ -23,9 +23,8 @@ from knee.specs import Cluster, Model, Plan, Profile
 from knee.specs.argument_types import require
 from knee.specs.defaults import DEFAULT_SEQ_LEN
 from knee.specs.fields import split_overrides
-from knee.specs.knobs import Knob, names_of
 from knee.specs.load import global_batch_of
-from knee.specs.plan import GIVEN, KNOBS
+from knee.specs.plan import GIVEN, KNOBS, Knob, names_of
 
 P = ParamSpec("P")
 T = TypeVar("T")

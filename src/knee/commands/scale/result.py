@@ -25,11 +25,10 @@ from knee.specs import Job
 from knee.specs.argument_types import checked_arguments, require
 from knee.specs.choices import OBJECTIVES, Objective
 from knee.specs.fields import split_overrides
-from knee.specs.knobs import Knob, names_of
 from knee.specs.load import NOT_WHOLE, global_batch_of, make_job
 from knee.specs.model.split_rules import check_searched_exchanges
 from knee.specs.notes import code_of
-from knee.specs.plan import COUNTS, FIXED, GIVEN, KNOBS, Plan
+from knee.specs.plan import COUNTS, FIXED, GIVEN, KNOBS, Knob, Plan, names_of
 from knee.trust.trust import DoublingBand, Trust
 
 if TYPE_CHECKING:

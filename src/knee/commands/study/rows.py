@@ -17,10 +17,9 @@ from knee.engine.cost.placement import GroupPlacement
 from knee.measure.hardware_fit.links import bus_factor
 from knee.specs.fields import split_overrides
 from knee.specs.hardware import Cluster
-from knee.specs.knobs import Knob
 from knee.specs.load import kept_for_a_question, load_cluster, load_model
 from knee.specs.metrics import DERIVED, STEP
-from knee.specs.plan import KNOBS, Plan, plan_words
+from knee.specs.plan import KNOBS, Knob, Plan, plan_words
 from knee.trust.validation.bandwidth_errors import LARGE_BYTES, carried_bandwidths
 
 MAY_DIFFER = (

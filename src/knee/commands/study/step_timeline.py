@@ -11,8 +11,7 @@ from knee.base.units import show
 from knee.commands.study.quantities import Where
 from knee.commands.study.questions import StudyPoint, job_of, points_of
 from knee.commands.study.run_study import Ran
-from knee.engine.events import COLLECTIVES, Events
-from knee.engine.intervals import outside
+from knee.engine.events import COLLECTIVES, Events, outside
 from knee.engine.one_job import events_of
 from knee.show.figures.labels import format_bytes, label
 from knee.show.page.lanes import Lanes, LaneSpan, LaneStyle

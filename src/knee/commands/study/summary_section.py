@@ -23,8 +23,7 @@ from knee.show.page.page import Chart, chart_of
 from knee.show.page.tables import Cell, Table, kind_table, record_table
 from knee.specs.catalog import ROOT, read_toml
 from knee.specs.defaults import THRESHOLD
-from knee.trust.errors_by_gpus import GpuCountError, errors_by_gpus
-from knee.trust.validation.bundled_runs import CarriedFidelity, SourceFidelity
+from knee.trust.validation.bundled_runs import CarriedFidelity, GpuCountError, SourceFidelity, errors_by_gpus
 
 # What each doubling of the GPUs buys: bars against the ideal and against what still pays.
 

@@ -17,8 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from knee.base.arrays import Floats, Ints, extreme_values
-from knee.engine.events import COLLECTIVES, Events
-from knee.engine.intervals import covered, merge
+from knee.engine.events import COLLECTIVES, Events, covered, merge
 from knee.engine.one_job import events_of
 from knee.engine.simulator import simulate_table, simulate_variants
 from knee.specs.hardware import Cluster

@@ -18,9 +18,8 @@ from knee.specs.constants import constant
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
 from knee.specs.plan import DISPATCHERS
-from knee.specs.plan_table import PlanTable, runs_both_ways
+from knee.specs.plan_table import PlanTable, columns_of, runs_both_ways, variant_rows
 from knee.specs.profile import Profile
-from knee.specs.variants import columns_of, variant_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,9 +24,8 @@ from knee.specs.constants import constant
 from knee.specs.hardware import Cluster, GemmType, Gpu, Precision
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, PRECISIONS, RECOMPUTE_MODULES, RECOMPUTES, SHARDINGS
-from knee.specs.plan_table import PlanTable
+from knee.specs.plan_table import PlanTable, columns_of, variant_rows
 from knee.specs.profile import Kernels, Profile
-from knee.specs.variants import columns_of, variant_rows
 
 # The clock that a board's power limit leaves to products and attention.
 

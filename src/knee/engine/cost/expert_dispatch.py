@@ -143,13 +143,10 @@ def routing_parameter(routing: str) -> tuple[str, float]:
     except ValueError:
         parameter = 0.0
     if not 0.0 < parameter < np.inf or (name == POWER_LAW and parameter == 1.0):
-        raise SpecError(
-            f"routing {routing!r} is not known",
-            hint="use balanced, dropless, dropless:V with a variation V of the experts' loads, or power_law:A with an "
-            "exponent A that is not 1, such as power_law:1.2",
-            code="unknown-choice",
-            field="routing",
-        )
+        text = f"routing {routing!r} is not known"
+        hint = "use balanced, dropless, dropless:V with a variation V of the experts' loads, or power_law:A with an "
+        hint += "exponent A that is not 1, such as power_law:1.2"
+        raise SpecError(text, hint=hint, code="unknown-choice", field="routing")
     return name, parameter
 
 

@@ -15,8 +15,8 @@ from knee.engine.workload.operations import OPERAND_BYTES, Attention, Gemm, Grou
 from knee.engine.workload.projections import BYTES
 from knee.specs.constants import constant
 from knee.specs.hardware import AttentionKernel, GemmType, Gpu
+from knee.specs.plan_table import columns_of, variant_rows
 from knee.specs.profile import Profile
-from knee.specs.variants import columns_of, variant_rows
 
 ALIGNED = 8
 """Elements that a tensor core loads at once."""

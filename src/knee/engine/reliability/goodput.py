@@ -440,22 +440,16 @@ def _interval_s(given: Conditions, saved: Checkpoint, mean_s: float | None, gpus
         raise _no_progress(gpus, mean_s, f"a checkpoint of {duration(takes)}")
     if given.checkpoint_interval_s is not None:
         if given.checkpoint_interval_s < saved.write_s - saved.wait_s:
-            raise SpecError(
-                f"checkpoint_interval_s is {duration(given.checkpoint_interval_s)}, but writing a checkpoint takes "
-                f"{duration(saved.write_s)}",
-                hint="use a longer interval or faster storage",
-                code="contradiction",
-                field="reliability.checkpoint_interval_s",
-            )
+            text = f"checkpoint_interval_s is {duration(given.checkpoint_interval_s)}, but writing a checkpoint takes "
+            text += f"{duration(saved.write_s)}"
+            hint = "use a longer interval or faster storage"
+            raise SpecError(text, hint=hint, code="contradiction", field="reliability.checkpoint_interval_s")
         return given.checkpoint_interval_s
     return max(best_interval_s(saved.wait_s, mean_s), saved.write_s - saved.wait_s, step_s, SHORTEST_S)
 
 
 def _no_progress(gpus: int, mean_s: float, what: str) -> SpecError:
-    return SpecError(
-        f"{what} is too long for the {duration(mean_s)} between failures of {gpus:,} GPUs: the run makes no progress",
-        hint="use fewer GPUs, lower failure rates, faster storage, a shorter checkpoint_interval_s, or checkpoint "
-        "'async' or 'memory' in [reliability]",
-        code=NO_PROGRESS,
-        field="reliability",
-    )
+    text = f"{what} is too long for the {duration(mean_s)} between failures of {gpus:,} GPUs: the run makes no progress"
+    hint = "use fewer GPUs, lower failure rates, faster storage, a shorter checkpoint_interval_s, or checkpoint "
+    hint += "'async' or 'memory' in [reliability]"
+    return SpecError(text, hint=hint, code=NO_PROGRESS, field="reliability")

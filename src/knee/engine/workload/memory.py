@@ -27,10 +27,9 @@ from knee.engine.workload.recomputed_modules import KeptBytes, expert_bytes, fre
 from knee.engine.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, PRECISIONS, RECOMPUTE_MODULES, RECOMPUTES, RecomputeModule
-from knee.specs.plan_table import PlanTable, by_schedule, runs_both_ways, stage_copies
+from knee.specs.plan_table import PlanTable, by_schedule, columns_of, runs_both_ways, stage_copies, variant_rows
 from knee.specs.profile import MEGATRON_KERNELS, Profile
 from knee.specs.schedules import PIPELINE_SCHEDULES
-from knee.specs.variants import columns_of, variant_rows
 
 # Bytes that forward keeps for backward, per layer and token.
 

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from knee.base.arrays import Floats, Ints, equal_rows
 from knee.base.errors import InputError
 from knee.specs.model import LatentAttention, Model
-from knee.specs.plan_table import PlanTable
-from knee.specs.variants import has_columns
+from knee.specs.plan_table import PlanTable, has_columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from knee.base.arrays import Bools
-from knee.engine.intervals import covered, merge
+from knee.engine.events import covered, merge
 from knee.measure.kineto.event_columns import COPY, FILL, KERNEL, Int64
 from knee.measure.kineto.process_groups import UNKNOWN as UNKNOWN
 from knee.measure.kineto.process_groups import bus_bytes

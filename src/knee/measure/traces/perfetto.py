@@ -21,8 +21,7 @@ import numpy as np
 from knee.base.arrays import Bools
 from knee.base.errors import InputError
 from knee.base.files import write_bytes
-from knee.engine.events import DTYPE_BYTES
-from knee.engine.intervals import merge
+from knee.engine.events import DTYPE_BYTES, merge
 from knee.measure.kineto.decode import KEYS
 from knee.measure.kineto.event_columns import DEVICE_KINDS, Int64
 from knee.measure.kineto.kineto_writer import SUFFIXES, microseconds, packed

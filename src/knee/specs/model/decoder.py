@@ -102,13 +102,10 @@ def check_experts(model: Model) -> None:
     if not 0 <= model.mtp_layers <= MOST_MTP:
         raise out_of_range("model.mtp_layers", model.mtp_layers, f"it must be between 0 and {MOST_MTP}")
     if experts is not None and not experts.layers_with_experts(model.layers):
-        raise SpecError(
-            f"no layer has experts: of {model.layers} layers {experts.dense_layers} are dense, and one in "
-            f"{experts.every} of the others has experts",
-            hint="lower dense_layers or every",
-            code="contradiction",
-            field="model.experts.dense_layers",
-        )
+        text = f"no layer has experts: of {model.layers} layers {experts.dense_layers} are dense, and one in "
+        text += f"{experts.every} of the others has experts"
+        hint = "lower dense_layers or every"
+        raise SpecError(text, hint=hint, code="contradiction", field="model.experts.dense_layers")
 
 
 def check_latent(model: Model) -> None:
@@ -116,13 +113,10 @@ def check_latent(model: Model) -> None:
     if model.latent_attention is None:
         return
     if model.kv_heads != model.heads:
-        raise SpecError(
-            f"model.kv_heads is {model.kv_heads}, but latent attention has keys and values for each of the "
-            f"{model.heads} heads",
-            hint=f"give kv_heads = {model.heads}",
-            code="contradiction",
-            field="model.kv_heads",
-        )
+        text = f"model.kv_heads is {model.kv_heads}, but latent attention has keys and values for each of the "
+        text += f"{model.heads} heads"
+        hint = f"give kv_heads = {model.heads}"
+        raise SpecError(text, hint=hint, code="contradiction", field="model.kv_heads")
     if model.head_size:
         text = "model.head_size has no meaning with latent attention, whose heads have nope_size + rope_size"
         raise SpecError(text, hint="leave head_size out", code="contradiction", field="model.head_size")

@@ -72,13 +72,10 @@ def splits_sequence(seq_len: int, cp: int) -> bool:
 def check_fills(plan: Plan, gpus: int, *, unit: str, shown: str) -> None:
     """Refuse a plan for more or fewer GPUs; ``shown`` is their number in the product."""
     if plan.gpus != gpus:
-        raise SpecError(
-            f"the plan fills {plan.gpus} {unit}, not {gpus}: dp_replicate({plan.dp_replicate}) * "
-            f"dp_shard({plan.dp_shard}) * tp({plan.tp}) * pp({plan.pp}) * cp({plan.cp}) != {shown}",
-            hint=f"make the product {gpus}, for example by leaving {argument('dp_shard')} out",
-            code="does-not-fill",
-            field="gpus",
-        )
+        text = f"the plan fills {plan.gpus} {unit}, not {gpus}: dp_replicate({plan.dp_replicate}) * "
+        text += f"dp_shard({plan.dp_shard}) * tp({plan.tp}) * pp({plan.pp}) * cp({plan.cp}) != {shown}"
+        hint = f"make the product {gpus}, for example by leaving {argument('dp_shard')} out"
+        raise SpecError(text, hint=hint, code="does-not-fill", field="gpus")
 
 
 def check_divided(model: Model, size: int, what: str, tp: int) -> None:
@@ -93,13 +90,10 @@ def check_stages(model: Model, plan: Plan, *, own_stages: int) -> None:
     stages = plan.pp * plan.virtual_stages
     if stages > model.walked_layers + own_stages:
         more = ", or two more if the embedding and the loss count as layers" if own_stages else ""
-        raise SpecError(
-            f"pp({plan.pp}) * virtual_stages({plan.virtual_stages}) = {stages} stages, but {model.name} has "
-            f"{model.walked_layers} layers",
-            hint=f"use at most {model.walked_layers} stages in total{more}",
-            code="out-of-range",
-            field="plan.pp",
-        )
+        text = f"pp({plan.pp}) * virtual_stages({plan.virtual_stages}) = {stages} stages, but {model.name} has "
+        text += f"{model.walked_layers} layers"
+        hint = f"use at most {model.walked_layers} stages in total{more}"
+        raise SpecError(text, hint=hint, code="out-of-range", field="plan.pp")
 
 
 def check_sequence(seq_len: int, cp: int) -> None:
@@ -178,13 +172,10 @@ def check_experts(model: Model, plan: Plan) -> None:
     ranks = expert_ranks(plan.sharding == "ddp", plan.dp_shard, plan.dp_replicate, plan.cp, plan.tp)
     if not fills_ranks(ranks, plan.ep, plan.etp):
         copies = "dp_replicate" if plan.sharding == "ddp" else "dp_shard"
-        raise SpecError(
-            f"ep({plan.ep}) * etp({plan.etp}) does not divide the {ranks} ranks over which experts are laid "
-            f"({copies} {getattr(plan, copies)} * cp {plan.cp} * tp {plan.tp})",
-            hint=f"make ep * etp a divisor of {ranks}",
-            code="does-not-divide",
-            field="plan.ep",
-        )
+        text = f"ep({plan.ep}) * etp({plan.etp}) does not divide the {ranks} ranks over which experts are laid "
+        text += f"({copies} {getattr(plan, copies)} * cp {plan.cp} * tp {plan.tp})"
+        hint = f"make ep * etp a divisor of {ranks}"
+        raise SpecError(text, hint=hint, code="does-not-divide", field="plan.ep")
     if plan.tp > 1 and not plan.sequence_parallel:
         text = "experts with tensor parallelism need sequence parallelism, which gives each rank its own tokens"
         hint = "leave sequence_parallel on, or use tp 1"

@@ -18,10 +18,9 @@ from knee.engine.workload.parameters import active_parameter_count, parameter_co
 from knee.specs.catalog import entry_names
 from knee.specs.defaults import DEFAULT_GRID, DEFAULT_PROFILE, DEFAULT_SEQ_LEN
 from knee.specs.fields import descriptions
-from knee.specs.knobs import Knob
 from knee.specs.load import load_cluster, load_model, load_profile
 from knee.specs.metrics import METRICS, VIEWS
-from knee.specs.plan import KNOBS, MOST, Plan
+from knee.specs.plan import KNOBS, MOST, Knob, Plan
 
 # States of the page for the paper's experiments, from the studies' own files.
 

@@ -16,8 +16,7 @@ from urllib.parse import urlencode
 import knee
 from knee.base.errors import InputError, argument, as_flags
 from knee.specs.catalog import Kind, entry_names, nearest
-from knee.specs.knobs import names_of
-from knee.specs.plan import KNOBS
+from knee.specs.plan import KNOBS, names_of
 
 KINDS: tuple[Kind, ...] = ("model", "cluster", "profile")
 LONGEST_TEXT = 200
