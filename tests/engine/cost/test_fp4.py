@@ -50,11 +50,15 @@ def test_inputs_are_read_three_times_and_written_twice() -> None:
     # gradients of what these put out, of gate and up each
     backward = casts(made(), backward=True)
     assert backward.moved_bytes[0] == pytest.approx(7.125 * TOKENS * (HIDDEN + 2 * KV + 2 * HIDDEN + 2 * FFN))
+    assert np.ravel(backward.kernels)[0] == 3 * 5
 
 
 def test_weights_are_cast_once_a_step_or_in_every_pass() -> None:
     gathered = casts(made(sharding="fsdp"), backward=False).moved_bytes[0]
     assert gathered - casts(made(), backward=False).moved_bytes[0] == pytest.approx(4.5625 * WEIGHTS)
+    # two kernels for each of five weights: the largest element, and the cast
+    for backward, inputs in ((False, 4), (True, 5)):
+        assert np.ravel(casts(made(sharding="fsdp"), backward=backward).kernels)[0] == 3 * inputs + 2 * 5
     # once: by the optimizer, 5.125 bytes for each weight of the layers, whole on each GPU
     more = step(made()).optimizer.moved_bytes[0] - step(made(precision="bf16")).optimizer.moved_bytes[0]
     layer = WEIGHTS + 2 * HIDDEN

@@ -306,3 +306,55 @@ def test_deepseek_v3_needs_what_megatrons_authors_state() -> None:
     m = memory(job(model=load_model("deepseek-v3").spec, profile=load_profile("fused").spec, microbatches=32, **plan))
     without_context = float(m.total_bytes[0] - m.context_bytes[0])
     assert without_context == pytest.approx(199.5e9, rel=0.1)
+
+
+def saved_per_token(model: Model, stack: str = "eager", **plan: object) -> float:
+    """Bytes that a layer keeps of a token: of 16 layers, less those of 15."""
+    jobs = (job(model=replace(model, layers=n), profile=load_profile(stack).spec, **plan) for n in (15, 16))  # type: ignore[arg-type]
+    few, many = (float(memory(j).activations_bytes[0]) for j in jobs)
+    return (many - few) / TOKENS
+
+
+def test_a_layer_of_gpt_keeps_what_korthikanti_counts() -> None:
+    """arXiv 2205.05198, table 1: 34 h, of which 2 h are masks of a dropout that knee has not, and 5 a s of scores."""
+    gpt = replace(load_model("gpt3-175b").spec, max_seq_len=TOKENS)
+    assert saved_per_token(gpt) == 32 * gpt.hidden
+    old, a100 = load_profile("megatron-2021").spec, load_cluster("dgx-a100").spec
+    jobs = (job(model=replace(gpt, layers=n), profile=old, cluster=a100) for n in (15, 16))
+    few, many = (float(memory(j).activations_bytes[0]) for j in jobs)
+    assert (many - few) / TOKENS == 32 * gpt.hidden + 5 * gpt.heads * TOKENS
+
+
+@pytest.mark.parametrize(
+    ("mlp", "eager", "fused"),
+    [("swiglu", 4, 3), ("geglu", 4, 3), ("gelu", 2, 2), ("relu2", 3, 2)],
+)
+def test_tensors_that_an_mlp_keeps(mlp: str, eager: int, fused: int) -> None:
+    """Written out: what each product puts out, the activation, and gate times up. Fused: the activation is made again,
+    but not that of GELU."""
+    model = replace(LLAMA_7B, mlp=mlp)  # type: ignore[arg-type]
+    assert saved_per_token(model) == (2 * 8 + 8) * 4096 + 2 * eager * 11008
+    assert saved_per_token(model, "fused") == (2 * 4 + 8) * 4096 + 2 * fused * 11008
+
+
+def test_norms_of_queries_and_keys_and_behind_the_parts_of_a_layer() -> None:
+    """A norm that is written out keeps 6 bytes of its input, and its output where a product reads it."""
+    plain = saved_per_token(LLAMA_7B)
+    assert saved_per_token(replace(LLAMA_7B, qk_norm="head")) - plain == 6 * 2 * 4096
+    assert saved_per_token(replace(LLAMA_7B, layer_norms=4)) - plain == 2 * 6 * 4096
+    assert plain - saved_per_token(replace(LLAMA_7B, layer_norms=1, parallel_residual=True)) == 8 * 4096
+
+
+def test_latent_attention_keeps_narrow_vectors_and_the_heads() -> None:
+    """DeepSeek-V2: 128 heads of 192 for queries and keys, and of 128 for values and the output; vectors of 512 and
+    1,536, in 8 bytes each, and a shared key of 64."""
+    model = replace(load_model("deepseek-v2").spec, experts=None)
+    heads = 2 * 128 * (192 + 192 + 128) + 2 * 128 * 128
+    narrow = 8 * (512 + 1536) + 2 * 64
+    assert saved_per_token(model) == 2 * 8 * model.hidden + heads + narrow + 2 * 4 * model.ffn
+
+
+def test_gathered_keys_and_values_are_kept_whole() -> None:
+    """An all-gather over 4 ranks leaves each with the keys and values of the other three; a ring leaves none."""
+    gathered, ring = (saved_per_token(LLAMA_7B, cp=4, cp_method=how) for how in ("allgather", "ring"))
+    assert gathered - ring == 3 * 2 * 2 * 4096 / 4

@@ -104,7 +104,7 @@ class Casts(Columns):
     cast_kernels: Floats
     largest_kernels: Floats
 
-    def repeated(self, elements: Floats, tensors: Floats | float = 1.0) -> Casts:
+    def repeated(self, elements: Floats, tensors: Floats) -> Casts:
         """Those of so many elements, of so many tensors."""
         return Casts(
             cast_bytes=elements * self.cast_bytes,
