@@ -11,7 +11,8 @@ from schedule_actions import actions
 from knee.base import arrays
 from knee.base.arrays import equal_rows
 from knee.engine.simulator import Results, evaluate
-from knee.engine.timeline.passes import Pass, Sums
+from knee.engine.timeline import walk
+from knee.engine.timeline.passes import Pass, Segment, Sums
 from knee.engine.timeline.pipelines import recurrence as pipeline
 from knee.engine.timeline.step_actions import run, run_reductions
 from knee.engine.timeline.walk import run_passes
@@ -92,6 +93,24 @@ def test_passes_as_shallow_as_the_layers_walked_first(layers: int) -> None:
     quick, walked = run(p, 1.2), run_passes(p, 1.2, fold=False)
     for f in fields(Sums):
         assert np.abs(getattr(quick, f.name) - getattr(walked, f.name)).max() < 1e-9 * walked.duration_s.max(), f.name
+
+
+@pytest.mark.parametrize(("reduce_s", "walked"), [(0.0, 5), (0.5, 5), (1.5, 5), (0.999, 5)])
+def test_layers_that_repeat_are_not_walked(reduce_s: float, walked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queues that stand still (reductions shorter than a layer), and queues that only grow (longer ones): of a thousand
+    layers a few are walked."""
+    zero, calls = np.zeros(1), []
+    plain = Segment(compute_s=np.ones(1), hidden_s=zero, blocking_s=zero, host_s=zero)
+    p = random_passes(1, 0, 0.1)
+    quiet = {f.name: zero for f in fields(Pass) if f.name.endswith("_s") and isinstance(getattr(p, f.name), np.ndarray)}
+    quiet |= {"reduce_s": np.array([reduce_s]), "reduce_limit_s": np.array([np.inf]), "gather_s": np.array([0.1])}
+    p = replace(p, lead=plain, layer=plain, tail=plain, layers=np.array([1000]), ahead=np.array([1]), **quiet)
+    one, run_layer = run_passes(p, 1.0, fold=False), walk.run_layer
+    monkeypatch.setattr(walk, "run_layer", lambda *args: (calls.append(1), run_layer(*args)))
+    folded = run_passes(p, 1.0)
+    assert len(calls) <= walked + 5
+    for f in fields(Sums):
+        assert getattr(folded, f.name) == pytest.approx(getattr(one, f.name), rel=1e-9, abs=1e-9), f.name
 
 
 # pipelines

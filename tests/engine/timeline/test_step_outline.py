@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ import pytest
 from knee.base.arrays import Floats
 from knee.engine.events import Events
 from knee.engine.one_job import evaluated, events_of, outline_of
+from knee.engine.timeline.step_events import P2P
 from knee.specs.load import load_model, load_profile
-from tables import job
+from tables import EAGER, job
 
 TINY = load_model("llama-tiny").spec
 PLANS = {
@@ -60,3 +62,20 @@ def test_an_outline_is_the_step_of_its_events(plan: str) -> None:
             assert busy(parts, is_comm) == pytest.approx(busy(whole, is_comm), rel=1e-9, abs=1e-12)
         assert loads(parts) == pytest.approx(loads(whole), rel=1e-9)
         assert outline.end_s == pytest.approx(float(events.end_s.max()), rel=1e-9)
+
+
+@pytest.mark.parametrize(("p2p_overlap_frac", "waits"), [(0.0, 1), (0.5, 1), (1.0, 0)])
+def test_a_rank_waits_for_the_part_of_a_transfer_that_does_not_hide(p2p_overlap_frac: float, waits: int) -> None:
+    """Of the two stages one receives what six microbatches put out, and the other their gradients."""
+    stack = replace(EAGER, p2p_overlap_frac=p2p_overlap_frac)
+    asked = job(model=TINY, profile=stack, seq_len=1024, pp=2, sharding="ddp", microbatches=6)
+    step = evaluated(asked)
+    for outline in outline_of(step):
+        waited_s = 0.0
+        for action in outline.actions:
+            some = np.flatnonzero(action.events.stream == P2P).tolist()
+            assert all(action.events.duration_s[i] > 0 for i in some)
+            waited_s += len(action.starts_s) * sum(float(action.events.duration_s[i]) for i in some)
+        alone_s = float(step.comm.pp_send[0])
+        assert waited_s >= waits * 5 * (1 - p2p_overlap_frac) * alone_s
+        assert waited_s <= waits * 7 * alone_s
