@@ -103,7 +103,7 @@ def test_layers_that_repeat_are_not_walked(reduce_s: float, walked: int, monkeyp
     plain = Segment(compute_s=np.ones(1), hidden_s=zero, blocking_s=zero, host_s=zero)
     p = random_passes(1, 0, 0.1)
     quiet = {f.name: zero for f in fields(Pass) if f.name.endswith("_s") and isinstance(getattr(p, f.name), np.ndarray)}
-    quiet |= {"reduce_s": np.array([reduce_s]), "reduce_limit_s": np.array([np.inf]), "gather_s": np.array([0.1])}
+    quiet |= {"reduce_s": np.array([reduce_s]), "reduce_limit_s": np.array([np.inf])}
     p = replace(p, lead=plain, layer=plain, tail=plain, layers=np.array([1000]), ahead=np.array([1]), **quiet)
     one, run_layer = run_passes(p, 1.0, fold=False), walk.run_layer
     monkeypatch.setattr(walk, "run_layer", lambda *args: (calls.append(1), run_layer(*args)))
