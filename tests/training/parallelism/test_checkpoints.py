@@ -23,8 +23,7 @@ from knee.specs.model import Experts, Model
 from knee.specs.plan import Plan
 from knee.training.checkpoints.folder import check_resumable, checkpoints_in, find_checkpoint, read_state
 from knee.training.launch.start_ranks import write_job
-from knee.training.parallelism.learning_rate import learning_rate
-from knee.training.parallelism.trainer_job import TrainJob
+from knee.training.parallelism.trainer_job import TrainJob, learning_rate
 from refusals import caught, kind
 from waiting import LIMIT_S, until
 
@@ -144,7 +143,7 @@ def test_a_damaged_checkpoint_is_named(copy: Path, name: str, harm: Callable[[Pa
 def test_a_full_disk_loses_the_checkpoint_and_the_last_one_fails_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from knee.training.checkpoints import save
+    from knee.training.checkpoints import save_and_resume as save
 
     def full(path: Path) -> None:
         if "step-00000002" not in str(path):
@@ -164,7 +163,7 @@ def test_a_full_disk_loses_the_checkpoint_and_the_last_one_fails_the_run(
 def test_a_disk_that_is_too_small_is_said_before_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from knee.training.checkpoints import save
+    from knee.training.checkpoints import save_and_resume as save
 
     monkeypatch.setattr(save.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     code, record = run(a_job(tmp_path))

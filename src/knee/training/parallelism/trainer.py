@@ -24,13 +24,12 @@ from knee.training.parallelism.fp8.linear import Fp8Rules, cast_weights, quantiz
 from knee.training.parallelism.fp8.shards import cast_each, cast_shards
 from knee.training.parallelism.fsdp import before_microbatch, local_part, place, shard, shards_in_fp8
 from knee.training.parallelism.layer_functions import rope_table
-from knee.training.parallelism.learning_rate import learning_rate
 from knee.training.parallelism.mesh import Mesh, chunks_here
 from knee.training.parallelism.optimizer import Optimizer
 from knee.training.parallelism.precision import TYPES, LossScale
 from knee.training.parallelism.tensor_parallel import CUT_DIM, Split, Whole
 from knee.training.parallelism.torch_internals import leaves_empty_groups_unset
-from knee.training.parallelism.trainer_job import TrainJob
+from knee.training.parallelism.trainer_job import TrainJob, learning_rate
 
 # Regional torch.compile: each block's body and the loss, inside FSDP's hooks and recomputation, which stay eager.
 

@@ -15,8 +15,7 @@ from typing import Any
 from knee.base.errors import MissingExtra
 from knee.base.files import write_text
 from knee.base.units import show
-from knee.training.parallelism.learning_rate import learning_rate
-from knee.training.parallelism.trainer_job import TrainJob
+from knee.training.parallelism.trainer_job import TrainJob, learning_rate
 from knee.training.run.rank_state import RankState
 from knee.training.run.timed_steps import memory_of, peak_of
 
