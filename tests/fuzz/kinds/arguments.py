@@ -103,7 +103,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "cluster": ("dgx-h100", "dgx-a100", "cpu", "c.toml", "dgx-h100,dgx-a100"),
     "profile": ("eager", "compiled", "knee", "p.toml"),
     "model": ("llama-tiny", "m.toml", "j.toml", "hf"),
-    "sets": (
+    "overrides": (
         "fabric.nic_bytes_per_s=200Gbit/s",
         "tp=2",
         "layers=2",

@@ -9,11 +9,11 @@ import click
 from click.core import ParameterSource
 
 from knee.base.errors import InputError
-from knee.commands.options.job_options import job_options, wide
+from knee.commands.options.job_options import SITE, job_options, wide
 from knee.commands.options.output import check_targets, print_result, say, write_page
 from knee.commands.options.plan_options import knob_options
 from knee.commands.options.sections import Sectioned, as_json, option, options
-from knee.specs.defaults import DEFAULT_BATCH_LAW, DEFAULT_FAMILY, DEFAULT_GRID, DEFAULT_LAW, DEFAULT_SEQ_LEN
+from knee.specs.defaults import DEFAULT_BATCH_LAW, DEFAULT_FAMILY, DEFAULT_LAW, DEFAULT_SEQ_LEN
 
 
 @click.command("budget", cls=Sectioned)
@@ -45,15 +45,7 @@ from knee.specs.defaults import DEFAULT_BATCH_LAW, DEFAULT_FAMILY, DEFAULT_GRID,
     },
 )
 @job_options("profile", overrides="Override one value of the cluster or profile. May be repeated.")
-@options(
-    "Site",
-    {
-        ("--grid NAME", str, DEFAULT_GRID): "Carbon intensity of the electricity: a region (world, us, eu, france, "
-        "...) or grams of CO2e per kWh.",
-        ("--pue X", float): "Power usage effectiveness (PUE): power of the whole site divided by power of its "
-        "machines; default: 1.56, a survey mean.",
-    },
-)
+@options("Site", SITE)
 @option(
     "--sync-every H",
     int,

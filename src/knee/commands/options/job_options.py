@@ -30,15 +30,19 @@ def job_options(names: str = "", **texts: str) -> Decorator:
     return options("Job", {keys[name]: text for name, text in asked.items()})
 
 
+SITE: dict[tuple[Any, ...], str] = {
+    ("--grid NAME", str, DEFAULT_GRID): "Carbon intensity of the electricity: a region (world, us, eu, france, ...) or "
+    "grams of CO2e per kWh.",
+    ("--pue X", float): "Power usage effectiveness (PUE): power of the whole site divided by power of its machines; "
+    "default: 1.56, a survey mean.",
+}
+"""Where a run is trained."""
 training = options(
     "Whole training run",
     {
         ("--tokens T", str): "Also show the days, GPU-hours, dollars, MWh and CO2e of training on this many tokens, "
         "for example 2T, 300B or 1.4e12.",
-        ("--grid NAME", str, DEFAULT_GRID): "Carbon intensity of the electricity: a region (world, us, eu, france, "
-        "...) or grams of CO2e per kWh.",
-        ("--pue X", float): "Power usage effectiveness (PUE): power of the whole site divided by power of its "
-        "machines; default: 1.56, a survey mean.",
+        **SITE,
     },
 )
 """A whole run, and where it is trained."""
