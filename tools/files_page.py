@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import MISSING, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from knee.commands.study.study_file import Bandwidths, Budgets, Draw, Published,
 from knee.engine.reliability.goodput import DEFAULTS, NO_DEFAULT, RATE_ENDS, default_of
 from knee.specs.catalog import catalog_file
 from knee.specs.data_sheets import MEASURED
-from knee.specs.fields import field_rows, unit_words
+from knee.specs.fields import default_of as declared_default
+from knee.specs.fields import descriptions, unit_words
 from knee.specs.hardware import CAUSES, AttentionRate, Cluster, Fabric, GemmRate, Gpu, Node, NodeNics, Reliability, Tier
 from knee.specs.model import Experts, LatentAttention, Model
 from knee.specs.profile import Profile
@@ -48,6 +49,12 @@ TABLES: tuple[tuple[str, type], ...] = (
     ("Study: `[[draw]]`", Draw),
     ("Study: `[[published]]`", Published),
 )
+
+
+def field_rows(spec: type) -> list[tuple[str, Any, str]]:
+    """Name, default and description of each field."""
+    words = descriptions(spec)
+    return [(one.name, declared_default(one), words.get(one.name, "")) for one in fields(spec)]
 
 
 def field_tables() -> str:

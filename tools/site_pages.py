@@ -23,7 +23,7 @@ import knee  # noqa: E402
 from knee.commands.study.study_file import load_study, study_names  # noqa: E402
 from knee.engine.measurement import CommLoad, Measurement, Memory  # noqa: E402
 from knee.specs.catalog import KINDS, entry_names  # noqa: E402
-from knee.specs.fields import descriptions, field_rows  # noqa: E402
+from knee.specs.fields import descriptions  # noqa: E402
 from knee.specs.load import describe, read_tree  # noqa: E402
 from knee.specs.metrics import METRICS  # noqa: E402
 from knee.trust.bands import CONSTANTS, MOE_CONSTANTS  # noqa: E402
@@ -32,6 +32,7 @@ from knee.trust.trust import Trust  # noqa: E402
 from knee.trust.validation.bundled_runs import references  # noqa: E402
 
 sys.path.insert(0, str(ROOT / "tools"))
+from files_page import field_rows  # noqa: E402
 from site_json import json_keys  # noqa: E402
 from site_words import WORDS  # noqa: E402
 

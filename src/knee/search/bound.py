@@ -419,14 +419,9 @@ def _two_way_span_s(table: PlanTable, work: UnshardedWork, ranks: list[PipelineR
     return np.asarray(table.microbatches / 2.0 * both, dtype=np.float64)
 
 
-def _forward(work: MicrobatchWork, rank: PipelineRank, layer: LayerWork) -> Stretch:
-    ends = work.embedding_forward.times(rank.first).plus(work.head_forward.times(rank.last))
-    return work.pace.stretch(layer.forward).times(rank.layers).plus(ends)
-
-
-def _backward(work: MicrobatchWork, rank: PipelineRank, layer: LayerWork) -> Stretch:
-    ends = work.embedding_backward.times(rank.first).plus(work.head_backward.times(rank.last))
-    return work.pace.stretch(layer.backward).times(rank.layers).plus(ends)
+def _pass(pace: Pace, rank: PipelineRank, layer: Segment, embedding: Stretch, head: Stretch) -> Stretch:
+    ends = embedding.times(rank.first).plus(head.times(rank.last))
+    return pace.stretch(layer).times(rank.layers).plus(ends)
 
 
 def _microbatch_s(work: UnshardedWork, rank: PipelineRank) -> Floats:
@@ -440,10 +435,10 @@ def _sharded_passes_s(parts: StepParts, work: MicrobatchWork, rank: PipelineRank
     modes, comm, layers, m = parts.modes, parts.comm, rank.layers, parts.table.microbatches
     layer, chunk, upper = work.at(rank.share), work.at(rank.chunk_share), work.at(rank.upper_share)
     hidden = parts.profile.p2p_overlap_frac * np.where(parts.table.pp > 1, comm.pp_send, 0.0)
-    forward = _with_transfers(parts, _forward(work, rank, layer), hidden * np.minimum(rank.chunks - rank.first, layers))
-    backward = _with_transfers(
-        parts, _backward(work, rank, layer), hidden * np.minimum(rank.chunks - rank.last, layers)
-    )
+    there = _pass(work.pace, rank, layer.forward, work.embedding_forward, work.head_forward)
+    back = _pass(work.pace, rank, layer.backward, work.embedding_backward, work.head_backward)
+    forward = _with_transfers(parts, there, hidden * np.minimum(rank.chunks - rank.first, layers))
+    backward = _with_transfers(parts, back, hidden * np.minimum(rank.chunks - rank.last, layers))
     again = np.where(modes.reshards, layer.gather_s, 0.0)
     often = np.where(modes.reduces_often, layer.reduce_s, 0.0)
     root_gather = _root(rank, comm.gather_embedding, comm.gather_head, comm.gather_root)

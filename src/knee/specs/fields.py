@@ -205,9 +205,3 @@ def unit_words(name: str) -> str:
 def default_of(one: DeclaredField[Any]) -> Any:
     """The value where a file says nothing; ``MISSING`` where it has to say something."""
     return one.default_factory() if one.default_factory is not MISSING else one.default
-
-
-def field_rows(spec: type) -> list[tuple[str, Any, str]]:
-    """Name, default and description of each field."""
-    words = descriptions(spec)
-    return [(one.name, default_of(one), words.get(one.name, "")) for one in fields(spec)]

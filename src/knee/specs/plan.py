@@ -421,8 +421,6 @@ FIXED = names_of(KNOBS, "fixed")
 """Fields that have their default in all plans of a search, unless ``knee scale --best`` is given another value."""
 ROUTED = tuple(name for name in KEPT if KNOBS[name].needs == "ep")
 """Fields that say how tokens reach experts."""
-
-
 ORDER = tuple(dict.fromkeys(("sharding", "dp_replicate", *KNOBS)))
 
 

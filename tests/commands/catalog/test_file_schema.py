@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from files_page import TABLES, with_tables
+from files_page import TABLES, field_rows, with_tables
 
 import knee
 from knee.commands.catalog.api import FILE_KINDS, FileKind, file_schema
 from knee.commands.catalog.result import file_entry
 from knee.commands.main import main
 from knee.specs.catalog import ALIASES, KINDS, ROOT, Kind, entry_names
-from knee.specs.fields import descriptions, field_rows
+from knee.specs.fields import descriptions
 from knee.specs.load import _read
 
 ENTRIES = [(kind, name) for kind in KINDS for name in entry_names(kind)]

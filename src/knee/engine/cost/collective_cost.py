@@ -141,18 +141,13 @@ def gather_s(links: Links, group: GroupPlacement, message_bytes: Floats) -> Floa
     ring = constant("collectives", "base_s") + ring_turn_s(links, group)
     ring = ring + message_bytes * (group.ranks - 1) / group.ranks / ring_bandwidth(links, group)
     if links.pat != "off":
-        ring = np.where(_serves_pat(links, group), np.minimum(ring, pat_s(links, group, message_bytes)), ring)
+        # groups that may be gathered logarithmically: NCCL's with one rank a node, or all that leave a node
+        serves = group.nodes > 1 if links.pat == "any" else (group.per_node == 1) & (group.nodes > 2)
+        ring = np.where(serves, np.minimum(ring, pat_s(links, group, message_bytes)), ring)
     if group.leveled.any():
         leveled = leveled_gather_s(links, group, message_bytes)
         ring = np.where(group.leveled & (group.nodes > 1), np.minimum(ring, leveled), ring)
     return np.where(group.ranks > 1, ring, 0.0)
-
-
-def _serves_pat(links: Links, group: GroupPlacement) -> Bools:
-    """Groups that may be gathered logarithmically: NCCL's with one rank a node, or all that leave a node."""
-    if links.pat == "any":
-        return np.asarray(group.nodes > 1, dtype=np.bool_)
-    return np.asarray((group.per_node == 1) & (group.nodes > 2), dtype=np.bool_)
 
 
 def pat_s(links: Links, group: GroupPlacement, message_bytes: Floats) -> Floats:
@@ -193,7 +188,11 @@ def all_reduce_s(links: Links, group: GroupPlacement, message_bytes: Floats) -> 
     tree = base + links.hop_scale * (inside + 2.0 * (levels * links.cluster.fabric.tree_level_s + far)) + wire
     best = np.where(group.nodes > 1, np.minimum(ring, tree), ring)
     if links.cluster.node.nvls:
-        best = np.where(group.nodes == 1, np.minimum(best, _nvls_s(links, message_bytes)), best)
+        # in the NVLink switch the rate does not depend on the number of ranks
+        node = links.cluster.node
+        rate = node.link_bytes_per_s * node.link_frac * constant("collectives", "nvls_ratio_frac")
+        nvls = links.hop_scale * constant("collectives", "nvls_base_s") + message_bytes / rate
+        best = np.where(group.nodes == 1, np.minimum(best, nvls), best)
     if group.leveled.any():
         # a reduce-scatter inside first, then outwards, and a gather back
         leveled = 2.0 * leveled_gather_s(links, group, message_bytes)
@@ -209,13 +208,6 @@ def _beyond_level_s(links: Links, group: GroupPlacement) -> Floats:
         beyond = np.maximum(tier.hop_s - fabric.tree_level_s, 0.0)
         extra = extra + np.where(group.span > tier.nodes, beyond, 0.0)
     return extra
-
-
-def _nvls_s(links: Links, message_bytes: Floats) -> Floats:
-    """All-reduce in the NVLink switch: its rate does not depend on the number of ranks."""
-    node = links.cluster.node
-    rate = node.link_bytes_per_s * node.link_frac * constant("collectives", "nvls_ratio_frac")
-    return links.hop_scale * constant("collectives", "nvls_base_s") + message_bytes / rate
 
 
 def send_s(links: Links, ranks: Floats, same_node: Bools, message_bytes: Floats, apart: Floats) -> Floats:
@@ -234,7 +226,10 @@ def send_s(links: Links, ranks: Floats, same_node: Bools, message_bytes: Floats,
         crosses = apart >= tier.nodes
         over = np.where(crosses, np.maximum(over, tier.oversubscription), over)
         extra = extra + np.where(crosses, tier.hop_s, 0.0)
-    rate = np.minimum(fabric.nic_bytes_per_s * fabric.p2p_frac / over, _channels_bytes_per_s(links, ranks))
+    # a pair has two channels between nodes, or one where a group has more ranks than they serve
+    most = fabric.p2p_bytes_per_s or np.inf
+    channels = np.where(2.0 * ranks > 4.0 * constant("collectives", "p2p_channels"), most / 2.0, most)
+    rate = np.minimum(fabric.nic_bytes_per_s * fabric.p2p_frac / over, channels)
     outside = links.hop_scale * extra + message_bytes / (rate * links.bandwidth_scale)
     return constant("collectives", "p2p_base_s") + np.where(same_node, inside, outside)
 
@@ -251,13 +246,6 @@ def _inside_s(links: Links, ranks: Floats, message_bytes: Floats) -> Floats:
     part_s = constant("collectives", "p2p_part_bytes") / channel
     wire = message_bytes / np.minimum(node.pair_bytes_per_s * node.link_frac, most * channel)
     return np.asarray(np.maximum(wire, np.minimum(message_bytes / (least * channel), part_s)))
-
-
-def _channels_bytes_per_s(links: Links, ranks: Floats) -> Floats:
-    """What a pair's channels carry between nodes: two, or one where a group has more ranks than they serve."""
-    most = links.cluster.fabric.p2p_bytes_per_s or np.inf
-    crowded = 2.0 * ranks > 4.0 * constant("collectives", "p2p_channels")
-    return np.where(crowded, most / 2.0, most)
 
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "send_receive"]

@@ -5,7 +5,7 @@ Messages depend on few things (groups, sharding, sizes), so they are priced once
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -114,7 +114,7 @@ def _comm_costs(
     dense = () if t.kinds is None else (t.kinds.dense.moved,)
     in_fp8 = t.fp8.saved_bytes > 0
     if t.kinds is not None:
-        t = t.sparse_layer()
+        t = replace(t.at(1.0), kinds=t.kinds)  # a layer with experts
     elements = np.array((t.layer.moved, t.embedding.moved, t.head.moved, root, *dense))
     gathered = PARAMETER_BYTES * elements
     gathered[0] -= t.fp8.saved_bytes

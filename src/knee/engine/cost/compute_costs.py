@@ -291,7 +291,7 @@ def _fastest_costs(model: Model, cluster: Cluster, profile: Profile, table: Plan
     else:
         found = costs(products, layer | others) | costs(half, head)
     # layers of an fp4 plan that stay in bf16 count towards the mean layer
-    kept = bf16_layers(profile, few)
+    kept = np.where(few.precision == PRECISIONS.index("fp4"), profile.bf16_layers_frac, 0.0)
     if kept.any():
         wide = replace(s, four_bit=0.0 * s.four_bit)
         in_bf16 = costs(half, {name: ops(model, wide, kernels) for name, ops in _LAYER.items()})
@@ -325,11 +325,6 @@ def is_narrow(table: PlanTable) -> Bools:
     """Plans whose layers multiply copies in fewer than 16 bits."""
     eight, four = (table.precision == PRECISIONS.index(name) for name in ("fp8", "fp4"))
     return np.asarray(eight | four, dtype=np.bool_)
-
-
-def bf16_layers(profile: Profile, table: PlanTable) -> Floats:
-    """Share of an fp4 plan's layers that stay in bf16; 0 of others'."""
-    return np.where(table.precision == PRECISIONS.index("fp4"), profile.bf16_layers_frac, 0.0)
 
 
 def energy_saved_frac(table: PlanTable) -> Floats:

@@ -110,15 +110,11 @@ def attention_s(gpu: Gpu, kernel: AttentionKernel, op: Attention) -> Floats:
     return op.flop / (peak * frac * narrow) * (1.0 + half / op.seq_len) * (1.0 + rate.half_rows / op.rows)
 
 
-def attention_clock(gpu: Gpu, kernel: AttentionKernel) -> float:
-    """Clock at which the kernel's rates were measured, over the highest."""
-    own = gpu.attention[kernel].clock_frac
-    return gpu.gemm_clock_frac if own is None else own
-
-
 def stack_attention_s(gpu: Gpu, profile: Profile, op: Attention) -> Floats:
     """Seconds of the stack's own attention kernel at the highest clock."""
-    scale = attention_clock(gpu, profile.attention) / profile.attention_scale
+    # over the highest, the clock at which the kernel's rates were measured
+    own = gpu.attention[profile.attention].clock_frac
+    scale = (gpu.gemm_clock_frac if own is None else own) / profile.attention_scale
     return attention_s(gpu, profile.attention, op) * scale
 
 
@@ -192,14 +188,11 @@ def grouped_products_s(
         loads = RankLoads.balanced(op.tokens[rows], op.experts[rows])
         seconds[rows] = price(own, kind, loads, op.n[rows], op.k[rows], clock_frac=rate)
         # stacks that launch a kernel for each expert pay for each; one kernel for all has its time in the price
-        seconds[rows] += op.experts[rows] * expert_kernels(kind) * stack.expert_kernel_s
+        # kernels of one product: the product, the cast of an operand, and the order of its scales
+        kernels = 1.0 if kind == "bf16" else constant("experts", "narrow_kernels")
+        seconds[rows] += op.experts[rows] * kernels * stack.expert_kernel_s
         moved[rows] = op.experts[rows] * gemm_bytes(kind, op.tokens[rows], op.n[rows], op.k[rows])
     return seconds, moved
-
-
-def expert_kernels(kind: GemmType) -> float:
-    """Kernels of one product of one expert: the product, the cast of an operand, and the order of its scales."""
-    return 1.0 if kind == "bf16" else constant("experts", "narrow_kernels")
 
 
 def operation_s(gpu: Gpu, profile: Profile, types: Ints, op: Operation, clock: float = 1.0) -> Floats:

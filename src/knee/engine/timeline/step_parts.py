@@ -87,12 +87,6 @@ class LocalComms:
     head_backward: LocalComm
 
 
-def issue_s(profile: Profile, table: PlanTable, groups: GroupPlacements) -> Floats:
-    """Host time to issue one tensor-parallel collective; pipeline transfers between nodes crowd the host."""
-    crowded = np.where(groups.pp.nodes > 1, profile.crowded_issue_s * table.tp, 0.0)
-    return np.where(table.tp > 1, profile.issue_s + crowded, 0.0)
-
-
 def local_comms(
     model: Model,
     profile: Profile,
@@ -107,7 +101,9 @@ def local_comms(
     # products that overlap with their exchange write into each other's memory, which no network offers
     share = np.where(groups.tp.nodes > 1, 0.0, share)
     sp = table.sequence_parallel
-    issue = host_scale * issue_s(profile, table, groups)
+    # host time to issue one collective; pipeline transfers between nodes crowd the host
+    crowded = np.where(groups.pp.nodes > 1, profile.crowded_issue_s * table.tp, 0.0)
+    issue = host_scale * np.where(table.tp > 1, profile.issue_s + crowded, 0.0)
 
     def tp(of: tp_messages.TpMessages, saved: Floats | float = 0.0) -> LocalComm:
         total = np.where(sp, of.collectives * comm.tp_gather - saved, of.all_reduces * comm.tp_all_reduce)

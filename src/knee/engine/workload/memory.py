@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from knee.base.arrays import Floats, Ints, blended, equal_rows, expanded, names_of
 from knee.engine.workload.fp8_layers import wide_products
-from knee.engine.workload.layers_per_stage import Cuts, ModelLayers, cuts_of
+from knee.engine.workload.layers_per_stage import ModelLayers, cuts_of
 from knee.engine.workload.operations import NVFP4_BYTES, OUTER_STATE_BYTES, kept_product_columns
 from knee.engine.workload.projections import (
     BYTES,
@@ -235,21 +235,6 @@ def _held(layers: ModelLayers, stages: int, virtual: int) -> Floats:
     return np.array((whole[0], whole[1] / np.maximum(whole[0], 1.0), part[0], part[1] / np.maximum(part[0], 1.0)))
 
 
-def _held_by_ranks(cuts: Cuts) -> Floats:
-    """What ``_held`` says of each way to cut a model, a rank in each column."""
-    held = np.zeros((4, len(cuts.ways), max((ranks for _, ranks, _ in cuts.ways), default=1)))
-    for i, (layers, ranks, virtual) in enumerate(cuts.ways):
-        held[:, i, :ranks] = _held(layers, ranks, virtual)
-    return held
-
-
-def _full_ranks(table: PlanTable) -> list[Ints]:
-    """Ranks of which one is the fullest: the first (embedding, most microbatches), the second (no layer short), or the
-    last (logits)."""
-    zero = np.zeros(len(table), dtype=np.int64)
-    return [zero, np.minimum(zero + 1, table.pp - 1), table.pp - 1] if (table.pp > 1).any() else [zero]
-
-
 def _stages(table: PlanTable, ranks: Sequence[Ints], held: Floats, way: Ints) -> list[_Stage]:
     """Some ranks of every plan, ``way`` being how each plan is cut."""
     two_way = runs_both_ways(table)
@@ -436,7 +421,11 @@ def memory_of(
     """The fullest GPU of each plan; with ``ranks`` the fullest of those."""
     kept = [_kept(kind, profile, table, s) for kind in layer_kinds(model) or (model,)]
     cuts = cuts_of(model, profile, table)
-    held, way = _held_by_ranks(cuts), cuts.of_plan
+    way = cuts.of_plan
+    # what ``_held`` says of each way to cut a model, a rank in each column
+    held = np.zeros((4, len(cuts.ways), max((count for _, count, _ in cuts.ways), default=1)))
+    for i, (layers, count, virtual) in enumerate(cuts.ways):
+        held[:, i, :count] = _held(layers, count, virtual)
 
     def of(stage: _Stage) -> MemoryColumns:
         if len(kept) == 1:
@@ -445,8 +434,10 @@ def memory_of(
         largest = t.at(np.where(stage.expert_share > 0.0, 1.0, 0.0))
         return _stage_memory(profile, table, s, modes, own, stage, mixed, largest)
 
-    asked = _full_ranks(table) if ranks is None else ranks
-    best, *others = map(of, _stages(table, asked, held, way))
+    # one is the fullest of: the first (embedding, most microbatches), the second (no layer short), the last (logits)
+    first = np.zeros(len(table), dtype=np.int64)
+    full = [first, np.minimum(first + 1, table.pp - 1), table.pp - 1] if (table.pp > 1).any() else [first]
+    best, *others = map(of, _stages(table, full if ranks is None else ranks, held, way))
     for other in others:
         best = best.or_more(other)
     if len(kept) == 1 or ranks is not None:

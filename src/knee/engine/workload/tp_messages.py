@@ -39,17 +39,11 @@ def layer_forward(model: Model) -> TpMessages:
     squares of queries, and those of keys."""
     sums = 2 if model.qk_norm == "full" else 0
     if not model.parallel_residual:
-        each = 1 + mlp_messages(model)
+        # routed experts take their tokens from where sequence parallelism has them; shared ones are split like an MLP
+        routed = model.experts is not None and not model.experts.shared_ffn
+        each = 1 + (1 - expert_share(model) if routed else 1)
         return TpMessages(gathers=each, scatters=each, all_reduces=each, sums=sums)
     return TpMessages(gathers=min(model.layer_norms, 2), scatters=1, all_reduces=1, sums=sums)
-
-
-def mlp_messages(model: Model) -> float:
-    """Before the MLP, and as often after it, mean over layers. Routed experts take their tokens from where sequence
-    parallelism has them; shared experts are split like a dense MLP."""
-    if model.experts is None or model.experts.shared_ffn:
-        return 1
-    return 1 - expert_share(model)
 
 
 def ops_again(model: Model) -> TpMessages:

@@ -142,10 +142,6 @@ class Traffic:
         """Of a layer's gather, routed experts included."""
         return PARAMETER_BYTES * self.layer_moved - self.fp8.saved_bytes
 
-    def sparse_layer(self) -> Traffic:
-        """The traffic of a layer with experts."""
-        return replace(self.at(1.0), kinds=self.kinds)
-
     def at(self, share: Floats | float) -> Traffic:
         """Of a chunk that has experts in that share of its layers."""
         if self.kinds is None:

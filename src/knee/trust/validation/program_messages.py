@@ -45,7 +45,8 @@ def _stage(w: EvaluatedStep, stage: int) -> StageWork:
     layers, head = [0] * len(kinds), False
     for chunk in range(stage, p * v, p):
         row = int(w.actions.row_of[layout.kinds[chunk], 0])
-        held = _layers_of_kinds(w, row)
+        every, sparse = int(w.actions.rows.layers[row]), int(w.actions.rows.expert_layers[row])
+        held = [every] if w.parts.kinds is None else [every - sparse, sparse]  # by kind
         layers = [sum(pair) for pair in zip(layers, held, strict=True)]
         head |= bool(w.actions.rows.head[row])
         for action, times in _times(w).items():
@@ -69,12 +70,6 @@ def kinds_of_layers(w: EvaluatedStep) -> list[tuple[Model, StepParts]]:
     if models is None or parts is None:
         return [(w.model, w.parts)]
     return [(models[0], parts.dense), (models[1], parts.sparse)]
-
-
-def _layers_of_kinds(w: EvaluatedStep, row: int) -> list[int]:
-    rows = w.actions.rows
-    layers, sparse = int(rows.layers[row]), int(rows.expert_layers[row])
-    return [layers] if w.parts.kinds is None else [layers - sparse, sparse]
 
 
 def _times(w: EvaluatedStep) -> dict[str, int]:

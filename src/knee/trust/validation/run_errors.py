@@ -16,7 +16,6 @@ from knee.base.errors import InputError
 from knee.engine.simulator import simulate_table
 from knee.measure.hardware_fit.residuals import Residuals
 from knee.specs.job import Job
-from knee.specs.model import Model
 from knee.specs.plan_table import PlanTable, table_of
 from knee.specs.profile import Profile
 from knee.specs.profile_parameters import Values, applied
@@ -74,7 +73,10 @@ def grouped(pairs: Iterable[tuple[PublishedRun, RunJob]]) -> list[SimulatedRun]:
     groups: dict[Hashable, list[tuple[PublishedRun, RunJob]]] = {}
     for run, asked in pairs:
         # clusters hold a mapping, so they have no hash; equal names are the same cluster here
-        key = (_any_length(asked.job.model), asked.job.cluster.name, asked.job.profile)
+        model = asked.job.model
+        if model.positions != "learned":  # no weight depends on the longest sequence
+            model = replace(model, max_seq_len=1)
+        key = (model, asked.job.cluster.name, asked.job.profile)
         groups.setdefault(key, []).append((run, asked))
     return [
         SimulatedRun(
@@ -85,11 +87,6 @@ def grouped(pairs: Iterable[tuple[PublishedRun, RunJob]]) -> list[SimulatedRun]:
         )
         for some in groups.values()
     ]
-
-
-def _any_length(model: Model) -> Model:
-    """The same for all lengths of sequences, where no weight depends on the longest."""
-    return model if model.positions == "learned" else replace(model, max_seq_len=1)
 
 
 def predicted(cases: Iterable[SimulatedRun], values: Values | None = None) -> Predicted:
