@@ -38,7 +38,7 @@ LIMIT_S = 1200.0
 """Against a browser that never answers, and nothing else."""
 NAMES = ("study", "report", "trace")
 """Kinds of pages."""
-FEW = ("fig1", "fig3", "fig6", "table1")
+FEW = ("fig1", "fig3", "fig6", "fig7", "table1")
 STUDIES = [name for name in study_names() if NIGHTLY or name in FEW]
 """On the page of studies: a few that have every kind of chart, table and claim, or nightly all there are."""
 REDUCED = {

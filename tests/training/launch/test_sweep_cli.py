@@ -18,7 +18,7 @@ from knee.training.launch import supervisor as supervisor
 from knee.training.launch.rank import interface_towards
 from knee.training.launch.run_status import Status, write_status
 from knee.training.launch.sweep_folder import locked
-from knee.training.sweeps.stop_rule import MeasuredRate, rate_of, returns_of, start_order
+from knee.training.sweeps.stop_rule import MeasuredRate, poor_doublings, rate_of, start_order
 from lanes import nightly
 from refusals import kind, numbers
 
@@ -158,7 +158,7 @@ def test_a_doubling_does_not_pay_once_that_is_sure() -> None:
             MeasuredRate(gpus=8, tokens_per_s=100.0, error_frac=error),
             MeasuredRate(gpus=16, tokens_per_s=rate, error_frac=error),
         ]
-        return returns_of("s", pair)[0].pays
+        return not list(poor_doublings(pair))
 
     assert step(150.0, 0.001)
     assert not step(140.0, 0.01)
@@ -167,8 +167,10 @@ def test_a_doubling_does_not_pay_once_that_is_sure() -> None:
         MeasuredRate(gpus=1, tokens_per_s=1.0, error_frac=0),
         MeasuredRate(gpus=4, tokens_per_s=1.96, error_frac=0),
     )
-    four = returns_of("s", [few, many])
-    assert four[0].per_doubling == pytest.approx(1.4)
+    ((gpus, why),) = poor_doublings([few, many])
+    assert gpus == 4
+    assert "1.40" in why
+    assert not list(poor_doublings([few, few]))  # two runs of one count
     record = {
         "status": "done",
         "gpus": 2,

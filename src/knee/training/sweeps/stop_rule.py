@@ -70,6 +70,8 @@ def poor_doublings(rates: Sequence[MeasuredRate]) -> Iterator[tuple[int, str]]:
     Valid:   steps of a run are taken to be independent; what differs between repeats of a run is not in it
     """
     for one, two in pairwise(sorted(rates, key=lambda rate: rate.gpus)):
+        if one.gpus == two.gpus:
+            continue
         gain = per_doubling(two.tokens_per_s / one.tokens_per_s, one.gpus, two.gpus)
         spread = SIGMAS * math.hypot(one.error_frac, two.error_frac) / math.log2(two.gpus / one.gpus)
         most = gain * math.exp(spread)
