@@ -249,8 +249,8 @@ def test_blocks_are_half_of_the_layers(recompute: str, share: float) -> None:
 
 
 def test_memory_that_is_just_enough_is_enough() -> None:
-    """The leanest plan of FSDP with full recomputation; with a byte less it takes twice the GPUs. Twice as many as there are is the
-    first that is tried."""
+    """The leanest plan of FSDP with full recomputation; with a byte less it takes twice the GPUs. The first number
+    that is tried is twice the number of GPUs that there are."""
     space = Space(model=MODEL, gpus=8, global_batch=64, seq_len=4096)
     lean = replace(space, shardings=("fsdp",), micro_batches=(1,), recomputes=("full",), schedules=("1f1b",))
     needs = [memory_table(MODEL, PROFILE, whole_table(replace(lean, gpus=n))).total_bytes.min() for n in (16, 32)]
