@@ -13,12 +13,15 @@ import knee
 from knee.base.errors import SpecError
 from knee.engine.simulator import simulate_table
 from knee.search.bound import least_step, least_unsharded_step
+from knee.search.follow_ups import gpus_that_fit
 from knee.search.plan_search import matching
 from knee.search.space import (
     Space,
     _sensible,
     count_plans,
     divisors,
+    memory_table,
+    schedules,
     sharded_table,
     unsharded_table,
     whole_table,
@@ -218,3 +221,43 @@ def test_conditions_that_are_none(condition: str, code: str) -> None:
 def test_conditions_know_the_degrees_of_experts() -> None:
     found = knee.scale("qwen3-30b-a3b", cluster="dgx-h100", gpus=[32], local_batch=16, best=True, ep=8)
     assert [row["plan.ep"] for row in found.rows()] == [8]
+
+
+@pytest.mark.parametrize(
+    ("layers", "pp", "chunks"),
+    [
+        (32, 4, [2, 4, 8]),  # each rank has 8 layers
+        (12, 4, [3]),
+        (126, 16, [2, 4, 8]),  # Llama-3 405B: the two ends are a layer short
+        (61, 16, [2]),  # no cut is even, nor one that leaves the ends a layer short
+        (30, 16, [2]),
+        (4, 8, []),
+    ],
+)
+def test_virtual_stages_that_are_tried(layers: int, pp: int, chunks: list[int]) -> None:
+    space = Space(model=replace(TINY, layers=layers), gpus=pp, global_batch=pp, seq_len=64)
+    assert [v for name, v in schedules(space, pp) if name == "interleaved"] == chunks
+    assert all(v == 1 for name, v in schedules(space, pp) if name != "interleaved")
+
+
+@pytest.mark.parametrize(("recompute", "share"), [("none", 1.0), ("blocks", 0.5), ("full", 1.0)])
+def test_blocks_are_half_of_the_layers(recompute: str, share: float) -> None:
+    space = Space(model=TINY, gpus=2, global_batch=4, seq_len=64, recomputes=(recompute,))
+    found = whole_table(space)
+    assert (found.recompute == RECOMPUTES.index(recompute)).all()
+    assert (found.recompute_frac == share).all()
+
+
+def test_memory_that_is_just_enough_is_enough() -> None:
+    """The leanest plan of FSDP with full recomputation; with a byte less it takes twice the GPUs. The first number
+    that is tried is twice the number of GPUs that there are."""
+    space = Space(model=MODEL, gpus=8, global_batch=64, seq_len=4096)
+    lean = replace(space, shardings=("fsdp",), micro_batches=(1,), recomputes=("full",), schedules=("1f1b",))
+    needs = [memory_table(MODEL, PROFILE, whole_table(replace(lean, gpus=n))).total_bytes.min() for n in (16, 32)]
+    assert needs[1] < needs[0] - 1
+
+    def enough(hbm_bytes: float) -> int | None:
+        return gpus_that_fit(space, replace(CLUSTER, gpu=replace(CLUSTER.gpu, hbm_bytes=hbm_bytes)), PROFILE)
+
+    assert [enough(needs[0]), enough(needs[0] - 1), enough(needs[1])] == [16, 32, 32]
+    assert enough(1.0) is None

@@ -15,7 +15,17 @@ from band_fit import ASSUMED, fit_factors, fit_labels
 from errors_made import ends, job, some, table
 from knee.specs.job import Job
 from knee.trust.bands import LABELS, Constants, Scores, carried_constants, spread_ends
-from knee.trust.error_table import FULL_LAYER_S, NAMES, SMALLEST_LAYER, Errors, Measured
+from knee.trust.error_table import (
+    FULL_LAYER_S,
+    NAMES,
+    SMALLEST_LAYER,
+    Errors,
+    Measured,
+    layer_work,
+    layer_work_of_runs,
+    micro_tokens,
+    tokens_per_gpu,
+)
 from knee.trust.trust import DoublingBand, doubling_band, trust_of
 
 PLAIN = Constants(
@@ -224,3 +234,66 @@ def test_the_band_of_a_doubling_is_of_unseen_errors(tmp_path: Path) -> None:
     band = doubling_band(table(tmp_path, *rows))
     assert band is not None
     assert (band.low_frac, band.high_frac) == (pytest.approx(-0.2), pytest.approx(-0.2))
+
+
+def of_runs(tmp_path: Path, *rows: dict[str, Any]) -> dict[str, list[float]]:
+    """How far each run is from those of other sources."""
+    errors = table(tmp_path, *rows)
+    found = Measured(errors, np.ones(len(rows), dtype=np.bool_)).of_runs()
+    return dict(zip(NAMES, found.tolist(), strict=True))
+
+
+def test_runs_are_far_by_schedule_kind_precision_and_tp_across_nodes(tmp_path: Path) -> None:
+    piped = {"pp": 2, "dp": 32}
+    found = of_runs(
+        tmp_path,
+        piped | {"source": "a"},
+        piped | {"source": "b", "schedule": "zero_bubble"},
+        piped | {"source": "c"},
+        {"source": "d", "tp": 16, "dp": 4, "schedule": "gpipe"},  # one of a kind; without a pipeline no schedule counts
+        {"source": "e", "precision": "fp8"},
+        {"source": "f", "schedule": "gpipe"},
+    )
+    assert found["parallelism"] == [0, 1, 0, 1, 0, 0]
+    assert found["precision"] == [0, 0, 0, 0, 1, 0]
+    assert found["tp_across_nodes"] == [0, 0, 0, 1, 0, 0]
+    assert found["stack"] == found["gpu"] == found["doublings"] == [0] * 6
+
+
+def test_profiles_of_no_one_stack_are_always_far(tmp_path: Path) -> None:
+    rows = [{"source": source, "profile": profile} for source in "ab" for profile in ("eager", "llm-foundry")]
+    assert of_runs(tmp_path, *rows)["stack"] == [1, 0, 1, 0]
+
+
+def test_the_work_of_a_layer_is_that_of_the_job_s_microbatch(tmp_path: Path) -> None:
+    """Tokens x hidden^2 / tp, and the tokens of a sequence where a file does not know those of a microbatch."""
+    errors = table(
+        tmp_path,
+        {"micro_tokens": 8192, "hidden": 1024, "tp": 4},
+        {"micro_tokens": "", "seq_len": 6144, "cp": 2, "hidden": 512, "tp": 2},
+    )
+    assert layer_work_of_runs(errors).tolist() == [8192 * 1024**2 / 4, 3072 * 512**2 / 2]
+    asked = job(tp=2, cp=2, micro_batch=2)
+    assert (micro_tokens(asked), tokens_per_gpu(asked)) == (4096, 2 * 4096)
+    assert layer_work(asked) == 4096 * 4096**2 / 2
+
+
+def test_small_layers_of_runs_are_counted_at_their_gpu_s_peak(tmp_path: Path) -> None:
+    sizes = {"hidden": 512, "micro_tokens": 2048}
+    found = of_runs(
+        tmp_path, {**sizes, "source": "a"}, {**sizes, "source": "b", "gpu": "a100-sxm-80"}, {"hidden": 65536}
+    )
+    layer_s = [24 * 2048 * 512**2 / peak for peak in (989.4e12, 312e12)]
+    expected = [math.log2(FULL_LAYER_S / s) for s in layer_s]
+    assert found["small_layers"] == pytest.approx([min(expected[0], 6.0), min(expected[1], 6.0), 0.0], rel=1e-3)
+
+
+def test_gpus_are_counted_from_the_largest_run_of_the_kind_or_of_any(tmp_path: Path) -> None:
+    found = of_runs(
+        tmp_path,
+        {"source": "a", "n_gpus": 64},
+        {"source": "a", "n_gpus": 512},
+        {"source": "b", "n_gpus": 128},
+        {"source": "c", "n_gpus": 1024, "tp": 2},  # the only one with TP
+    )
+    assert found["doublings"] == [0, 2, 0, 1]

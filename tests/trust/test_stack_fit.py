@@ -9,10 +9,19 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
+from knee.measure.hardware_fit.residuals import Residuals
 from knee.specs.profile_parameters import Parameter
-from knee.trust.profile_fit import stack_fit
-from knee.trust.profile_fit.calibration import OwnProfile, _covering, held_away, surely_better, written
-from knee.trust.profile_fit.stack_fit import NOISE, UNTOLD, calibrate, free_of, problem_of
+from knee.trust.profile_fit import calibration, stack_fit
+from knee.trust.profile_fit.calibration import (
+    OwnProfile,
+    _covering,
+    _warnings,
+    held_away,
+    held_out_runs,
+    surely_better,
+    written,
+)
+from knee.trust.profile_fit.stack_fit import NOISE, UNTOLD, Estimate, calibrate, free_of, problem_of
 from knee.trust.validation.run_errors import Predicted
 
 NAMES = ("stream_scale", "attention_scale", "gemm_scale", "bandwidth_scale_frac", "hop_scale")
@@ -265,3 +274,86 @@ def test_the_checked_error_is_that_of_values_of_speed_that_are_taken(
 )
 def test_four_digits_are_written(field: str, value: float, text: object) -> None:
     assert written(field, value) == text
+
+
+def residuals(median_frac: float, bias_frac: float = 0.0, points: int = 9) -> Residuals:
+    return Residuals(
+        points=points, median_frac=median_frac, p90_frac=median_frac, worst_frac=median_frac, bias_frac=bias_frac
+    )
+
+
+def estimate(after: float, **other: Any) -> Estimate:
+    plain: dict[str, Any] = {"before": 1.0, "determined": True, "uncertainty": 0.1, "marginal": 0.2}
+    return Estimate(parameter=PARAMETERS[0], after=after, **(plain | other))
+
+
+STILL = "the error after the fit is still 20%:"
+
+
+def warned(*, runs: int = 20, held_frac: float = 0.25, is_held_out: bool = True, **changes: Any) -> list[str]:
+    """First words of what is said of a fit that is as it should be, but for these changes."""
+    fit = {"estimates": (estimate(1.5),), "throughput_after": residuals(0.05), "values": {"profile.stream_scale": 1.5}}
+    read = {"simulated": 0, "differ": 1.0, "pairs": (None,) * runs}
+    fit |= {name: value for name, value in changes.items() if name in fit}
+    read |= {name: value for name, value in changes.items() if name in read}
+    held: Any = SimpleNamespace() if is_held_out else None
+    return _warnings(SimpleNamespace(**read), SimpleNamespace(**fit), held, held_frac)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ()),
+        ({"simulated": 3}, ("3 of the records are simulated",)),
+        ({"differ": 1.25}, ()),
+        ({"differ": 1.3}, ("repeats of one setting differ by up to 30%",)),
+        ({"values": {}}, ("the runs determine none",)),
+        ({"throughput_after": residuals(0.15)}, ()),
+        ({"throughput_after": residuals(0.2)}, (f"{STILL} the runs contradict",)),
+        (
+            {"throughput_after": residuals(0.2, 0.19)},
+            (f"{STILL} all runs have a similar",),
+        ),
+        (
+            {"throughput_after": residuals(0.2, 0.2, 1)},
+            (f"{STILL} the fitted parameters",),
+        ),
+        ({"throughput_after": None}, ()),
+        ({"estimates": (estimate(3.0),)}, ("stream_scale is at the limit",)),
+        ({"estimates": (estimate(0.1),)}, ("stream_scale is at the limit",)),
+        ({"estimates": (estimate(3.0, before=3.0),)}, ()),  # it was there before
+        ({"estimates": (estimate(3.0, determined=False),)}, ()),
+        ({"is_held_out": False, "held_frac": 0.0}, ("not tested: no runs were held out",)),
+        ({"is_held_out": False, "runs": 7}, ("not tested: 7 runs are too few to hold some out (8 are needed)",)),
+        ({"is_held_out": False, "runs": 1}, ("not tested: 1 run is too few",)),
+        (
+            {"estimates": (estimate(1.5, confounded_with="profile.launch_s"),)},
+            ("stream_scale and launch_s cannot be distinguished by these runs: stream_scale is fitted on",),
+        ),
+    ],
+)
+def test_what_is_said_of_a_fit(changes: dict[str, Any], words: tuple[str, ...]) -> None:
+    said = warned(**changes)
+    assert len(said) == len(words)
+    for sentence, begin in zip(said, words, strict=True):
+        assert sentence.startswith(begin)
+
+
+@pytest.mark.parametrize(("runs", "share", "how"), [(7, 0.25, None), (8, 0.25, 7), (23, 0.25, 22), (24, 0.25, "group")])
+def test_few_runs_are_left_out_one_by_one_and_fewer_not_at_all(
+    monkeypatch: pytest.MonkeyPatch, runs: int, share: float, how: object
+) -> None:
+    monkeypatch.setattr(calibration, "_before", lambda pairs, _own: np.full((2, len(pairs)), 0.2))
+    monkeypatch.setattr(calibration, "left_out_errors", lambda pairs, _fit: np.full((2, len(pairs)), 0.1))
+    monkeypatch.setattr(calibration, "_in_a_group", lambda *_: "group")
+    pairs, fit = [SimpleNamespace()] * runs, SimpleNamespace()
+    found: Any = held_out_runs(pairs, fit, (), share, pairs)  # type: ignore[arg-type]
+    if isinstance(how, int):
+        assert (found.runs, found.fitted_runs, found.one_by_one) == (runs, how, True)
+        assert (found.throughput_better, found.memory_better) == (True, True)
+        assert found.throughput_before.median_frac == pytest.approx(np.expm1(0.2))
+        assert found.throughput_after.median_frac == pytest.approx(np.expm1(0.1))
+        assert found.error_frac == pytest.approx(np.expm1(0.1))
+    else:
+        assert found == how
+    assert held_out_runs(pairs, fit, (), 0.0, pairs) is None  # type: ignore[arg-type]

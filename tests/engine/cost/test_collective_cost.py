@@ -224,3 +224,26 @@ def test_sends_inside_a_node_against_nccl_tests(ranks: int, mib: int, gb_per_s: 
     """Four channels of 8 ranks, eight of 4, more where messages are large: within 10% of H100's sendrecv."""
     seconds = send(ranks, mib * MIB, same_node=True) + P2P_BASE_S
     assert mib * MIB / seconds == pytest.approx(gb_per_s * 1e9, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "size", "rate"),
+    [
+        (8, 2.0**20, 4 * 20.3e9),  # a part for each of 4 channels
+        (6, 2.0**20, 4 * 20.3e9),  # as if they were 8
+        (2, 2.0**20, 16 * 20.3e9),
+        (64, 2.0**20, 20.3e9),  # no rank has less than one channel
+        (8, 2.0**34, min(H100.node.pair_bytes_per_s * H100.node.link_frac, 32 * 20.3e9)),  # all channels, or the link
+    ],
+)
+def test_a_send_inside_a_node_has_channels_by_the_number_of_ranks(ranks: int, size: float, rate: float) -> None:
+    one = np.ones(1)
+    found = send_s(IDLE, ranks * one, one > 0, size * one, 0 * one)
+    assert found[0] == pytest.approx(20e-6 + size / rate, rel=1e-9)
+
+
+def test_channels_are_added_so_that_each_carries_one_part() -> None:
+    """Of 8 ranks: 4 channels up to 64 MiB; then as many as keep the time of a part of 16 MiB, until all are in use."""
+    one, sizes = np.ones(1), 2.0 ** np.array([26, 27, 27.5, 28])
+    found = [float(send_s(IDLE, 8 * one, one > 0, size * one, 0 * one)[0]) for size in sizes]
+    assert found == pytest.approx([20e-6 + 2.0**24 / 20.3e9] * 4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from expert_tables import experts_backward_s, experts_forward_s
@@ -10,9 +12,18 @@ from hypothesis import strategies as st
 
 from knee.base.arrays import Floats
 from knee.engine.cost.expert_dispatch import RankLoads, rank_loads
-from knee.engine.cost.kernel_cost import gemm_s, grouped_gemm_s, grouped_weight_gemm_s
+from knee.engine.cost.kernel_cost import (
+    GEMM_TYPES,
+    gemm_s,
+    grouped_gemm_s,
+    grouped_products_s,
+    grouped_weight_gemm_s,
+    operation_s,
+)
+from knee.engine.workload.operations import GroupedGemm
 from knee.specs.hardware import GemmType, Gpu
 from knee.specs.load import load_cluster
+from tables import EAGER
 
 GPUS = {name: load_cluster(name).spec.gpu for name in ("dgx-a100", "dgx-h100", "dgx-b200", "gb200-nvl72")}
 MEASURED = [(name, kind) for name, gpu in GPUS.items() for kind in gpu.gemm if kind != "nvfp4"]
@@ -98,3 +109,40 @@ def test_columns_are_as_plans_one_by_one() -> None:
         for rows in (slice(None), slice(0, 1), slice(1, 2), slice(2, 3))
     ]
     assert both[0] == pytest.approx(np.concatenate(both[1:]))
+
+
+def test_the_gradients_of_weights_are_written_in_two_bytes_or_added_in_eight() -> None:
+    """Few tokens cost the writing of all weights, and the reading of the tokens' inputs and gradients."""
+    gpu, loads = GPUS["dgx-h100"], even(16.0, 64.0)
+    hbm = gpu.hbm_bytes_per_s * gpu.hbm_frac
+    for gradient_bytes in (2.0, 8.0):
+        moved = 2 * 16 * 64 * (N + K) + gradient_bytes * 64 * N * K
+        found = grouped_weight_gemm_s(gpu, "bf16", loads, N, K, gradient_bytes=gradient_bytes)
+        assert found == pytest.approx(moved / hbm + gpu.kernel_s, rel=1e-9)
+
+
+def test_many_experts_take_the_time_of_their_waves() -> None:
+    """Twice the experts fill twice the waves, once there are many; half the clock takes twice as long."""
+    gpu, loads = GPUS["dgx-h100"], [even(4096.0, experts) for experts in (132.0, 264.0)]
+    one, two = (grouped_weight_gemm_s(gpu, "bf16", some, N, K) - gpu.kernel_s for some in loads)
+    assert two == pytest.approx(2 * one, rel=1e-9)
+    slow = grouped_weight_gemm_s(gpu, "bf16", loads[0], N, K, clock_frac=0.5) - gpu.kernel_s
+    full = grouped_weight_gemm_s(gpu, "bf16", loads[0], N, K, clock_frac=1.0) - gpu.kernel_s
+    assert slow == pytest.approx(2 * full, rel=1e-9)
+
+
+@pytest.mark.parametrize(("kind", "operand_bytes", "kernels"), [("bf16", 2.0, 1), ("fp8", 1.0, 4)])
+@pytest.mark.parametrize("weights", [False, True])
+def test_stacks_that_launch_a_kernel_for_each_expert_pay_for_each(
+    kind: GemmType, operand_bytes: float, kernels: int, weights: bool
+) -> None:
+    gpu, types = GPUS["dgx-h100"], np.full(1, GEMM_TYPES.index(kind))
+    op = GroupedGemm(
+        name="experts", experts=np.array([8.0]), tokens=np.array([512.0]), n=N, k=K, times=0.5, weights=weights
+    )
+    together, apart = (replace(EAGER, expert_kernel_s=each_s) for each_s in (0.0, 1e-5))
+    one, other = (grouped_products_s(gpu, stack, types, op) for stack in (together, apart))
+    assert other[0] - one[0] == pytest.approx(8 * kernels * 1e-5)
+    read, written = operand_bytes * (512 * K + K * N), 2 * 512 * N
+    assert one[1] == pytest.approx(8 * (read + written), rel=0.1 if kind == "fp8" else 1e-12)
+    assert operation_s(gpu, apart, types, op) == pytest.approx(0.5 * other[0])

@@ -12,6 +12,7 @@ from knee.engine.cost.placement import place
 from knee.engine.events import COLLECTIVES
 from knee.engine.one_job import events_of
 from knee.engine.simulator import evaluate
+from knee.engine.timeline.step_parts import copies_on_one_gpu
 from knee.engine.workload import operations as op
 from knee.specs import Job, Tier
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
@@ -126,3 +127,32 @@ def test_hidden_sends_are_between_neighbouring_stages() -> None:
         sends = stage.collective == COLLECTIVES.index("send_recv")
         for group in {stage.groups[i] for i in np.unique(stage.group_id[sends])}:
             assert stage.rank in group.ranks
+
+
+def test_copies_on_one_gpu_by_hand() -> None:
+    """100 elements, of which 30 are gathered in fp8: the rest is cast from fp32, and all are copied; gradients are cast
+    to fp32, copied, and cast once more where the states have another type."""
+    columns = {"gathered_bytes": 170.0, "elements": 100.0, "in_fp8": 30.0, "reduce_bytes": 4.0, "state_bytes": 4.0}
+
+    def moved(**change: float) -> list[float]:
+        both = copies_on_one_gpu(**{name: np.array([value]) for name, value in (columns | change).items()})
+        return [float(one.moved_bytes[0]) for one in (*both.out, *both.back)]
+
+    assert moved() == [(4 + 2) * 70, 2 * 170, (2 + 4) * 100, 2 * 4 * 100, 0]
+    assert moved(state_bytes=2.0) == [0, 2 * 170, (2 + 4) * 100, 2 * 4 * 100, (4 + 2) * 100]
+    both = copies_on_one_gpu(**{name: np.array([value]) for name, value in columns.items()})
+    assert [float(side[0]) for side in both.moved_bytes()] == [760, 1400]
+
+
+def test_plans_of_one_table_route_as_if_they_were_alone() -> None:
+    base: dict[str, object] = {"gpus": 32, "batch": 32, "model": "qwen3-30b-a3b", "ep": 4, "micro_batch": 1}
+    changes: list[dict[str, object]] = [{}, {"tp": 2}, {"ep": 8}, {"tp": 2, "etp": 2}, {"routing": "dropless"}]
+    changes += [{"dispatcher": "deepep"}, {"imbalance": 1.5}, {"routing": "dropless", "capacity_factor": 1.0}]
+    jobs = [job(**(base | {"sharding": "zero1"} | change)) for change in (*changes, {})]  # type: ignore[arg-type]
+    together = shapes_of(jobs[0].model, table_of(jobs))
+    for i, one in enumerate(jobs):
+        alone = shapes_of(one.model, table_of([one]))
+        assert together.busiest[i] == alone.busiest[0], i
+        assert together.permuted_rows[i] == alone.permuted_rows[0], i
+    assert len(set(together.busiest.tolist())) >= 3
+    assert len(set(together.permuted_rows.tolist())) >= 4

@@ -17,6 +17,7 @@ from knee.engine.workload.parameters import causal_keys, model_flop_per_token, p
 from knee.engine.workload.projections import Shapes
 from knee.engine.workload.tp_messages import TpMessages, layer_backward, layer_forward, ops_again
 from knee.specs.constants import passes_of
+from knee.specs.load import load_model
 from knee.specs.model import Model
 from tables import EAGER, H100, LLAMA_7B, job, table
 
@@ -206,3 +207,28 @@ def test_every_feature_costs_time_or_none() -> None:
     assert step_s(parallel_residual=True) < plain
     for slower in ({"layer_norms": 4}, {"qk_norm": "head"}, {"final_soft_cap": 30.0}):
         assert step_s(**slower) > plain
+
+
+# Experts.
+
+
+def test_streams_of_experts_by_hand() -> None:
+    """DeepSeek-V2-Lite on tp 2, ep 4, etp 2: 64 experts of 1,408, six of them and two shared ones for each token; 26 of its 27
+    layers have them. A rank routes half of the tokens, and computes
+    half of each expert for the tokens of two ranks."""
+    model = load_model("deepseek-v2-lite").spec
+    experts = model.experts
+    assert experts is not None
+    s = shapes_of(model, table(job(model=model, tp=2, ep=4, etp=2, dp_shard=4, sharding="zero1", seq_len=SEQ)))
+    found = {name: (kind, float(size[0]), share) for name, kind, size, share in op.expert_streams(model, experts, s)}
+    share, rows = 26 / 27, SEQ / 2 * 6 * 2 * float(s.busiest[0])
+    assert found == {
+        "router": ("router", pytest.approx(share * SEQ / 2 * 64 * 4), share),
+        "permute": ("permute", pytest.approx(share * float(s.permuted_rows[0]) * 2048 * 2), share),
+        "experts_swiglu": ("swiglu", pytest.approx(share * rows * 1408 / 2 * 2), share),
+        "shared_swiglu": ("swiglu", pytest.approx(share * SEQ * 2 * 1408 / 2 * 2), share),
+    }
+    biased = [one[0] for one in op.expert_streams(replace(model, mlp_bias=True), experts, s)]
+    assert biased == ["router", "permute", "experts_swiglu", "experts_bias", "shared_swiglu"]
+    (_, _, size, _) = op.expert_streams(replace(model, mlp_bias=True), experts, s)[3]
+    assert size[0] == pytest.approx(share * rows * 2048 * 2)

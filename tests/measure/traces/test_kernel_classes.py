@@ -88,3 +88,13 @@ def test_the_parts_of_a_name() -> None:
     assert kernel_name("void (anonymous namespace)::f<1>(int)").function == "f"
     assert kernel_name("_ZN5aiter24bf16gemm_bf16_tn_256x256E.kd")[:2] == ("bf16gemm_bf16_tn_256x256", "aiter::")
     assert kernel_name("triton_poi_fused_add_all_reduce_2").fused
+
+
+def test_the_argument_of_a_mangled_name() -> None:
+    """As the linker has it; arguments that are numbers are passed over."""
+    target = "cutlass_80_s16816gemm_relu_tn"
+    for arguments in (f"{len(target)}{target}", f"Li4E{len(target)}{target}"):
+        found = kernel_name(f"_ZN7cutlass7Kernel2I{arguments}EEvNT_6ParamsE")
+        assert (found.scope, found.function) == ("cutlass::", "kernel2")
+    assert kernel_name(f"_ZN7cutlass7Kernel2I{len(target)}{target}EEvNT_6ParamsE").target == target
+    assert kernel_name("_ZN7cutlass7Kernel2EvNT_6ParamsE").target == ""

@@ -10,7 +10,7 @@ import pytest
 from knee.base.errors import InputError, MissingExtra
 from knee.measure.traces import Analysis, analyse
 from knee.measure.traces.plain_data import json_value
-from knee.measure.traces.sql import TABLES, query
+from knee.measure.traces.sql import TABLES, _unique, query
 
 pytest.importorskip("duckdb")
 from small_traces import GATHER, GEMM, job
@@ -139,3 +139,16 @@ def test_a_recorded_trace() -> None:
         pytest.skip("traces that others recorded are not here: put them into ../shared/traces")
     _, rows = query(analyse(path), "select sum(dur_ns), sum(exposed_ns) from kernels where is_comm")
     assert rows == [(396_199_000, 336_983_000)]
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["a", "a", "a"], ["a", "a_2", "a_3"]),
+        (["a", "a_2", "a", "a"], ["a", "a_2", "a_3", "a_4"]),
+        (["a", "b"], ["a", "b"]),
+        ([], []),
+    ],
+)
+def test_repeats_are_numbered_from_two(names: list[str], found: list[str]) -> None:
+    assert _unique(names) == found

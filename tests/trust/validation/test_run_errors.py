@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 
 from knee.base.errors import SpecError
 from knee.engine.one_job import simulate
+from knee.measure.hardware_fit.residuals import Residuals
+from knee.trust.validation import bundled_runs
 from knee.trust.validation import run_errors as validation
 from knee.trust.validation.csv_cells import by_kind, reason_of
 from knee.trust.validation.published_runs import PublishedRun, RunFile, read_runs
@@ -191,3 +194,39 @@ def test_rank_correlation(a: list[float], b: list[float], expected: float | None
 def test_two_plans_have_no_rank_correlation() -> None:
     group = rank_group("A", np.array([1.0, 2.0]), np.array([4.0, 4.0]), np.array([True, True]))
     assert (group.regret_frac, group.spearman) == (0.0, None)
+
+
+def test_the_fidelity_of_carried_runs_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Medians and 90th percentiles of each source; over sources the median of medians, over runs the percentile."""
+    unseen = [("a", 0.1), ("a", -0.2), ("a", 0.6), ("b", 0.4)]
+    monkeypatch.setattr(bundled_runs, "_unseen_errors", lambda _name: unseen)
+
+    def run(source: str, gpu: str, n_gpus: int) -> Any:
+        setting = SimpleNamespace(source=source, gpu=gpu, n_gpus=n_gpus)
+        return SimpleNamespace(run=SimpleNamespace(setting=setting), stack=f"stack of {source}")
+
+    def score(*errors: float) -> Any:
+        return SimpleNamespace(throughput=Residuals.of(1.0 + np.array(errors), np.ones(len(errors))), memory=None)
+
+    found: Any = SimpleNamespace(
+        sources={
+            "a": score(0.1, -0.3, 0.2),
+            "b": score(0.05),
+            "c": SimpleNamespace(throughput=None, memory=None),
+        },
+        predictions=dict(enumerate([run("a", "h100-80gb", 8), run("a", "a100-40gb", 1024), run("b", "h100-80gb", 64)])),
+    )
+    where = {"a": {"reference": "A", "form_from": "F"}, "b": {"reference": "B"}}
+    fidelity = bundled_runs._fidelity(found, "errors.csv", where, {})
+    one, other = fidelity.sources
+    assert (one.source, one.stacks, one.gpus, one.runs) == ("a", "stack of a", "A100, H100, up to 1,024", 3)
+    assert (one.reference, one.form_from, other.form_from) == ("A", "F", None)
+    assert (one.median_frac, one.bias_frac, one.p90_frac) == pytest.approx((0.2, 0.1, 0.28))
+    assert (one.unseen_frac, one.unseen_p90_frac, one.memory_median_frac) == (
+        pytest.approx(0.2),
+        pytest.approx(0.52),
+        None,
+    )
+    assert (other.median_frac, other.unseen_frac, other.runs) == (pytest.approx(0.05), 0.4, 1)
+    assert (fidelity.headline_frac, fidelity.unseen_frac) == pytest.approx((0.125, 0.3))
+    assert fidelity.unseen_p90_frac == pytest.approx(0.54)

@@ -12,7 +12,7 @@ from knee.specs.catalog import entry_names, gpu_aliases
 from knee.specs.notes import Note
 from knee.trust.validation.published_runs import MEASURED, REQUIRED, RunFile, Setting, read_runs
 from knee.trust.validation.run_to_job import RECOMPUTE, RunJob, gpu_key, job_of, stack_of, stacks
-from knee.trust.validation.user_records import read_user_runs
+from knee.trust.validation.user_records import NOT_RUN, STATUS_ONLY, read_user_runs
 from refusals import caught, kind, numbers
 from runs_files import ROW, runs_file
 
@@ -392,3 +392,49 @@ def test_rows_and_records_are_counted_together(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("knee.trust.validation.user_records.MOST_FITTED_ROWS", 3)
     error = caught(lambda: read_user_runs([rows, records], None, None))
     assert (kind(error)[0], numbers(error.message)) == ("too-many", [4, 3])
+
+
+def test_what_a_row_does_not_say() -> None:
+    """Plain eager PyTorch, nothing beside anything else, a Llama without biases or tied embeddings."""
+    found = asked()
+    assert (found.stack, found.job.profile.name) == ("PyTorch", "eager")
+    assert asked(compile=True).job.profile.name == "compiled"
+    plan, model = found.job.plan, found.job.model
+    assert (plan.sequence_parallel, plan.ep_overlap, plan.tp_overlap_frac) == (True, False, None)
+    assert (plan.tp, plan.pp, plan.cp, plan.ep, plan.etp, plan.virtual_stages) == (1,) * 6
+    assert (plan.recompute, plan.recompute_frac, plan.recompute_modules) == ("none", 1.0, ())
+    assert (model.tied_embeddings, model.mlp_bias, model.biases, model.mtp_layers) == (False, False, False, 0)
+    assert (model.window, model.layer_pattern, model.experts, model.latent_attention) == (0, "s", None, None)
+    assert len(found.notes) == 4
+    given = asked(vocab=50_000, ffn=8000, sharding="ddp", micro_batch=2, kv_heads=4)
+    assert given.notes == ()
+    assert (given.job.model.vocab, given.job.model.ffn, given.job.model.kv_heads) == (50_000, 8000, 4)
+
+
+@pytest.mark.parametrize(
+    ("mlp", "ffn", "norm", "positions", "biases"),
+    [
+        ("swiglu", 5632, "rmsnorm", "rope", False),  # 8/3 of 2,048, in whole 256
+        ("gelu", 4 * 2048, "layernorm", "learned", True),
+        ("geglu", 4 * 2048, "layernorm", "rope", False),
+        ("relu2", 4 * 2048, "layernorm", "rope", False),
+    ],
+)
+def test_the_model_follows_from_its_mlp(mlp: str, ffn: int, norm: str, positions: str, biases: bool) -> None:
+    model = asked(mlp=mlp).job.model
+    assert (model.ffn, model.norm, model.positions, model.biases) == (ffn, norm, positions, biases)
+
+
+def test_mpt_has_alibi_and_no_biases() -> None:
+    model = asked(mlp="gelu", model="MPT-7B").job.model
+    assert (model.positions, model.biases) == ("alibi", False)
+
+
+def test_rows_that_are_not_used_are_counted_by_reason(tmp_path: Path) -> None:
+    """Each row counts, also those that are repeats of one setting."""
+    rows = [ROW | {"tp": 1, "tokens_per_s_per_gpu": 9000}]
+    rows += [ROW | {"tp": 2, "status": word} for word in ("oom", "oom")]
+    rows += [ROW | {"tp": 4, "status": "failed"}, ROW | {"tp": 8, "status": "ok"}]
+    found = read_user_runs([runs_file(tmp_path / "runs.csv", *rows)], None, None)
+    assert (found.rows, found.rows_used, len(found.pairs), len(found.oom)) == (5, 1, 1, 1)
+    assert found.skipped == {NOT_RUN: 3, STATUS_ONLY: 1}

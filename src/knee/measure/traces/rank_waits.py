@@ -223,7 +223,7 @@ def _notes(traces: Sequence[Trace], ranks: Sequence[Waiting]) -> tuple[str, ...]
     numbers = {tuple(step.number for step in t.steps): t.columns.rank for t in traces}
     if len(numbers) > 1:
         (one, a), (two, b) = list(numbers.items())[:2]
-        text = f"ranks have different steps (rank {a} has {_some(one)}, rank {b} has {_some(two)})); --skip "
+        text = f"ranks have different steps (rank {a} has {_some(one)}, rank {b} has {_some(two)}); --skip "
         notes.append(Note("steps-differ", text + "and --steps count only the steps that all ranks have"))
     return tuple(notes)
 
