@@ -213,9 +213,8 @@ def test_every_feature_costs_time_or_none() -> None:
 
 
 def test_streams_of_experts_by_hand() -> None:
-    """DeepSeek-V2-Lite on tp 2, ep 4, etp 2: 64 experts of 1,408, six of them and two shared ones for each token; 26 of its 27
-    layers have them. A rank routes half of the tokens, and computes
-    half of each expert for the tokens of two ranks."""
+    """DeepSeek-V2-Lite on tp 2, ep 4, etp 2: 64 experts of 1,408, six of them and two shared ones for each token; 26 of
+    its 27 layers have them. A rank routes half of the tokens and computes half of each expert for two ranks."""
     model = load_model("deepseek-v2-lite").spec
     experts = model.experts
     assert experts is not None
