@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from knee.engine.cost.placement import gpus_used, place
+from knee.engine.cost.placement import gpus_used, place, place_folded
 from knee.specs.plan import AXES
 from tables import job, table
 
@@ -106,3 +106,31 @@ def test_a_last_node_may_be_partly_used() -> None:
     per_node = gpus_used(plans.gpus, 8)
     assert place(plans, per_node, "dp_shard").nodes.tolist() == [3, 3]
     assert place(plans, per_node, "tp").nodes.tolist() == [1, 1]
+
+
+# groups of experts
+
+
+@pytest.mark.parametrize("placement", [AXES, INNER_PP, OUTER_TP, ("pp", "tp", "dp_shard", "cp", "dp_replicate")])
+@pytest.mark.parametrize(("tp", "pp", "cp", "shard"), [(2, 4, 2, 16), (4, 2, 1, 16), (1, 4, 4, 8), (8, 2, 2, 4)])
+def test_folded_groups_are_every_so_many_th_rank_of_their_axes(
+    placement: tuple[str, ...], tp: int, pp: int, cp: int, shard: int
+) -> None:
+    """Enumerated: the ranks of a stage are counted along tp, cp and dp in the order of the placement."""
+    plans = table(job(tp=tp, pp=pp, cp=cp, dp_shard=shard, placement=placement))
+    axes, strides, stride = ("tp", "cp", "dp_shard"), {}, 1
+    for axis in placement:
+        strides[axis] = stride
+        stride *= int(getattr(plans, axis)[0])
+    ranks = [0]
+    for axis in (axis for axis in placement if axis in axes):
+        ranks = [rank + i * strides[axis] for i in range(int(getattr(plans, axis)[0])) for rank in ranks]
+    bounds = [(low, high) for low in (1, 2, 4, 8) for high in (1, 2, 4, 16, tp * cp * shard) if low <= high]
+    sides = [(np.array([low]), np.array([high])) for low, high in bounds]
+    for per_node in (4, 8):
+        found = place_folded(plans, per_node, axes, sides)
+        for (low, high), group in zip(bounds, found, strict=True):
+            own = ranks[:high:low]
+            nodes = len({rank // per_node for rank in own})
+            assert (group.ranks[0], group.nodes[0]) == (len(own), nodes), (low, high)
+            assert group.per_node[0] == len(own) / nodes

@@ -137,7 +137,9 @@ def pairs(schedule: str, ranks: int, chunks: int, microbatches: int) -> float:
 def test_tokens_hide_beside_passes_that_have_a_partner(ranks: int, microbatches: int) -> None:
     def share(schedule: str, **plan: object) -> float:
         kept = {"model": load_model("qwen3-30b-a3b").spec, "sharding": "zero1", "ep_overlap": True} | plan
-        return float(paired_share(table(job(pp=ranks, schedule=schedule, microbatches=microbatches, **kept)))[0])
+        return float(
+            paired_share(table(job(**{"pp": ranks, "schedule": schedule} | kept, microbatches=microbatches)))[0]
+        )
 
     # Megatron-LM's warm-up is one microbatch longer if tokens travel beside compute
     assert share("1f1b") == pytest.approx((pairs("1f1b", ranks, 1, microbatches) - 1) / microbatches)
@@ -147,6 +149,7 @@ def test_tokens_hide_beside_passes_that_have_a_partner(ranks: int, microbatches:
     assert share("dualpipe") <= both / microbatches
     assert share("1f1b", recompute="full") == 0.0
     assert share("gpipe") == 0.0
+    assert share("1f1b", pp=1) == 1 - 1 / microbatches  # without a pipeline only the first has no partner
 
 
 @pytest.mark.parametrize(("schedule", "ranks", "chunks", "microbatches"), SHAPES + FEW)
