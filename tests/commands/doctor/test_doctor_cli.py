@@ -128,7 +128,7 @@ def test_json_has_null_for_what_is_unknown(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_the_probes_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_package", lambda _: "1.0")
+    monkeypatch.setattr(doctor, "find_spec", lambda _: True)
     commands = json.loads(ask(monkeypatch, NODE, "--json"))["commands"]
     assert all(commands[probe]["ready"] for probe in PROBES)
     commands = json.loads(ask(monkeypatch, NOTHING, "--json"))["commands"]
@@ -151,7 +151,7 @@ def test_it_speaks_where_nothing_is_installed(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_is_missing_comes_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_package", lambda need: None if need.name == "altair" else "1.0")
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None if name == "altair" else True)
     text = CliRunner().invoke(main, ["doctor"]).stdout
     line = next(line for line in text.splitlines() if line.split()[:1] == ["altair"])
     assert "not found" in line

@@ -371,10 +371,11 @@ def test_a_killed_process_of_the_pool_is_said_and_what_is_finished_stays(
 ) -> None:
     monkeypatch.setattr(text_module, "BLOCK_BYTES", 1024)
     killed: list[int] = []
+    others = {child.pid for child in multiprocessing.active_children()}  # of other tests' pools
 
     def kill_one(_: Any) -> None:
         if not killed and (tmp_path / "out" / "shard-00000.bin").exists():
-            killed.extend(child.pid or 0 for child in multiprocessing.active_children()[:1])
+            killed.extend(child.pid or 0 for child in multiprocessing.active_children() if child.pid not in others)
             os.kill(killed[0], signal.SIGKILL)
 
     with pytest.raises(RunFailed) as killed_one:
