@@ -1,5 +1,5 @@
 # make study   the paper's experiments on the simulator, into out/
-# make check   linters and the fast tests, in about three minutes: before every commit
+# make check   linters and the fast tests, in less than two minutes: before every commit
 # make test    everything that is checked before a change is accepted, in about nine minutes on two cores
 # make nightly the same, and what a change rarely breaks: all layouts, all studies in a browser, the site, lost hosts
 # make fuzz    damaged and unlikely files and arguments (CASES=20000 SEED=0 KINDS=trace,job, CASE=... repeats one)

@@ -59,6 +59,7 @@ def ended(*words: Any, out: TextIO | None) -> int:
     return end.value.code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "names"),
     [

@@ -75,6 +75,7 @@ def test_layouts_that_ran_out_of_memory(found: Validation) -> None:
     assert swept["ok"].fits >= 0.9 * (swept["ok"].fits + swept["ok"].does_not)
 
 
+@pytest.mark.slow
 def test_memory_and_what_fits(found: Validation) -> None:
     assert found.all.memory is not None
     assert found.all.memory.median_frac < 0.1

@@ -49,6 +49,7 @@ def test_every_study_follows_its_schema() -> None:
             assert list(check.iter_errors(tomllib.loads(path.read_text(encoding="utf-8")))) == [], path.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "text"),
     [

@@ -115,6 +115,7 @@ def test_predictions_stand_beside_measured_records(tmp_path: Path, simulated: di
     assert {row["cluster"] for row in rows} == {"dgx-h100", "my-cluster"}
 
 
+@pytest.mark.slow
 def test_one_count_of_gpus_is_bars(tmp_path: Path, simulated: dict[int, dict[str, Any]]) -> None:
     pytest.importorskip("vl_convert")
     record = simulated[8]

@@ -62,6 +62,7 @@ def test_other_sites_may_link_to_the_page_and_not_embed_it(server: Served) -> No
     assert server.send("GET", "/app.js", headers=visit | {"Sec-Fetch-Mode": "no-cors"}).status == 403
 
 
+@pytest.mark.slow
 def test_the_pages_own_questions_are_answered(server: Served) -> None:
     own = {"Origin": f"http://127.0.0.1:{server.port}", "Sec-Fetch-Site": "same-origin"}
     assert server.post(ASKED, STEP, own).status == 200

@@ -69,6 +69,7 @@ def test_the_least_model_parallelism_that_fits() -> None:
     assert job_of(question(tune=True, pick="least")).plan == want.plan
 
 
+@pytest.mark.slow
 def test_the_fastest_beyond_that() -> None:
     least = min(degree(job) for job, _ in fitting())
     want = fastest([(job, m) for job, m in fitting() if degree(job) > least])

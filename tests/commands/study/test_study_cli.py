@@ -143,6 +143,7 @@ def test_the_last_line_counts_the_claims(tmp_path: Path) -> None:
     assert "claims:" not in result.stderr
 
 
+@pytest.mark.slow
 def test_every_claim_and_finding_is_on_the_screen(tmp_path: Path) -> None:
     said = run(tmp_path, "fig12").stdout
     assert load_study("fig12").finding.partition("{")[0] in said

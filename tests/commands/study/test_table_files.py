@@ -29,6 +29,7 @@ def in_csv(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_every_kind_of_row_has_a_table(ran: list[Ran], tmp_path: Path) -> None:
     written = write_tables(ran, tmp_path)
     assert sorted(path.name for path in written) == sorted(path.name for path in tmp_path.iterdir())

@@ -38,6 +38,7 @@ def reached_by_drawing(ranks: int, groups: int, chosen: int) -> float:
     return float(np.mean(counts))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8, 16, 64])
 @pytest.mark.parametrize(("groups", "chosen"), [(1, 1), (8, 4), (8, 8), (4, 1)])
 def test_ranks_that_a_token_reaches(ranks: int, groups: int, chosen: int) -> None:

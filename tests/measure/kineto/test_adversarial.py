@@ -252,6 +252,7 @@ def reference(events: list[dict[str, Any]]) -> tuple[list[str], list[int], list[
     return [name for *_, name in rows], [start for start, *_ in rows], [end for _, end, _ in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_cut_and_both_decoders_give_the_same_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
