@@ -337,6 +337,9 @@ def work(job: TrainJob, place: Place) -> int:
     """Train, measure, and leave a record, however it ends."""
     # Kineto tells every start and stop on stderr otherwise
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    if not os.environ.keys() & {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}:
+        # segments that grow leave fewer gaps between tensors: 4% instead of 13% (data/h200/README.md)
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     if place.world != job.gpus:
         text = f"the job's plan needs {job.gpus} processes, but {place.world} were started"
         raise InputError(text, code="does-not-fill", field="WORLD_SIZE")
