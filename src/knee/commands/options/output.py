@@ -38,10 +38,10 @@ def check_targets(**files: str | None) -> None:
 
     for name, file in files.items():
         if file is not None and not file.strip():
-            hint = f"for example --{name} budget.html"
+            hint = f"for example --{name} answer.html"
             raise InputError(f"--{name} is empty", hint=hint, code="missing-argument", field=name)
         if file is not None and name == "plot":
-            check_picture(file, hint="for example --plot budget.svg")
+            check_picture(file, hint="for example --plot answer.svg")
         elif file is not None:
             check_writable(file, name)
 

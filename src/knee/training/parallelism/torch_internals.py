@@ -59,7 +59,7 @@ def exchange(there: Callable[..., Any], back: Callable[..., Any], *, kept: int |
     """The autograd function whose forward is ``there(x, *args)`` and whose backward is ``back(grad, *args[:kept])``.
     Tensors among those are not saved as such: recomputation would run all that leads to them for it."""
 
-    class Exchange(torch.autograd.Function):
+    class ExchangeFunction(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Any, *args: Any) -> Any:
             ctx.args, ctx.nones = args[:kept], (None,) * len(args)
@@ -69,7 +69,7 @@ def exchange(there: Callable[..., Any], back: Callable[..., Any], *, kept: int |
         def backward(ctx: Any, grad: Any) -> Any:
             return back(grad, *ctx.args), *ctx.nones
 
-    return Exchange
+    return ExchangeFunction
 
 
 def grouped(a: Any, b: Any, offsets: Any, *, clears_empty: bool = False) -> Any:
